@@ -14,22 +14,31 @@ pytest_plugins = ["pytester"]
 if "regress" not in entry_points(group="pytest11").names:  # a source tree that was not installed since
     pytest_plugins.append("regress.plugin")
 
-EXTENDED = "extended"
+EXTENDED, FAULTS, SYSTEMS = "extended", "faults", "systems"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--extended``: run the tests that only add more of the same kind."""
     parser.addoption("--extended", action="store_true", help="Run the tests marked extended, too.")
+    parser.addoption(
+        "--fuzz-inputs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Mutated inputs that tests/fuzz gives to the readers; by default a few hundred.",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect extended tests, unless the option or ``-m`` asks for them."""
+    """Deselect extended tests and those of installed systems, unless ``-m`` or an option asks for them."""
     _thin(items)
-    if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
-        return
+    asked = config.getoption("-m")
+    away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]
+    if EXTENDED in away and (config.getoption("--extended") or FAULTS in asked):
+        away.remove(EXTENDED)
     kept, left = [], []
     for item in items:
-        (left if item.get_closest_marker(EXTENDED) else kept).append(item)
+        (left if any(item.get_closest_marker(name) for name in away) else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 

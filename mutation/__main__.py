@@ -60,7 +60,13 @@ def main(names: tuple[str, ...], hours: float, cache: Path, only_list: bool, out
     table = Table("scope", "mutants", "run", "killed", "alive", "unreached")
     for name, outcomes in found.items():
         fates = Counter(outcome.fate for outcome in outcomes)
-        numbers = len(SCOPES[name].mutants()), len(outcomes), fates["killed"], fates["alive"], fates["unreached"]
+        numbers = (
+            len(SCOPES[name].mutants()),
+            len(outcomes),
+            fates["killed"],
+            fates["alive"],
+            fates["unreached"],
+        )
         table.add_row(name, *map(str, numbers))
     console.print(table)
     if out is not None:

@@ -62,12 +62,12 @@ class Check:
 
 def fails(check: Check, mutant: Mutant, folder: Path) -> str:
     """Replay with a mutant and return the first failing verdict, or the error; an empty text if all are right."""
-    return _first(check.case, check.variant, folder, Mutated(mutant, TIMES * check.seconds + 30))
+    return _first(
+        check.case, check.variant, folder, Mutated(mutant=mutant, timeout=TIMES * check.seconds + 30)
+    )
 
 
-def traced(
-    names: Iterable[tuple[str, str]], paths: Collection[str], cache: Path
-) -> Iterator[Check]:
+def traced(names: Iterable[tuple[str, str]], paths: Collection[str], cache: Path) -> Iterator[Check]:
     """Yield the checks of some cases and variants, with what they reach.
 
     Raises:
@@ -80,7 +80,7 @@ def traced(
         kept = cache / f"{case}-{variant}-{content}-{sources}.json"
         if not kept.exists():
             with tempfile.TemporaryDirectory() as folder:
-                launch, start = Traced(paths), time.monotonic()
+                launch, start = Traced(paths=tuple(paths)), time.monotonic()
                 why = _first(case, variant, Path(folder), launch)
                 if why:
                     raise RegressError(f"{case}/{variant} fails without a mutant ({why}): mend it first")
@@ -101,10 +101,10 @@ def matrix(ranks: int, extent: Extent) -> list[tuple[str, str]]:
         if Precision.FLOAT64 not in variant.precisions:
             continue
         first = variant.first_of(cases)
-        chosen = [name for name in cases if variant.applies_to(name, extent)]
-        for name in [first] if extent is Extent.REDUCED and first else chosen:
-            if Replay(cases[name], variant, Precision.FLOAT64).world_size <= ranks:
-                found.append((name, variant.name))
+        named = [name for name in cases if variant.applies_to(name, extent)]
+        chosen = [first] if extent is Extent.REDUCED and first else named
+        replays = [Replay(cases[name], variant, Precision.FLOAT64) for name in chosen]
+        found += [(replay.case.name, variant.name) for replay in replays if replay.world_size <= ranks]
     return found
 
 

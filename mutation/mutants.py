@@ -55,8 +55,8 @@ def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
             source = hashlib.sha256(ast.dump(function).encode()).hexdigest()[:12]
             for number, change in enumerate(changes(function)):
                 node = nodes[change.index]
-                text = ast.unparse(node).split("\n")[0]
-                yield Mutant(path, name, number, getattr(node, "lineno", function.lineno), change.operator, text, source)
+                line, text = getattr(node, "lineno", function.lineno), ast.unparse(node).split("\n")[0]
+                yield Mutant(path, name, number, line, change.operator, text, source)
 
 
 def install(mutant: Mutant) -> int:
@@ -69,7 +69,7 @@ def install(mutant: Mutant) -> int:
     tree = _parsed(mutant.path)
     function = dict(_functions(tree))[mutant.function]
     change = list(changes(function))[mutant.number]
-    _replace(function, list(walk(function))[change.index], change.make())
+    _replace(function, list(walk(function))[change.index], change.new)
     changed = _codes(compile(ast.fix_missing_locations(tree), module.__file__ or "", "exec"))
     count = 0
     for found in gc.get_objects():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -56,11 +56,50 @@ _EXCHANGED = {
 EXCHANGED = _EXCHANGED | {new: old for old, new in _EXCHANGED.items() if old not in ("sum", "exp", "log")}
 """Names of functions and methods, and what is called in place of them."""
 LEFT_OUT = frozenset(
-    "detach clone abs double float clamp clamp_ contiguous flip t transpose mT exp log square sqrt neg expand_as "
-    "nan_to_num masked_fill sort unique cumsum roll type_as to bool long".split()
+    [
+        "detach",
+        "clone",
+        "abs",
+        "double",
+        "float",
+        "clamp",
+        "clamp_",
+        "contiguous",
+        "flip",
+        "t",
+        "transpose",
+        "mT",
+        "exp",
+        "log",
+        "square",
+        "sqrt",
+        "neg",
+        "expand_as",
+        "nan_to_num",
+        "masked_fill",
+        "sort",
+        "unique",
+        "cumsum",
+        "roll",
+        "type_as",
+        "to",
+        "bool",
+        "long",
+    ]
 )
 """Methods that are left out: their object takes the place of the call."""
-_NO_NUMERICS = ("isinstance", "getattr", "hasattr", "Error", "warn", "warning", "info", "debug", "repr", "print")
+_NO_NUMERICS = (
+    "isinstance",
+    "getattr",
+    "hasattr",
+    "Error",
+    "warn",
+    "warning",
+    "info",
+    "debug",
+    "repr",
+    "print",
+)
 
 
 @dataclass(frozen=True)
@@ -70,19 +109,19 @@ class Change:
     Attributes:
         index: number of the node.
         operator: name of the change, in the words of a table.
-        make: returns the node that takes its place; None leaves a statement out.
+        new: node that takes its place; None leaves a statement out.
     """
 
     index: int
     operator: str
-    make: Callable[[], ast.AST | None]
+    new: ast.AST | None
 
 
 def changes(function: ast.FunctionDef) -> Iterator[Change]:
     """Yield all changes of a function, without those of messages, checks and annotations."""
     for index, node in enumerate(walk(function)):
-        for operator, make in _of(node):
-            yield Change(index, operator, make)
+        for operator, new in _of(node):
+            yield Change(index, operator, new)
 
 
 def walk(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -109,11 +148,17 @@ def _only_speaks(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
-    if isinstance(node, ast.If) and all(isinstance(part, ast.Raise) for part in node.body) and not node.orelse:
+    if (
+        isinstance(node, ast.If)
+        and all(isinstance(part, ast.Raise) for part in node.body)
+        and not node.orelse
+    ):
         return True
     if isinstance(node, ast.Call):
         name = _called(node)
-        return any(name.endswith(part) for part in _NO_NUMERICS) or name.startswith(("require", "check", "refuse"))
+        return any(name.endswith(part) for part in _NO_NUMERICS) or name.startswith(
+            ("require", "check", "refuse")
+        )
     return False
 
 
@@ -122,56 +167,54 @@ def _called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-Made = Iterator[tuple[str, Callable[[], ast.AST | None]]]
+Made = Iterator[tuple[str, ast.AST | None]]
 
 
 def _of(node: ast.AST) -> Made:
     match node:
-        case ast.Compare(left, [operator], comparators):
-            for other in _COMPARED.get(type(operator), ()):
-                yield (
-                    f"{_sign(operator)} to {_sign(other())}",
-                    lambda other=other: ast.Compare(left, [other()], comparators),
-                )
-        case ast.BinOp(left, operator, right) if not (_text(left) or _text(right)):
-            if other := _COMPUTED.get(type(operator)):
-                yield f"{_sign(operator)} to {_sign(other())}", lambda: ast.BinOp(left, other(), right)
-        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert() as operator, operand):
-            yield f"{_sign(operator)} left out", lambda: operand
-        case ast.BoolOp(operator, values):
-            turned = ast.Or() if isinstance(operator, ast.And) else ast.And()
-            yield f"{_sign(operator)} to {_sign(turned)}", lambda: ast.BoolOp(turned, values)
+        case ast.Compare(left, [compared], comparators):
+            for other in _COMPARED.get(type(compared), ()):
+                change = ast.Compare(left, [other()], comparators)
+                yield f"{_sign(compared)} to {_sign(other())}", change
+        case ast.BinOp(left, computed, right) if not (_text(left) or _text(right)):
+            if new := _COMPUTED.get(type(computed)):
+                yield f"{_sign(computed)} to {_sign(new())}", ast.BinOp(left, new(), right)
+        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert() as sign, operand):
+            yield f"{_sign(sign)} left out", operand
+        case ast.BoolOp(joined, values):
+            turned = ast.Or() if isinstance(joined, ast.And) else ast.And()
+            yield f"{_sign(joined)} to {_sign(turned)}", ast.BoolOp(turned, values)
         case ast.Constant(value):
             yield from _of_constant(value)
-        case ast.If(test, body, orelse):
-            yield "if always", lambda: ast.If(ast.Constant(True), body, orelse)
-            yield "if never", lambda: ast.If(ast.Constant(False), body, orelse)
-        case ast.IfExp(_, body, orelse):
-            yield "if always", lambda: body
-            yield "if never", lambda: orelse
+        case ast.If():
+            yield "if always", ast.If(ast.Constant(True), node.body, node.orelse)
+            yield "if never", ast.If(ast.Constant(False), node.body, node.orelse)
+        case ast.IfExp():
+            yield "if always", node.body
+            yield "if never", node.orelse
         case ast.Call():
             yield from _of_call(node)
-        case ast.AugAssign(target, operator, value):
-            yield "left out", lambda: None
-            yield "= in place of augmented", lambda: ast.Assign([target], value)
+        case ast.AugAssign():
+            yield "left out", None
+            yield "= in place of augmented", ast.Assign([node.target], node.value)
         case ast.Expr(ast.Call()):
-            yield "left out", lambda: None
+            yield "left out", None
         case ast.Assign([ast.Subscript() | ast.Attribute()], _):
-            yield "left out", lambda: None
-        case ast.With(items, body) if all(item.optional_vars is None for item in items):
-            yield "with left out", lambda: ast.If(ast.Constant(True), body, [])
+            yield "left out", None
+        case ast.With() if all(item.optional_vars is None for item in node.items):
+            yield "with left out", ast.If(ast.Constant(True), node.body, [])
 
 
 def _of_constant(value: object) -> Made:
     if isinstance(value, bool):
-        yield f"{value} to {not value}", lambda: ast.Constant(not value)
+        yield f"{value} to {not value}", ast.Constant(not value)
     elif isinstance(value, int):
-        yield f"{value} to {value + 1}", lambda: ast.Constant(value + 1)
+        yield f"{value} to {value + 1}", ast.Constant(value + 1)
         if value:
-            yield f"{value} to 0", lambda: ast.Constant(0)
+            yield f"{value} to 0", ast.Constant(0)
     elif isinstance(value, float):
         other = 2 * value if value else 1.0
-        yield f"{value} to {other}", lambda: ast.Constant(other)
+        yield f"{value} to {other}", ast.Constant(other)
 
 
 def _of_call(node: ast.Call) -> Made:
@@ -183,9 +226,9 @@ def _of_call(node: ast.Call) -> Made:
             if isinstance(function, ast.Attribute)
             else ast.Name(new, ast.Load())
         )
-        yield f"{name} to {new}", lambda: ast.Call(renamed, node.args, node.keywords)
+        yield f"{name} to {new}", ast.Call(renamed, node.args, node.keywords)
     if name in LEFT_OUT and isinstance(function, ast.Attribute):
-        yield f"{name} left out", lambda: function.value
+        yield f"{name} left out", function.value
 
 
 def _text(node: ast.AST) -> bool:
@@ -199,4 +242,4 @@ def _sign(operator: ast.AST) -> str:
         return ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b"))).split(" ")[1]
     if isinstance(operator, ast.boolop):
         return "and" if isinstance(operator, ast.And) else "or"
-    return {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}[type(operator)]
+    return "-" if isinstance(operator, ast.USub) else "not" if isinstance(operator, ast.Not) else "~"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from mutation.mutants import ROOT, Mutant, install
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
+from regress.parallel.launch.launchers import Launch
 from regress.replay.pool import shared_pool
 from regress.replay.run import run_steps
 
@@ -19,30 +21,38 @@ Lines = dict[str, set[int]]
 """Lines of each file, from the root of the repository."""
 
 
-class Mutated:
-    """Starts the ranks of a replay like the pool, each with the mutant."""
+@dataclass(frozen=True)
+class Mutated(Launch):
+    """Starts the ranks of a replay like the pool, each with a mutant."""
 
-    def __init__(self, mutant: Mutant, timeout: float) -> None:
-        self._mutant, self._timeout = mutant, timeout
+    launcher: str = "pool"
+    mutant: Mutant | None = None
 
     def run(self, config: Path, world_size: int, folder: Path, what: str) -> None:
         """Run all ranks."""
-        arguments = {"config": _loaded(config), "mutant": self._mutant}
-        wait = self._timeout
+        arguments = {"config": _loaded(config), "mutant": self.mutant}
         shared_pool().run(
-            run_mutated, arguments, world_size, folder=folder, what=what, timeout=wait, patience=wait / 2
+            run_mutated,
+            arguments,
+            world_size,
+            folder=folder,
+            what=what,
+            timeout=self.timeout,
+            patience=self.timeout / 2,
         )
 
 
-class Traced:
+@dataclass(frozen=True)
+class Traced(Launch):
     """Starts the ranks of a replay like the pool, and keeps which lines of some files they reach."""
 
-    def __init__(self, paths: Collection[str]) -> None:
-        self._paths, self.lines = paths, dict[str, set[int]]()
+    launcher: str = "pool"
+    paths: tuple[str, ...] = ()
+    lines: Lines = field(default_factory=dict)
 
     def run(self, config: Path, world_size: int, folder: Path, what: str) -> None:
         """Run all ranks."""
-        arguments = {"config": _loaded(config), "paths": tuple(self._paths)}
+        arguments = {"config": _loaded(config), "paths": self.paths}
         for lines in shared_pool().run(run_traced, arguments, world_size, folder=folder, what=what):
             for path, found in lines.items():
                 self.lines.setdefault(path, set()).update(found)
@@ -73,7 +83,7 @@ def run_traced(config: Config, paths: Collection[str]) -> Lines:
         run_steps(config)
     finally:
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]  # typeshed does not know that None ends it
+        threading.settrace(None)
     return lines
 
 

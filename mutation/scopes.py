@@ -51,11 +51,23 @@ SCOPES = {
     for scope in (
         Scope("step", _of("regress/engine", ("step", "passes", "optim"))),
         Scope("planner", _of("regress/layout", ("planner", "tokens", "frame")), ranks=2),
-        Scope("losses", _of("regress/grpo", ("losses", "policy_losses", "ratios", "kl", "corrections", "marks"))),
+        Scope(
+            "losses", _of("regress/grpo", ("losses", "policy_losses", "ratios", "kl", "corrections", "marks"))
+        ),
         Scope("log-probs", (*_of("regress/grpo", ("logprobs",)), *_of("regress/engine", ("projection",)))),
-        Scope("advantages", _of("regress/grpo", ("advantages", "groups", "estimators", "token_baselines", "returns"))),
+        Scope(
+            "advantages",
+            _of("regress/grpo", ("advantages", "groups", "estimators", "token_baselines", "returns")),
+        ),
         Scope("aggregation", _of("regress/grpo", ("aggregation",)), ranks=2),
-        Scope("parallel", _files("regress/parallel", "failure.py", "run.py", "families.py"), 4, Extent.REDUCED, 0.9, 400),
+        Scope(
+            "parallel",
+            _files("regress/parallel", "failure.py", "run.py", "families.py"),
+            4,
+            Extent.REDUCED,
+            0.9,
+            400,
+        ),
     )
 }
 PATHS = tuple(sorted({path for scope in SCOPES.values() for path in scope.paths}))

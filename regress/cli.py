@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from functools import wraps
 from pathlib import Path
@@ -20,8 +24,10 @@ from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
 from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
+from regress.printed import echo
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
+from regress.replay.fault_commands import faults
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
@@ -31,16 +37,39 @@ from regress.systems.commands import systems
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
 
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End the command by an exception on SIGTERM, so that nothing it made for its time stays behind.
+
+    A rank of a launcher ends at once as before: it may wait for others in a library, and its launcher cleans up.
+    """
+    here = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
+    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class FriendlyGroup(click.Group):
     """Prints the errors of users in one line, without a traceback, and exits with their code."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with _ended_by_sigterm():
+                return super().invoke(ctx)
         except RegressError as error:
             if not error.on_all_ranks or os.environ.get("RANK", "0") == "0":
                 sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-                click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
+                echo(f"error: {' '.join(sentences.splitlines())}", err=True)
             ctx.exit(error.exit_code)
 
 
@@ -127,14 +156,14 @@ def train(
     result = run(loaded.config, console, allow_change=allow_change, before_resume=examined)
     if not result.main:
         return
-    click.echo(f"{loaded.config.max_steps} steps done")
-    click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
+    echo(f"{loaded.config.max_steps} steps done")
+    echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
     remote = loaded.config.trainer.type == "remote"
-    click.echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
+    echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
     if result.dump_dir is not None:
-        click.echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")
+        echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")
     if result.dump_dir is not None and not remote:
-        click.echo(f"look at them: regress dump show {result.dump_dir}")
+        echo(f"look at them: regress dump show {result.dump_dir}")
 
 
 @main.group()
@@ -184,17 +213,15 @@ def check(ctx: click.Context, path: str) -> None:
     verdicts = check_dump(path)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
-        click.echo(headline(verdict, path))
+        echo(headline(verdict, path))
     scene = scene_of_side(open_side(path))
     divergence = find_divergence(verdicts, scene)
     for cause in () if divergence is None else diagnose(divergence, scene):
         if cause.rule not in (UNKNOWN, OF_GOLDEN):
-            click.echo(str(cause))
+            echo(str(cause))
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
     elements = sum(verdict.count for verdict in verdicts)
-    click.echo(
-        f"{len(verdicts)} invariants over {elements} elements ({names}): {len(failed) or 'none'} broken"
-    )
+    echo(f"{len(verdicts)} invariants over {elements} elements ({names}): {len(failed) or 'none'} broken")
     ctx.exit(int(bool(failed)))
 
 
@@ -215,11 +242,11 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
     found = compare_bitwise(first, second)
     for difference in found.differences:
-        click.echo(f"{difference.file}: {difference.what}")
+        echo(f"{difference.file}: {difference.what}")
     if found.differences:
-        click.echo(f"different: {len(found.differences)} differences in {found.records} records")
+        echo(f"different: {len(found.differences)} differences in {found.records} records")
         ctx.exit(1)
-    click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
+    echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
 def renamed(command: click.Command, old: str, new: str) -> click.Command:
@@ -249,6 +276,7 @@ for command in (record, export, calibrate, study):
 for command in (
     golden,
     replay,
+    faults,
     variants,
     compare,
     report,

@@ -5,6 +5,7 @@ The command line prints them without a traceback and exits with ``exit_code``. N
 
 from __future__ import annotations
 
+from regress.printed import printable
 from regress.redaction import redacted
 
 
@@ -19,7 +20,16 @@ class RegressError(Exception):
     on_all_ranks = False
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_told(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _told(text: str) -> str:
+    """Return a message as it may be shown: one with a name of thousands of characters loses its middle."""
+    known = printable(redacted(text))
+    return known if len(known) <= _LONGEST else f"{known[: _LONGEST // 2]} [...] {known[-_LONGEST // 4 :]}"
+
+
+_LONGEST = 2000
 
 
 class ConfigError(RegressError):
@@ -102,7 +112,7 @@ class TaskError(RegressError):
 
 def reason(error: BaseException, limit: int = 200) -> str:
     """Return another library's error on one line, to stand in brackets in one of our sentences."""
-    text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")
+    text = printable(redacted(f"{type(error).__name__}: {' '.join(str(error).split())}"))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
+from regress.inputs import read_bytes
 
+_LIMIT = 1 << 24  # bytes
 KEYS = ("variants", "tolerances", "replay", "allow_code")
 
 
@@ -20,13 +22,8 @@ def project_section(root: Path, key: str) -> Any:
     path = root / "pyproject.toml"
     if not path.is_file():
         return None
-    import tomllib  # the plugin loads this module in every run of pytest
-
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML ({error}); correct it") from None
-    section = tree.get("tool", {}).get("regress", {})
+    tool = project_tree(path).get("tool", {})
+    section = tool.get("regress", {}) if isinstance(tool, Mapping) else {}
     if not isinstance(section, Mapping) or (unknown := section.keys() - set(KEYS)):
         named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
         raise ConfigError(
@@ -34,6 +31,30 @@ def project_section(root: Path, key: str) -> Any:
             "pytest stand in [tool.pytest.ini_options]"
         )
     return section.get(key)
+
+
+def project_tree(path: Path) -> Mapping[str, Any]:
+    """Return the content of a pyproject.toml.
+
+    Raises:
+        ConfigError: if it cannot be read, or is no TOML.
+    """
+    import tomllib  # the plugin loads this module in every run of pytest
+
+    try:
+        return tomllib.loads(read_bytes(path, _LIMIT).decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); correct it") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # what is no TOML, no UTF-8, or a number of thousands of digits
+        told = (
+            "it is nested too deeply"
+            if isinstance(error, RecursionError)
+            else str(error).partition("; use")[0]
+        )
+        raise ConfigError(f"{path} is no valid TOML ({told}); correct it") from None
 
 
 def project_root(start: Path | None = None) -> Path | None:

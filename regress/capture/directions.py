@@ -27,7 +27,8 @@ class Fit:
     """Least squares of a gradient in the two directions.
 
     ``rest`` is ``[K, H]``, the others ``[K]``; ``sine`` is that of the angle between the directions, 0 if they are
-    parallel, and 1 where there is only one.
+    parallel, and 1 where there is only one. ``readers`` are the two vectors ``[K, H]`` whose products with a gradient
+    are g and h: 0 where a derivative cannot be determined.
     """
 
     g: Tensor
@@ -35,6 +36,7 @@ class Fit:
     rest: Tensor
     sine: Tensor
     has_entropy: Tensor
+    readers: tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,15 @@ class Directions:
             stationary, torch.ones_like(sine), torch.where(usable, sine, torch.zeros_like(sine))
         )
         has_a = self.norm_a > 0
-        return Fit(torch.where(has_a, g / norm_a, torch.zeros_like(g)), h / norm_b, rest, sine, usable)
+        of_h = torch.where(
+            usable, 1 / torch.where(usable, sine, torch.ones_like(sine)), torch.zeros_like(sine)
+        )
+        read_h = unit * of_h[:, None]
+        read_g = (a - (a * b).sum(-1, keepdim=True) * read_h) * (has_a / norm_a)[:, None]
+        readers = (read_g, read_h / norm_b[:, None])
+        return Fit(
+            torch.where(has_a, g / norm_a, torch.zeros_like(g)), h / norm_b, rest, sine, usable, readers
+        )
 
 
 def blocks(hidden: Tensor, head: Head, chunk: int, reduce: Reduce | None) -> Iterator[slice]:
@@ -90,19 +100,6 @@ def blocks(hidden: Tensor, head: Head, chunk: int, reduce: Reduce | None) -> Ite
         yield slice(start, min(start + step, hidden.shape[0]))
 
 
-def directions(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    *,
-    temperature: float,
-    reduce: Reduce | None = None,
-    vocabulary_start: int = 0,
-) -> Directions:
-    """Return the directions of one block's positions; arguments as in `regress.capture.token_gradient.solve`."""
-    return Linearized(hidden, head, targets, reduce, vocabulary_start).at(temperature)
-
-
 class Linearized:
     """The head at the states of one block: logits once, directions at any temperature."""
 
@@ -110,6 +107,7 @@ class Linearized:
         self, hidden: Tensor, head: Head, targets: Tensor, reduce: Reduce | None, vocabulary_start: int
     ) -> None:
         self._reduce = reduce
+        self._head = head
         with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
             self._states = hidden.detach().double().requires_grad_()
             self._logits = head(self._states)
@@ -148,6 +146,66 @@ class Linearized:
         return Directions(
             a, b, a.norm(dim=-1), b.norm(dim=-1), rest.squeeze(-1), log_prob.squeeze(-1), entropy.squeeze(-1)
         )
+
+    def rounding(self, fit: Fit, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Bound what a trainer's rounding of logits and probabilities does to its two derivatives, ``[K]`` each.
+
+        An error of probabilities is one of the gradient, and where few tokens have nearly all of the probability it
+        lies along the two directions: no rest shows it. A relative error e_v of p_v reaches the derivative with the
+        reader r by at most ``sum_v p_v |J r|_v (|g| e_v + |h| (e_v (|log p_v + H| + 1) + error of H)) / temperature``.
+
+        Args:
+            dtype: the one that the trainer computes logits and probabilities in.
+
+        Source: first-order error of ``p = exp(log_softmax(z / temperature))``, u half of the spacing of the dtype: the
+        logits' own error, measured as the largest distance of logits computed in that dtype from those of float64; u
+        times the sizes of logit, distance from the largest logit and log-prob, which are rounded; and u log2(V) for the
+        sum of exponentials in a tree. Where the head has a ``slope_error``, that of its own derivative besides.
+        """
+        u = torch.finfo(dtype).eps / 2
+        with torch.no_grad():
+            exact = self._logits.detach().double()
+            z = exact / temperature
+            top = self._over_ranks(z.amax(-1, keepdim=True), "max")
+            log_p = (z - top).sub_(self._sum(torch.exp(z - top)).log())
+            p = log_p.exp()
+            terms = self._sum(torch.full_like(z[:, :1], z.shape[-1]))
+            rounded = self._rounded(dtype)
+            error = self._over_ranks((rounded - exact).abs().amax(-1, keepdim=True), "max") / temperature
+            error = error + u * (z.abs() + 2 * (z - top).abs() + log_p.abs() + terms.log2())
+            g, h = fit.g.abs()[:, None], fit.h.abs()[:, None]
+            turn = (log_p - self._sum(torch.where(p > 0, p * log_p, 0.0))).abs_()
+            of_entropy = self._sum(p * error * (log_p.abs() + 1))
+            wrong = (h * (error * (turn + 1) + of_entropy)).add_(g * error).mul_(p)
+            slope_error = getattr(self._head, "slope_error", None)
+            slope = None if slope_error is None else slope_error(exact, rounded, u)
+            if slope is not None:
+                target = torch.zeros_like(p).scatter_(1, self._column, self._inside.double())
+                wrong.add_((g * (p - target).abs_() + h * p * turn).mul_(slope))
+            bounds = [self._sum(self._pushed(r, dtype).abs_().mul_(wrong)) / temperature for r in fit.readers]
+        return bounds[0].squeeze(-1), bounds[1].squeeze(-1)
+
+    def _rounded(self, dtype: torch.dtype) -> Tensor:
+        """Return the logits as computed in a dtype; those that overflow it with an error of one unit."""
+        exact = self._logits.detach().double()
+        with torch.autocast(exact.device.type, enabled=False):
+            found = self._head(self._states.detach().to(dtype)).double()
+        return torch.where(found.isfinite(), found, exact * (1 + torch.finfo(dtype).eps))
+
+    def _pushed(self, direction: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the derivative of the logits along a direction of the states, ``[K, V]``, by a difference.
+
+        The step is the root of the spacing of the dtype, which a head that is no `LinearHead` is computed in.
+        """
+        states = self._states.detach()
+        length = direction.norm(dim=-1, keepdim=True)
+        size = states.norm(dim=-1, keepdim=True)
+        moves = (length > 0) & (size > 0)
+        part = torch.finfo(dtype).eps ** 0.5
+        step = torch.where(moves, part * size / torch.where(moves, length, 1.0), 0.0)
+        with torch.autocast(states.device.type, enabled=False):
+            moved = self._head(states + step * direction).double() - self._logits.detach().double()
+        return moved / torch.where(moves, step, 1.0)
 
     def _pull_back(self, cotangent: Tensor, keep: bool) -> Tensor:
         (grad,) = torch.autograd.grad(

@@ -11,6 +11,9 @@ from torch.autograd.function import once_differentiable
 PIECE = 1 << 22
 """Most elements of the weights that are held in the dtype of the states at once."""
 
+STEEP = 0.1
+"""Slope of a soft cap above which errors of its argument show in the logits."""
+
 
 class LinearHead:
     """Map states ``[K, H]`` to logits ``[K, V]`` in the dtype of the states: scaled and soft-capped linear head.
@@ -48,6 +51,25 @@ class LinearHead:
         if self._soft_cap is not None:
             logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
         return logits
+
+    def slope_error(self, logits: Tensor, rounded: Tensor, u: float) -> Tensor | None:
+        """Bound the relative rounding error of d logit / d (linear part), ``[K, V]``; None where it is a constant.
+
+        Args:
+            logits: as returned, in float64; ``rounded`` in the dtype whose error is asked for.
+            u: half of the spacing of that dtype.
+
+        Source: the derivative ``1 - t * t`` of ``t = tanh(x)``: t is rounded to 2 u, its square and the difference to u
+        each, and an error of x moves it by ``2 t`` times that; the error of x is the one that logits in the steep part
+        show, where there are some, and a product and a quotient round it once more.
+        """
+        if self._soft_cap is None:
+            return None
+        t = (logits / self._soft_cap).clamp(-1 + 1e-16, 1 - 1e-16)
+        slope = 1 - t * t
+        shown = torch.where(slope > STEEP, (rounded - logits).abs() / (self._soft_cap * slope), 0.0)
+        of_x = shown.amax(-1, keepdim=True) + 2 * u * torch.atanh(t).abs()
+        return 6 * u / slope + 2 * t.abs() * of_x
 
 
 class _Linear(torch.autograd.Function):

@@ -51,9 +51,10 @@ class Precision:
         return "float16" if self.tf32 and found == "float32" else found
 
     @property
-    def eps(self) -> float:
-        """Spacing of that dtype."""
-        return float(torch.finfo(getattr(torch, self.dtype)).eps)
+    def torch_dtype(self) -> torch.dtype:
+        """The same as torch has it."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of the manifest."""

@@ -66,7 +66,7 @@ def record(
         folder: folder of the dump; made if missing, and refused if it holds one.
         model: plain, or inside DDP, `fully_shard`, tensor parallel, torch.compile or peft; before or after it
             is wrapped.
-        token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about three
+        token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about six
             products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
         gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.

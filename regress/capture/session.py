@@ -89,7 +89,9 @@ class Session:
         self._touched = p.reached
         if hidden is not None:
             head, temperature = solver_head(self.anatomy), self.settings.temperature
-            add_token_gradient(p, hidden, whole(gradient.detach()), head, temperature, self.precision.eps)
+            add_token_gradient(
+                p, hidden, whole(gradient.detach()), head, temperature, self.precision.torch_dtype
+            )
 
     def before_backward(self, roots: Any, gradients: Any) -> None:
         """Note the loss that a backward call starts from.

@@ -13,10 +13,7 @@ from torch import Tensor
 from regress.capture.anatomy import Head
 from regress.capture.passes import Array, Pass, scattered, source_rows
 from regress.capture.shifts import shifted_residuals
-from regress.capture.token_gradient import TokenGradient, solve
-
-ROUNDING = 32
-"""Largest residual, in units in the last place, that is taken for rounding; healthy trainers have 2."""
+from regress.capture.token_gradient import ROUNDING, TokenGradient, solve
 
 PLAIN = 16
 """Largest residual, in units in the last place, at which temperature 1 is accepted without a search."""
@@ -29,7 +26,7 @@ SCALED = ("token_gradient", "entropy_gradient")
 
 
 def add_token_gradient(
-    p: Pass, hidden: Tensor, gradient: Tensor, head: Head, temperature: float | None, eps: float
+    p: Pass, hidden: Tensor, gradient: Tensor, head: Head, temperature: float | None, computed: torch.dtype
 ) -> None:
     """Solve for the token gradient of one backward call and add it to those of earlier calls.
 
@@ -37,7 +34,7 @@ def add_token_gradient(
         hidden: ``[B, T', H]`` last hidden states.
         gradient: d loss / d hidden.
         temperature: divisor of the trainer's logits; None finds it.
-        eps: spacing of the coarsest dtype that the gradient was computed in.
+        computed: coarsest dtype that the gradient was computed in.
     """
     rows, places = source_rows(p, hidden.shape[1])
     width = hidden.shape[-1]
@@ -49,7 +46,7 @@ def add_token_gradient(
     kept = here[live]
     states, slopes = flat.index_select(0, kept), slope.index_select(0, kept)
     with torch.enable_grad():
-        found = _solved(states, slopes, head, targets[live], temperature, eps)
+        found = _solved(states, slopes, head, targets[live], temperature, computed)
     spots = places[live.cpu().numpy()]
     ids = p.inputs["input_ids"]
     shifts = shifted_residuals(found, states, slopes, head, ids, p.layout, spots, temperature)
@@ -62,7 +59,7 @@ def add_token_gradient(
     }
     for name, value in values.items():
         _add(p, name, scattered(value, spots, p.layout.shape))
-    _note_errors(p, found, eps)
+    _note_errors(p, found, torch.finfo(computed).eps)
     recoverable = np.ones(p.layout.shape, bool)
     recoverable.reshape(-1)[spots] = found.recoverable_K.cpu().numpy()
     known = p.gradients.get("recoverable")
@@ -72,13 +69,11 @@ def add_token_gradient(
 
 
 def _note_errors(p: Pass, found: TokenGradient, eps: float) -> None:
-    """Bound the rounding errors of the values; anything unexplained beyond rounding is a finding, not an error."""
-    residual = found.residual_K.nan_to_num(nan=1.0)
-    share = (ROUNDING * eps / residual.clamp(min=1e-30)).clamp(max=1.0)
+    """Add the bounds of the rounding errors to those of earlier calls."""
     errors = {"token_gradient": found.log_prob_error_K, "entropy_gradient": found.entropy_error_K}
     for name, error in errors.items():
         usable = found.recoverable_K & error.isfinite()
-        worst = float((error * share)[usable].max()) if bool(usable.any()) else 0.0
+        worst = float(error[usable].max()) if bool(usable.any()) else 0.0
         p.accuracy[name] = p.accuracy.get(name, 0.0) + 2 * worst
     p.accuracy["token_residual"] = ROUNDING * eps
 
@@ -89,22 +84,23 @@ def _solved(
     head: Head,
     targets: Tensor,
     temperature: float | None,
-    eps: float,
+    computed: torch.dtype,
 ) -> TokenGradient:
     """Solve at the temperature given; without one, at 1 if that leaves rounding only, else at the one found.
 
     A found temperature is rounded where the rounded number explains as much.
     """
-    first = solve(states, slopes, head, targets, temperature=temperature or 1.0)
+    eps = torch.finfo(computed).eps
+    first = solve(states, slopes, head, targets, temperature=temperature or 1.0, computed=computed)
     if temperature is not None or (_rest(first, slopes) <= PLAIN * eps and eps < COARSE):
         return first
-    found = solve(states, slopes, head, targets, temperature=None)
+    found = solve(states, slopes, head, targets, temperature=None, computed=computed)
     if found.temperature is None:
         return first
     meant = round(found.temperature, 2)
     if meant <= 0:
         return found
-    again = solve(states, slopes, head, targets, temperature=meant)
+    again = solve(states, slopes, head, targets, temperature=meant, computed=computed)
     return again if _rest(again, slopes) <= 2 * _rest(found, slopes) else found
 
 

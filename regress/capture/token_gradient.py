@@ -19,10 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.capture.directions import Directions, Head, Reduce, blocks, directions
+from regress.capture.directions import Head, Linearized, Reduce, blocks
 from regress.capture.temperature import find_temperature, search_temperature
 
 __all__ = ["Head", "Reduce", "TokenGradient", "find_temperature", "residual_of", "solve"]
+
+ROUNDING = 32
+"""Largest residual, in units in the last place, that is taken for rounding; healthy trainers have 2. More is a finding
+about the loss, and no error of the derivatives."""
 
 LARGEST_ERROR = 0.1
 """Estimated relative error of d loss / d log-prob from rounding at which it counts as not recoverable."""
@@ -41,8 +45,9 @@ class TokenGradient:
             directions are parallel (a vocabulary of two), or the gradient is not finite.
         temperature: given or found; None where none could be found, and then everything is as of temperature 1.
         log_probs_K, entropies_K: of the targets' distributions at that temperature, in nats.
-        log_prob_error_K, entropy_error_K: bounds of the errors of the two derivatives, from the rest and the rounding
-            of the gradient's dtype; infinite where one cannot be determined.
+        log_prob_error_K, entropy_error_K: bounds of the errors of the two derivatives: from the rest, as far as it is
+            rounding, the rounding of the gradient's dtype, and that of logits and probabilities; infinite where one
+            cannot be determined.
         temperature_error: bound of the error of a temperature that was found, from the rest; None if it was given.
     """
 
@@ -68,6 +73,7 @@ def solve(
     chunk: int = 1024,
     reduce: Reduce | None = None,
     vocabulary_start: int = 0,
+    computed: torch.dtype | None = None,
 ) -> TokenGradient:
     """Solve for the token gradient of each position by least squares in two variables.
 
@@ -81,6 +87,7 @@ def solve(
         chunk: positions at once, at most; fewer where the vocabulary is large.
         reduce: for tensor-parallel heads, ``reduce(tensor, "sum" or "max")`` over the ranks of one head.
         vocabulary_start: first token id of this rank's part of the head.
+        computed: coarsest dtype that the trainer computes logits and gradient in; by default that of the gradient.
 
     Raises:
         ValueError: shapes that do not match, or a temperature that cannot divide.
@@ -94,17 +101,13 @@ def solve(
             hidden_KH, grad_KH, head, targets_K, reduce=reduce, vocabulary_start=vocabulary_start
         )
         temperature, error = (None, None) if found is None else (found.value, found.error)
+    dtype = grad_KH.dtype if computed is None else computed
     parts = [
         _solve(
-            directions(
-                hidden_KH[rows],
-                head,
-                targets_K[rows],
-                temperature=temperature or 1.0,
-                reduce=reduce,
-                vocabulary_start=vocabulary_start,
-            ),
+            Linearized(hidden_KH[rows], head, targets_K[rows], reduce, vocabulary_start),
             grad_KH[rows],
+            temperature or 1.0,
+            dtype,
         )
         for rows in blocks(hidden_KH, head, chunk, reduce)
     ]
@@ -172,27 +175,29 @@ _FIELDS = (
 )
 
 
-def _solve(at: Directions, grad: Tensor) -> dict[str, Tensor]:
+def _solve(lines: Linearized, grad: Tensor, temperature: float, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the two unknowns of each position, their rests and the bounds of their errors."""
-    eps = torch.finfo(grad.dtype).eps
+    at, eps, coarse = lines.at(temperature), torch.finfo(grad.dtype).eps, torch.finfo(dtype).eps
     # norms of about 1, whatever the scale of the loss: squares of float64 reach from 1e-308 to 1e308 only
     size = grad.double().abs().amax(-1, keepdim=True).nan_to_num(nan=1.0, posinf=1.0)
     unit = torch.where(size > 0, size, torch.ones_like(size))
     d = grad.double() / unit
     fit = at.fit(d)
     norm = d.norm(dim=-1)
-    noise = torch.maximum(fit.rest.norm(dim=-1), eps * norm)
+    rest = fit.rest.norm(dim=-1)
+    noise = torch.maximum(torch.minimum(rest, ROUNDING * coarse * norm), eps * norm)
     safe = torch.where(norm > 0, norm, torch.ones_like(norm))
     finite = d.isfinite().all(-1)
     lost = eps / at.not_target + eps / fit.sine
     scale = unit.squeeze(-1)
-    error = torch.where(at.norm_a > 0, noise / (at.norm_a * fit.sine), torch.inf)
-    error_entropy = torch.where(fit.has_entropy, noise / (at.norm_b * fit.sine), torch.inf)
+    forward, forward_entropy = lines.rounding(fit, temperature, dtype)
+    error = torch.where(at.norm_a > 0, noise / (at.norm_a * fit.sine) + forward, torch.inf)
+    error_entropy = torch.where(fit.has_entropy, noise / (at.norm_b * fit.sine) + forward_entropy, torch.inf)
     nan = torch.full_like(norm, torch.nan)
     return {
         "log_prob_K": torch.where(finite, fit.g * scale, nan),
         "entropy_K": torch.where(finite, fit.h * scale, nan),
-        "residual_K": torch.where(finite, fit.rest.norm(dim=-1) / safe, nan),
+        "residual_K": torch.where(finite, rest / safe, nan),
         "recoverable_K": finite & (lost < LARGEST_ERROR) & (at.norm_a > 0),
         "log_probs_K": at.log_probs,
         "entropies_K": at.entropies,

@@ -60,6 +60,13 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity(
         "trajectory", Kind.STRUCTURE, "recorded rollouts: tokens, masks, rewards, sampler log-probs", "step"
     ),
+    Quantity("sampler_log_probs", Kind.WHOLE, "log-probs that the sampler drew the tokens with", "step"),
+    Quantity(
+        "mismatch",
+        Kind.WHOLE,
+        "sampler's log-probs less those of the first update's forward pass, which has the same weights",
+        "step",
+    ),
     Quantity(
         "coverage",
         Kind.STRUCTURE,
@@ -98,6 +105,8 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
+    Quantity("metrics", Kind.SCALAR, "metrics of the update, combined over microbatches and ranks", "update"),
+    Quantity("step_metrics", Kind.SCALAR, "metrics of the rollout step, at its last update", "update"),
     Quantity("other", Kind.HIDDEN, "tensors of microbatches under names that belong to no quantity"),
     Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
     Quantity("invariants", Kind.STRUCTURE, "what is true of every update, whatever was recorded", "update"),
@@ -136,6 +145,9 @@ TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logi
 EVERYWHERE = ("token_gradient", "entropy_gradient")
 """Quantities of tokens that are 0 at every token that the loss leaves out: they are compared there, too."""
 
+RECOVERABLE = Source("token_gradient", "recoverable", "token_residual", "recoverable")
+"""Mask of the tokens whose derivatives rounding does not hide; others are recorded as 0, and not compared."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)
@@ -159,7 +171,7 @@ SOURCES: tuple[Source, ...] = (
     *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
     *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
-    Source("token_gradient", "recoverable", "token_residual", "recoverable"),
+    RECOVERABLE,
     Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
     Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )
@@ -168,8 +180,11 @@ SOURCES: tuple[Source, ...] = (
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
 """Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
-OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
-"""Stages whose tensors are named after modules and parameters."""
+METRICS = ("metrics", "step_metrics")
+"""Stages and quantities of the numbers that an update and a rollout step report, each under its metric's name."""
+
+OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer", *METRICS)
+"""Stages whose tensors are named after modules, parameters and metrics."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
 """The tensor of each stage that tells the loss tokens."""
@@ -177,8 +192,11 @@ MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_l
 MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
 LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
 """Stages of loss values, which the first token of a sample does not have."""
-UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param")
+UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param", *METRICS)
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
+
+ADDED = (*TOKEN_GRADIENTS, *METRICS)
+"""Quantities that cases recorded by the first release lack."""
 
 OTHER = "other"
 """Quantity of tensors unknown to all others, where two dumps are compared."""

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from regress.engine.config.flag_options import flag_options, given_flags
 from regress.errors import DoctorError
+from regress.printed import echo
 
 VERBS = (
     *("report_only", "diagnose", "auto_fix", "clean_only", "create_fresh", "undo", "backup", "restore"),
@@ -80,7 +81,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
     if output is not None:
         _write(Path(output), found.to_json())
     if options["as_json"]:
-        click.echo(json.dumps(found.to_json(), indent=1))
+        echo(json.dumps(found.to_json(), indent=1))
     else:
         found.show(Console(soft_wrap=False))
     ctx.exit(found.exit_code)

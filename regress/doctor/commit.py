@@ -70,7 +70,7 @@ def fault(tree: Tree, checkpoint: str, name: str, stamp: Stamp, *, deep: bool) -
         size = tree.size(path)
         if size != stamp.size:
             return f"has {size} bytes in place of {stamp.size}"
-        if deep and tree.stamp(path) != stamp:
+        if deep and (tree.size(path) != stamp.size or tree.stamp(path) != stamp):
             return "has another content than was written"
     except (Missing, Unsafe):
         raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from regress.printed import printable
 from regress.redaction import redacted, redacted_tree
 
 SCRUBBED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -111,7 +112,7 @@ AUTOMATIC = "regress doctor --auto-fix"
 
 def clean(text: str, limit: int = 120) -> str:
     """Return a text of a file or a variable fit for a sentence: no control characters, no credentials, not long."""
-    text = redacted(text).translate(SCRUBBED)
+    text = printable(redacted(text).translate(SCRUBBED))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -5,7 +5,6 @@ parsed.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 from regress.doctor.issue import clean
 from regress.dump.files import Stamp
+from regress.inputs import parse_json
 
 JSON_LIMIT = 64 * 2**20
 """Bytes of the largest JSON file that is parsed; a trainer_state.json of 100000 logged steps has 20 MiB."""
@@ -139,9 +139,7 @@ def parsed(data: bytes) -> Any:
     if sum(map(data.count, (b",", b"[", b"{"))) > VALUE_LIMIT:
         raise Unreadable(f"holds more than {VALUE_LIMIT} values, which no file of its kind has")
     try:
-        return json.loads(data)
-    except RecursionError:
-        raise Unreadable("is no JSON that can be read (it is nested too deeply)") from None
+        return parse_json(data, finite=False)  # trainers write losses that are NaN
     except ValueError as error:
         raise Unreadable(f"is no JSON that can be read ({clean(str(error))})") from None
 

@@ -13,9 +13,11 @@ from regress.dump.formats import Format
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST, Entry
 from regress.dump.reader import files_within, is_dump_file, read_all
+from regress.dump.sums import file_sums
 from regress.errors import DumpError
 
 _MODULUS = 2**256
+STEP_METRICS = "step_metrics"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Place:
         """Return True if a record lies before this place.
 
         Records of the whole unfinished step are made again, except rollouts (``train``, ``val``, ``val_samples``),
-        which are not.
+        which are not. The metrics of a step carry the number of its last update, but come after all of them.
         """
         if where.step != self.step:
             return where.step < self.step
@@ -62,6 +64,8 @@ class Place:
             return True
         if folder == "train":
             return self.updates_in_step > 0
+        if folder == STEP_METRICS:
+            return False
         return where.update is not None and where.update < self.updates_in_step
 
 
@@ -124,12 +128,6 @@ def _entry(path: Location, format: Format, start: StartingPlace) -> Entry:
             f"{path} was recorded as {path.suffix.removeprefix('.')} before {start.stated} and would be continued as "
             f"{format.name}; keep the dump format, or choose another dump directory"
         )
-    if isinstance(path, Path):
-        return _described(path, file_stamp(path))
-    data = path.read_bytes()
-    return _described(path, stamp_of(data))
-
-
-def _described(path: Location, stamp: Stamp) -> Entry:
+    stamp = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
     (record,) = read_all(path)
-    return Entry(record.type, record.where, stamp)
+    return Entry(record.type, record.where, stamp, file_sums(path))

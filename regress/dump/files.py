@@ -14,6 +14,7 @@ from pathlib import Path
 
 from regress.dump.location import Location
 from regress.errors import DumpError
+from regress.inputs import open_file
 
 TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
 
@@ -81,8 +82,8 @@ def stamp_of(data: bytes) -> Stamp:
 def file_stamp(path: Path) -> Stamp:
     """Return the stamp of a file, read in parts; raises `DumpError` if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256")
+        with open_file(path) as file:
+            digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # a buffered file
             return Stamp(file.tell(), digest.hexdigest())
     except OSError as error:
         raise unreadable(path, error) from error

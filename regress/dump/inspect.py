@@ -22,6 +22,7 @@ from regress.dump.record import Record
 from regress.dump.stages import STAGES
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
+from regress.printed import printable
 
 Row = dict[str, Any]
 
@@ -126,7 +127,7 @@ def _state(folder: Location) -> Text:
     told = reader.manifest.provenance
     settings = {**told.versions, **told.environment.get("variables", {})}
     state = f"complete: {len(reader.names())} {reader.manifest.format} files as listed in {MANIFEST}"
-    return Text(state + "\n" + ", ".join(f"{name} {value}" for name, value in settings.items()))
+    return Text(state + "\n" + printable(", ".join(f"{name} {value}" for name, value in settings.items())))
 
 
 def _render_record(record: Record) -> RenderableType:
@@ -167,5 +168,5 @@ def _short(value: Any, limit: int = 300) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return recorded text without control sequences, which must not reach the terminal."""
-    return text if text.isprintable() else repr(text)
+    """Return recorded text on one line, without control sequences, which must not reach the terminal."""
+    return text if text.isprintable() else printable(repr(text))

@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import is_dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from regress.errors import DumpError
+from regress.inputs import parse_json
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _TAG = "$float"
+_AS_THEY_ARE = frozenset((str, bool, type(None)))
 _DEPTH = 64  # far below the recursion limit of the parsers that read dumps back
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -83,17 +86,39 @@ def tag_floats(value: Any) -> Any:
     return value
 
 
+def strict(value: Any, where: str = "the report") -> Any:
+    """Return a tree of `plain` JSON values with tagged floats, in one pass; dataclasses are their fields.
+
+    Raises `DumpError` as `plain` does.
+    """
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else {_TAG: float_name(value)}
+    if kind is int:
+        return _bounded(value, where)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is dict:
+        return {
+            key if type(key) is str else _key(key, where): strict(item, where) for key, item in value.items()
+        }
+    if kind is list or kind is tuple:
+        return [strict(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return strict(dict(value), where)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: strict(item, where) for name, item in vars(value).items()}
+    return tag_floats(plain(value, where))
+
+
 def float_name(value: float) -> str:
     """Return `NaN`, `Infinity` or `-Infinity`."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse strict JSON and restore tagged floats; raises `ValueError` for anything else."""
-    try:
-        return json.loads(text, object_hook=_untag, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    """Parse strict JSON and restore tagged floats; raises `ValueError` for anything else, see `parse_json`."""
+    return parse_json(text, pairs=_untag)
 
 
 def _untag(item: dict[str, Any]) -> Any:
@@ -107,7 +132,3 @@ def nonfinite(name: Any) -> float:
     if not isinstance(name, str) or name not in _NONFINITE:
         raise ValueError(f"{name!r} is no float")
     return _NONFINITE[name]
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"bare {name} is not JSON")

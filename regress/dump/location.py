@@ -7,9 +7,11 @@ the two it is.
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
+from regress import inputs
 from regress.errors import DumpError
 
 if TYPE_CHECKING:
@@ -75,8 +77,30 @@ def children(folder: Location) -> list[Location]:
 
 
 def size(path: Location) -> int:
-    """Return the size of a file in bytes."""
-    return path.stat().st_size if isinstance(path, Path) else path.size
+    """Return the size of a file in bytes; raises `DumpError` if it cannot be looked at."""
+    try:
+        return path.stat().st_size if isinstance(path, Path) else path.size
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
+        ) from error
+
+
+def opened(path: Location) -> IO[bytes]:
+    """Open a file for reading; one of a store is downloaded. Raises `OSError`, also for what is no ordinary file."""
+    return inputs.open_file(path) if isinstance(path, Path) else BytesIO(path.read_bytes())
+
+
+def read_bytes(path: Location, limit: int | None = None) -> bytes:
+    """Return the bytes of a file.
+
+    Args:
+        limit: most bytes that a file of its kind has, on this machine.
+
+    Raises:
+        OSError: if it cannot be read, or is no ordinary file (a named pipe, a device).
+    """
+    return inputs.read_bytes(path, limit) if isinstance(path, Path) else path.read_bytes()
 
 
 def local_path(path: str) -> Path:

@@ -10,14 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
-from regress.dump.location import Location
+from regress.dump.location import Location, read_bytes
+from regress.dump.stages import FOLDERS, STAGES
+from regress.dump.sums import CHUNK, fits
 from regress.errors import DumpError
+from regress.inputs import DOCUMENT
 from regress.redaction import redacted_tree
+from regress.schema import Count, Hash, Name, conform
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -27,6 +31,7 @@ DETERMINISM_VARIABLES = (
 )
 """Environment variables that can change a bit of a result on the same machine."""
 
+_STAGES = frozenset(stage.name for stage in STAGES)
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "ml-dtypes", "grpo-regress")
 
 
@@ -51,11 +56,16 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a dump."""
+    """One file of a dump.
+
+    Attributes:
+        sums: checksums of its chunks, see `regress.dump.sums`; empty in manifests of earlier releases.
+    """
 
     type: str
     where: Coordinates
     stamp: Stamp
+    sums: str = ""
 
 
 @dataclass
@@ -74,13 +84,15 @@ class Manifest:
             **redacted_tree(vars(self.provenance)),
             "format": self.format,
             "files": files,
+            "chunk": CHUNK,
             "complete": True,
         }
         return plain(tree, "manifest")  # type: ignore[return-value]  # a dict in, a dict out
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
-    return {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
+    told = {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
+    return told | {"xxh3": entry.sums} if entry.sums else told
 
 
 def write_manifest(folder: Location, manifest: Manifest) -> None:
@@ -98,13 +110,39 @@ def _checksum(tree: Mapping[str, Json]) -> str:
     return hashlib.sha256(dumps(dict(tree)).encode()).hexdigest()
 
 
+class _File(TypedDict):
+    """Row of a file in manifest.json."""
+
+    type: Name
+    step: int
+    update: Count | None
+    epoch: Count | None
+    mini_batch: Count | None
+    rank: Count | None
+    micro: Count | None
+    size: Count
+    sha256: Hash
+    xxh3: NotRequired[str]
+
+
+class _Document(TypedDict):
+    """Content of manifest.json."""
+
+    config: dict[str, Any]
+    versions: dict[str, Any]
+    environment: dict[str, Any]
+    tokenizer: dict[str, Any]
+    mesh: dict[str, Any]
+    format: Literal["safetensors", "pt", "jsonl"]
+    files: dict[str, _File]
+    chunk: NotRequired[int]
+
+
 def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
     try:
-        if isinstance(path, Path) and path.is_fifo():
-            raise ValueError("it is a named pipe")
-        tree = loads(path.read_bytes())
+        tree = loads(read_bytes(path, DOCUMENT))
         return _from_json(tree)
     except (FileNotFoundError, NotADirectoryError):
         if not folder.is_dir():
@@ -119,7 +157,7 @@ def read_manifest(folder: Location) -> Manifest:
         raise DumpError(
             f"{path} is damaged (it lacks {error}): copy the dump again or record again"
         ) from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, DumpError) as error:
         raise DumpError(f"{path} is damaged ({error}): copy the dump again or record again") from None
 
 
@@ -131,19 +169,29 @@ def _from_json(tree: Any) -> Manifest:
         raise ValueError(f"schema version {tree['schema_version']}, this release reads {SCHEMA_VERSION}")
     if checksum != _checksum(tree) or tree["complete"] is not True:
         raise ValueError("its content does not match its checksum")
+    document: _Document = conform(tree, _Document, "its content")
+    for name, extent in document["mesh"].items():
+        if type(extent) is not int or not 1 <= extent < 2**63:
+            raise ValueError(f"its mesh has the extent {name}={extent!r}, which is no number of ranks")
     provenance = Provenance(**{name: tree[name] for name in Provenance.__dataclass_fields__})
-    for name, told in (("config", provenance.config), ("mesh", provenance.mesh)):
-        if not isinstance(told, dict):
-            raise TypeError(f"its {name} is no JSON object")
-    for name, size in provenance.mesh.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"its mesh has the extent {name}={size!r}, which is no number of ranks")
-    return Manifest(provenance, tree["format"], {name: _entry(row) for name, row in tree["files"].items()})
+    sums = document.get("chunk") == CHUNK
+    files = {name: _entry(name, row, document["format"], sums) for name, row in document["files"].items()}
+    return Manifest(provenance, document["format"], files)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    where = Coordinates(**{name: row[name] for name in Coordinates.__dataclass_fields__})
-    return Entry(row["type"], where, Stamp(row["size"], row["sha256"]))
+def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
+    """Return the entry of a file; chunks of another size than ours are verified by the hash of the whole file."""
+    where = Coordinates(row["step"], *(row[key] for key in _PLACE))  # type: ignore[literal-required]
+    folder, _, file = name.rpartition("/")
+    if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _STAGES:
+        raise ValueError(f"its file {name!r} does not fit the type and the place that stand beside it")
+    found = row.get("xxh3", "") if sums else ""
+    if found and not fits(found, row["size"]):
+        raise ValueError(f"its file {name!r} has other checksums than {row['size']} bytes need")
+    return Entry(row["type"], where, Stamp(row["size"], row["sha256"]), found)
+
+
+_PLACE = tuple(Coordinates.__dataclass_fields__)[1:]
 
 
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:

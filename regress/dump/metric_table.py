@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -348,3 +349,19 @@ METRICS = (
 def metric(name: str) -> Metric | None:
     """Return the metric of a logged name, or ``None`` if the table has none."""
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
+
+
+UNJUDGED: Mapping[str, str] = {
+    "system/gpu_memory_*": "memory depends on the machine and the layout",
+    "ddp/*": "the number of a process and their count are the layout",
+    "accelerate/*": "the device and who sums the gradients are the layout",
+    "examples/*": "it is text, which the trajectory holds",
+    "dr_grpo/critic_type": "it is text, which the configuration decides",
+    "curriculum/stage_name": "it is text, which the configuration decides",
+}
+"""Metrics that no comparison judges, and why; ``*`` stands for any part."""
+
+
+def reason_unjudged(name: str) -> str | None:
+    """Return why no comparison judges a metric, or ``None`` for one that is judged."""
+    return next((why for pattern, why in UNJUDGED.items() if fnmatchcase(name, pattern)), None)

@@ -20,9 +20,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from regress.errors import DumpError, RegressError
+from regress.inputs import parse_json, read_bytes
+from regress.schema import Count, Least, conform
 
 METRICS = "metrics.jsonl"
 SEGMENT, SEQUENCE, TIME, STEP, UPDATE = "segment", "sequence", "time", "step", "update"
@@ -32,6 +34,16 @@ HEADER = (SEGMENT, SEQUENCE, TIME, STEP, UPDATE, RESUMED_FROM, AFTER)
 
 Row = dict[str, Any]
 Notice = Callable[[str], None]
+
+
+class _Header(TypedDict):
+    """Fields of a row that are no metrics; the numbers of rows of an older release are missing."""
+
+    step: int
+    segment: NotRequired[Count]
+    sequence: NotRequired[Annotated[int, Least(-1)]]
+    after: NotRequired[int]
+    time: NotRequired[Any]
 
 
 def _warn(text: str) -> None:
@@ -193,7 +205,7 @@ def _plain(name: str, value: Any) -> Any:
 def _parsed(path: Path) -> tuple[list[Row], int, int]:
     """Return the rows, the number of bytes that they take, and that of the file."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise DumpError(
             f"{path} cannot be read ({error.strerror or error}); name a run's {METRICS}"
@@ -227,9 +239,15 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _row(line: bytes, index: int) -> Row | None:
     """Return a line's row; rows of an older release have no segment and no number."""
     try:
-        row = json.loads(line)
+        row = parse_json(line, finite=False, wide=True)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(row, dict) or not isinstance(row.get(STEP), int):
+    try:
+        conform(row, _Header, "a row")
+    except ValueError:
         return None
+    if not isinstance(row.get(UPDATE, 0), int) or isinstance(row.get(UPDATE), bool):
+        row = {
+            name: value for name, value in row.items() if name != UPDATE
+        }  # another program's, that counts none
     return {SEGMENT: 0, SEQUENCE: index, **row}

@@ -10,12 +10,15 @@ from regress.dump.coordinates import dataflow_key, parse_stem
 from regress.dump.damage import CUT_OFF, Damage
 from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable
 from regress.dump.formats import FORMATS, Format, format_named, safetensors
-from regress.dump.location import Location, children, location
+from regress.dump.location import Location, children, location, read_bytes
 from regress.dump.manifest import MANIFEST, Entry, read_manifest
 from regress.dump.mapped import map_file
 from regress.dump.record import Record
 from regress.dump.stages import FOLDERS
+from regress.dump.sums import CHUNK, Span, damaged_chunk
 from regress.errors import DumpError
+
+_PART = 64 * CHUNK
 
 
 def read(path: str | Location, format: str = "auto") -> Record:
@@ -60,11 +63,15 @@ def files_within(folder: Location, names: Collection[str] = FOLDERS) -> list[Loc
 
 def _load(path: Location) -> bytes:
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise DumpError(f"{path} does not exist: check the path, or record this step first") from None
+        return read_bytes(path)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Location, error: OSError) -> DumpError:
+    if isinstance(error, FileNotFoundError):
+        return DumpError(f"{path} does not exist: check the path, or record this step first")
+    return unreadable(path, error)
 
 
 def _decode(path: Location, data: bytes, format: str) -> list[Record]:
@@ -99,19 +106,21 @@ class DumpReader:
     Attributes:
         folder: the directory.
         manifest: its verified manifest.
+        mapped: True if records are parts of mapped files.
 
     Opening compares the record files on disk (all, or those of the sub-folder `only`) with the manifest
     and raises `DumpError` for missing or additional ones; reading a file verifies its hash.
 
     With `mapped`, the tensors of local safetensors files are read-only parts of the mapped files, read on
-    first access. Reading such a record verifies size and description, and `verify` the hash. Other formats and
+    first access. Reading such a record verifies size and description, and `verify` the bytes. Other formats and
     remote files are read as without `mapped`.
     """
 
     def __init__(self, path: str | Location, only: str | None = None, *, mapped: bool = False) -> None:
         self.folder = location(path)
-        self._mapped = mapped
         self.manifest = read_manifest(self.folder)
+        local = isinstance(self.folder, Path) and self.manifest.format == safetensors.NAME
+        self.mapped = mapped and local
         listed = {
             name for name in self.manifest.files if only is None or Path(name).parent.as_posix() == only
         }
@@ -148,22 +157,63 @@ class DumpReader:
     def read(self, name: str) -> Record:
         """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
         path, entry = self._file(name)
-        if self._mapped and self.manifest.format == safetensors.NAME and isinstance(path, Path):
-            return _mapped(path, entry)
+        if self.mapped and isinstance(path, Path):
+            return _told(path, entry, _mapped(path, entry))
         data = _load(path)
         _require(path, entry, stamp_of(data))
-        (record,) = _decode(path, data, self.manifest.format)
-        return record
+        records = _decode(path, data, self.manifest.format)
+        if len(records) != 1:
+            raise DumpError(f"{path} holds {len(records)} records, but a file of a dump holds one; {CUT_OFF}")
+        return _told(path, entry, records[0])
 
-    def verify(self, name: str) -> None:
-        """Raise `DumpError` unless a file has the hash in the manifest; reads it piece by piece."""
+    def verify(self, name: str, span: Span | None = None) -> None:
+        """Raise `DumpError` unless a file has the checksums, or else the hash, that stand in the manifest.
+
+        Args:
+            span: part of the file whose chunks are read; by default all of it. A file of an earlier release is read as
+                a whole.
+        """
         path, entry = self._file(name)
-        _require(path, entry, file_stamp(path) if isinstance(path, Path) else stamp_of(_load(path)))
+        if not entry.sums:
+            _require(path, entry, file_stamp(path) if isinstance(path, Path) else stamp_of(_load(path)))
+            return
+        try:
+            found = damaged_chunk(path, entry.sums, entry.stamp.size, None if span is None else [span])
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if found is not None:
+            raise DumpError(
+                f"{path} has {found[1] - found[0]} bytes from {found[0]} on that do not match the size and hash in "
+                f"{MANIFEST}; {CUT_OFF}"
+            )
+
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> list[Span]:
+        """Return the parts of a file that hold its description and its tensors, or some of them, for `verify`."""
+        path, entry = self._file(name)
+        whole = (0, entry.stamp.size)
+        if not entry.sums:
+            return [whole]
+        found = [whole]
+        if tensors is not None and isinstance(path, Path) and self.manifest.format == safetensors.NAME:
+            with _damage_named(path, safetensors.NAME):
+                found = safetensors.spans(map_file(path).data, tensors)
+        return [
+            (begin, min(begin + _PART, stop)) for start, stop in found for begin in range(start, stop, _PART)
+        ]
 
     def _file(self, name: str) -> tuple[Location, Entry]:
         if name not in self._entries:
             raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
         return self.folder / name, self._entries[name]
+
+
+def _told(path: Location, entry: Entry, record: Record) -> Record:
+    """Return a record that is of the type and place that the manifest tells."""
+    if (record.type, record.where.stem) != (entry.type, entry.where.stem):
+        raise DumpError(
+            f"{path} holds {record.type} of {record.where.stem}, which {MANIFEST} does not say; {CUT_OFF}"
+        )
+    return record
 
 
 def _mapped(path: Path, entry: Entry) -> Record:

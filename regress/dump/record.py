@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from regress.dump.arrays import DTYPES, Array, dtype_name, raw, to_numpy
 from regress.dump.coordinates import Coordinates
@@ -13,6 +13,7 @@ from regress.dump.damage import Damage
 from regress.dump.jsontext import Json, dumps, plain
 from regress.dump.stages import stage_index, stage_number
 from regress.errors import DumpError
+from regress.schema import Count, Name, conform
 
 SCHEMA_VERSION = 1
 _PAYLOAD_KEYS = (
@@ -30,6 +31,19 @@ RESERVED = frozenset((*_PAYLOAD_KEYS, *_CONTAINERS))
 """Tensor names that the file formats reserve."""
 
 _PLACE = tuple(item.name for item in fields(Coordinates))
+
+
+class _Head(TypedDict):
+    """What `Record.head` writes."""
+
+    type: Name
+    meta: dict[str, Any]
+    step: int
+    update: NotRequired[Count | None]
+    epoch: NotRequired[Count | None]
+    mini_batch: NotRequired[Count | None]
+    rank: NotRequired[Count | None]
+    micro: NotRequired[Count | None]
 
 
 @dataclass(eq=False)
@@ -123,11 +137,12 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
         raise Damage("it lacks the description of its record")
     if head["schema"] != SCHEMA_VERSION:
         raise Damage(f"it has schema version {head['schema']}, this release reads version {SCHEMA_VERSION}")
-    if not isinstance(head.get("type"), str) or not isinstance(head.get("meta"), dict):
-        raise Damage("it lacks the type or metadata of its record")
-    place = {key: head.get(key) for key in _PLACE}
-    # the coordinates were read from JSON, so only the checksum guarantees their types
-    record = Record(head["type"], tensors=dict(tensors), meta=head["meta"], **place)  # type: ignore[arg-type]
+    try:
+        told: _Head = conform(head, _Head, "its description")
+    except ValueError as error:
+        raise Damage(str(error)) from None
+    place: dict[str, Any] = {key: head.get(key) for key in _PLACE}
+    record = Record(told["type"], tensors=dict(tensors), meta=told["meta"], **place)
     if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
         raise Damage("its description of the record contradicts itself")
     return record

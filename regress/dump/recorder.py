@@ -220,9 +220,9 @@ class Recorder(Collector):
             self.flush()
         finally:
             self._writer.close()
-        stamps = self._writer.stamps
+        stamps, sums = self._writer.stamps, self._writer.sums
         return {
-            f"{path.parent.name}/{path.name}": Entry(type, where, stamps[path])
+            f"{path.parent.name}/{path.name}": Entry(type, where, stamps[path], sums[path])
             for path, (type, where) in self._entries.items()
         }
 

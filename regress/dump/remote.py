@@ -7,11 +7,14 @@ and by `~/.config/fsspec`.
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from queue import Empty, Queue
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -22,6 +25,9 @@ from regress.redaction import redacted_url
 _PATH = r"[^@:?#;]+(:\d+)?(/[^?#;]*)?"
 _NAMELESS = re.compile(_PATH)
 _NAMED = re.compile(rf"[\w.-]+@{_PATH}")
+PATIENCE = "REGRESS_STORE_TIMEOUT"
+"""Environment variable: seconds within which a store has to answer, beside the time that the bytes take."""
+_PATIENCE, _SLOWEST = 60.0, 100_000  # seconds; bytes in a second
 _WITH_NAMES = ("abfs", "abfss", "ftp", "hdfs", "sftp", "smb", "ssh", "wasb", "wasbs", "webhdfs")
 """Protocols whose URLs name a user or a container before an ``@``."""
 
@@ -108,7 +114,7 @@ class RemotePath:
         """Yield the direct children of this folder, at this moment."""
         with self._answers("listed", missing_ok=True):
             self.files.invalidate_cache(self.path)  # other ranks write, too
-            found = self.files.ls(self.path, detail=True)
+            found = self._call("ls", self.path, detail=True)
         for entry in found:
             path = str(entry["name"]).rstrip("/")
             if path.strip("/") != self.path.strip("/"):  # markers that web consoles leave for empty folders
@@ -118,12 +124,12 @@ class RemotePath:
     def read_bytes(self) -> bytes:
         """Return the whole file, downloaded once."""
         with self._answers("read", missing_ok=True):
-            return bytes(self.files.cat_file(self.path))
+            return bytes(self._call("cat_file", self.path, size=self.size))
 
     def read_start(self, count: int) -> bytes:
         """Return the first bytes of the file, at most so many."""
         with self._answers("read", missing_ok=True):
-            return bytes(self.files.cat_file(self.path, start=0, end=count))
+            return bytes(self._call("cat_file", self.path, start=0, end=count, size=count))
 
     def write_bytes(self, data: bytes) -> None:
         """Upload a whole file.
@@ -132,21 +138,21 @@ class RemotePath:
         """
         with self._answers("written"):
             try:
-                self.files.pipe_file(self.path, data)
+                self._call("pipe_file", self.path, data, size=len(data))
             except FileNotFoundError:
                 self.parent._make()
-                self.files.pipe_file(self.path, data)
+                self._call("pipe_file", self.path, data, size=len(data))
 
     def unlink(self) -> None:
         """Remove a file."""
         with self._answers("removed"):
-            self.files.rm_file(self.path)
+            self._call("rm_file", self.path)
 
     def rmtree(self) -> None:
         """Remove a folder with all that it holds; a missing one is no error."""
         with self._answers("removed"), suppress(FileNotFoundError):
             self.files.invalidate_cache(self.path)
-            self.files.rm(self.path, recursive=True)
+            self._call("rm", self.path, recursive=True)
 
     def _make(self) -> None:
         """Create this folder and its parents; a store without folders only checks that the bucket exists."""
@@ -154,19 +160,46 @@ class RemotePath:
             raise FileNotFoundError(self.path)
         with suppress(FileExistsError):
             try:
-                self.files.mkdir(self.path, create_parents=False)
+                self._call("mkdir", self.path, create_parents=False)
             except FileNotFoundError:
                 self.parent._make()
-                self.files.mkdir(self.path, create_parents=False)
+                self._call("mkdir", self.path, create_parents=False)
 
     def _info(self) -> Mapping[str, Any] | None:
         try:
             with self._answers("read", missing_ok=True):
                 self.files.invalidate_cache(self.path)
-                found: Mapping[str, Any] = self.files.info(self.path)
+                found: Mapping[str, Any] = self._call("info", self.path)
                 return found
         except FileNotFoundError:
             return None
+
+    def _call(self, method: str, *arguments: Any, size: int = 0, **options: Any) -> Any:
+        """Call the file system, and wait no longer than a store takes that answers at all.
+
+        Args:
+            size: bytes that are transferred, as far as known.
+
+        Raises:
+            TimeoutError: if there is no answer by then.
+        """
+        patience = _patience() + size / _SLOWEST
+        answer: Queue[tuple[Any, BaseException | None]] = Queue()
+
+        def ask() -> None:
+            try:
+                answer.put((getattr(self.files, method)(*arguments, **options), None))
+            except BaseException as error:
+                answer.put((None, error))
+
+        threading.Thread(target=ask, name="regress-store", daemon=True).start()
+        try:
+            found, error = answer.get(timeout=patience)
+        except Empty:
+            raise TimeoutError(f"no answer within {patience:.0f} s") from None
+        if error is not None:
+            raise error
+        return found
 
     @contextmanager
     def _answers(self, verb: str, missing_ok: bool = False) -> Iterator[None]:
@@ -179,7 +212,21 @@ class RemotePath:
             raise DumpError(f"{self} cannot be {verb} ({reason(error)}): {_remedy(error)}") from error
 
 
+def _patience() -> float:
+    """Return the seconds that a store has for an answer; raises `DumpError` if the variable holds no such number."""
+    text = os.environ.get(PATIENCE, "")
+    try:
+        found = float(text or _PATIENCE)
+        if 0 < found < 1e6:
+            return found
+    except ValueError:
+        pass
+    raise DumpError(f"{PATIENCE}={text!r} is no number of seconds: set it to one above 0, such as 60")
+
+
 def _remedy(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"see that the store can be reached, or set {PATIENCE} to more seconds"
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket or folder; create it, or correct the URL"
     if isinstance(error, PermissionError):

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 
 from regress.dump.jsontext import Json, dumps, loads, plain
-from regress.dump.location import Location
+from regress.dump.location import Location, read_bytes
 from regress.errors import DumpError
 from regress.layout import SampleKey
+from regress.schema import Count, Name, conform
 
 INDEX = "requests.jsonl"
 FORWARD_ONLY = "forward_only"
@@ -49,6 +50,29 @@ class Operation(StrEnum):
     FORWARD_BACKWARD = "forward_backward"
     FORWARD = "forward"
     OPTIM_STEP = "optim_step"
+
+
+class _Datum(TypedDict):
+    tokens: list[Count]
+    id: NotRequired[str | None]
+
+
+class _Line(TypedDict):
+    """A line of the index; unknown keys are of later releases."""
+
+    model_id: Name
+    operation: Name
+    step: Count
+    seq_id: NotRequired[Count | None]
+    request_id: NotRequired[str | None]
+    folder: NotRequired[str]
+    loss: NotRequired[str | None]
+    config: NotRequired[dict[str, Any]]
+    types: NotRequired[list[Name]]
+    datums: NotRequired[list[_Datum]]
+    parts: NotRequired[list[tuple[Count, Count, list[Count]]]]
+    adam: NotRequired[dict[str, Any] | None]
+    metrics: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -122,7 +146,7 @@ class DumpedRequest:
         Raises:
             ValueError, KeyError or TypeError: if it is none.
         """
-        found = loads(text)
+        found: Any = conform(loads(text), _Line, "it")
         known = {item.name: found[item.name] for item in fields(cls) if item.name in found}
         known["types"] = tuple(map(str, known.get("types", ())))
         known["datums"] = tuple(
@@ -145,7 +169,7 @@ def read_requests(folder: Location) -> list[DumpedRequest]:
     """
     path = folder / INDEX
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_bytes(path).split(b"\n")[:-1]
     except OSError as error:
         raise DumpError(f"{path} cannot be read ({error.strerror or error}): check the path") from None
     return list(_parsed(lines, path))

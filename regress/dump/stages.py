@@ -35,12 +35,16 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
+    Stage(
+        "metrics", True, "metrics of an update: loss, gradient norm, learning rate, means over loss tokens"
+    ),
+    Stage("step_metrics", True, "metrics of a rollout step, recorded with its last update"),
 )
 FOLDERS = (*(stage.name for stage in STAGES), "train", "val", "val_samples")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
-_LATER = ("token_gradient", "gradient_clipped")
+_LATER = ("token_gradient", "gradient_clipped", "metrics", "step_metrics")
 """Types added after the first release, in the order in which they were added."""
 _NUMBERS = {
     name: number

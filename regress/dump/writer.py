@@ -9,6 +9,7 @@ from regress.dump.files import Stamp, write_atomically
 from regress.dump.formats import Format
 from regress.dump.location import Location
 from regress.dump.record import Record
+from regress.dump.sums import ChunkSums
 from regress.errors import DumpError
 
 _BUDGET = 256 * 2**20
@@ -18,7 +19,7 @@ class Writer:
     """Encodes and writes records in order, off the caller's path.
 
     Attributes:
-        stamps: path -> `Stamp` of each file written; complete after `close`.
+        stamps: path -> `Stamp` of each file written; complete after `close`. ``sums`` has the checksums of its chunks.
         failure: the first one, if any.
 
     The first failure stops all writing; it is raised by the next `put` and by `close`. At most `budget` bytes
@@ -27,6 +28,7 @@ class Writer:
 
     def __init__(self, format: Format, budget: int = _BUDGET) -> None:
         self.stamps: dict[Location, Stamp] = {}
+        self.sums: dict[Location, str] = {}
         self._format = format
         self._budget = budget
         self._queue: deque[tuple[Location, Record] | None] = deque()
@@ -83,7 +85,9 @@ class Writer:
 
     def _write(self, path: Location, record: Record) -> None:
         try:
-            self.stamps[path] = write_atomically(path, self._format.encode(record))
+            sums = ChunkSums()
+            stamp = write_atomically(path, sums.passing(self._format.encode(record)))
+            self.sums[path], self.stamps[path] = sums.text, stamp
         except DumpError as error:
             self.failure = error
         except Exception as error:  # every error here must reach the caller, not die with the thread

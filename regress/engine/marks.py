@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regress.dump.taps import receiving
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy_interface import Policy
 from regress.engine.world import Ranks
@@ -51,7 +52,8 @@ def _values(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and, if they are compared, entropies of all loss tokens, [K] each."""
     wanted = objective.top_entropy_quantile < 1.0
-    found = policy.values(microbatches, entropy=wanted)
+    with receiving(None):  # activations are those of the pass that is trained
+        found = policy.values(microbatches, entropy=wanted)
     log_probs = _collected([each.log_probs for each in found], microbatches, tokens, world)
     if not wanted:
         return log_probs, None

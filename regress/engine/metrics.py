@@ -6,6 +6,7 @@ Standard deviations divide by N - 1, and are 0 for a single value.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -216,6 +217,8 @@ class RunTotals:
 
 
 def _std(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):  # an update without loss tokens has no mean
+        return math.nan
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 

@@ -13,6 +13,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.projection import require_plain_logits
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import ConfigError
+from regress.grpo.logprobs import Pieces
 
 
 class Vocabulary(Protocol):
@@ -40,6 +41,7 @@ def build_policy(config: Config, tokenizer: Vocabulary, world: World) -> LocalPo
         raise_on_all_ranks(world, lambda: _model(config, config.model, tokenizer, "model")),
         compile=config.model.compile,
         log_prob_chunk_size=config.batching.log_prob_chunk_size,
+        pieces=Pieces(config.batching.vocab_chunk_size, config.batching.softmax_block_size),
         temperature=config.rollout_worker.temperature,
         entropy_gradient=config.algorithm.has_entropy_term,
     )

@@ -21,7 +21,7 @@ from regress.engine.local import local
 from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import arithmetic
 from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
-from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.grpo.logprobs import Pieces, TokenLogProbs, token_log_probs
 from regress.layout import ShardLayout
 
 
@@ -34,6 +34,7 @@ class LocalPolicy:
         entropy_gradient: True if the loss has an entropy term.
         compile: backend of ``torch.compile`` under which the transformer blocks run; ``None``: uncompiled.
         log_prob_chunk_size: loss tokens whose logits are held at once; ``None``: those of the whole microbatch.
+        pieces: sizes in which their softmax is computed.
 
     Attributes:
         recorded_modules: names of those whose outputs are dumped.
@@ -47,9 +48,11 @@ class LocalPolicy:
         entropy_gradient: bool = False,
         compile: str | None = None,
         log_prob_chunk_size: int | None = None,
+        pieces: Pieces | None = None,
     ) -> None:
         self.model = model
         self.temperature = temperature
+        self.pieces = pieces or Pieces()
         self.log_prob_chunk_size = log_prob_chunk_size
         self._entropy: Entropy = True if entropy_gradient else "no_grad"
         self.compile = compile
@@ -231,7 +234,14 @@ class LocalPolicy:
         return self._token_log_probs(logits, targets, entropy)
 
     def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
-        return token_log_probs(logits, targets, temperature=self.temperature, entropy=entropy)
+        return token_log_probs(
+            logits,
+            targets,
+            temperature=self.temperature,
+            vocab_chunk=self.pieces.columns,
+            block=self.pieces.elements,
+            entropy=entropy,
+        )
 
     def _run(self, model: PreTrainedModel, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
         """Return the logits of the model, ``[1, K, V]``, or the hidden states of a stage that is not the last."""

@@ -48,6 +48,7 @@ class Reference:
             temperature=policy.temperature,
             compile=policy.compile,
             log_prob_chunk_size=policy.log_prob_chunk_size,
+            pieces=policy.pieces,
         )
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:

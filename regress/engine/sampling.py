@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from regress.engine.attention import VARLEN
+from regress.engine.margins import ArgmaxMargins, TopKMargins, TopPMargins, note_draws, watched
 from regress.engine.precision import arithmetic
 
 
@@ -115,7 +116,9 @@ class OwnDraws(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         uniform = torch.tensor([rng.random() for rng in self._generators], dtype=torch.float64)
-        chosen = inverse_cdf(scores.double().softmax(-1), uniform).to(scores.device)
+        probs = scores.double().softmax(-1)
+        chosen = inverse_cdf(probs, uniform).to(scores.device)
+        note_draws(probs, uniform, chosen)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
 
 
@@ -222,14 +225,17 @@ def _rules(params: SamplingParams, width: int) -> list[StoppingCriteria]:
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
     """Return the processors that turn the policy's logits into the distribution that is drawn from."""
+    watch = watched()
     if params.greedy:
-        return []
+        return [ArgmaxMargins()] if watch else []
     warpers: list[LogitsProcessor] = []
     if params.temperature != 1.0:
         warpers.append(TemperatureLogitsWarper(params.temperature))
     if params.top_k > 0:
+        warpers += [TopKMargins(params.top_k)] if watch else []
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1.0:
+        warpers += [TopPMargins(params.top_p)] if watch else []
         warpers.append(TopPLogitsWarper(params.top_p))
     return warpers
 

@@ -6,6 +6,7 @@ under the microbatch's layout, each value at its own token, 0 where there is non
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regress.dump.metric_table import reason_unjudged
 from regress.dump.taps import current, tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
@@ -91,6 +93,7 @@ def loss(
     if wanted("loss"):
         meta |= _reduction(part, whole, objective, backward_scale)
         meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
+        meta["metric_parts"] = {name: [m.total, m.count, m.kind] for name, m in metrics.items()}
         tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
 
@@ -121,6 +124,22 @@ def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
             for key, value in optimizer.state[parameter].items()
         }
         _tap_parts("optimizer", policy, state)
+
+
+def metrics(values: Mapping[str, float]) -> None:
+    """Tap the metrics of an update, each under its name; one without a value, such as the mean of nothing, has none."""
+    _tap_numbers("metrics", values)
+
+
+def step_metrics(values: Mapping[str, float | str]) -> None:
+    """Tap the metrics of a rollout step, but for those that tell of no computation; see `UNJUDGED`."""
+    _tap_numbers("step_metrics", values)
+
+
+def _tap_numbers(stage: str, values: Mapping[str, float | str]) -> None:
+    if wanted(stage):
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        tap(stage, {n: v for n, v in numbers.items() if not math.isnan(v) and reason_unjudged(n) is None})
 
 
 def _here(policy: Policy, pattern: str) -> dict[str, nn.Parameter]:

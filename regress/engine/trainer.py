@@ -27,6 +27,7 @@ from regress.engine.metrics import (
     epoch_metrics,
     example,
     is_dr_grpo,
+    loss_components,
     rollout_metrics,
     token_statistics,
     update_metrics,
@@ -82,6 +83,11 @@ class UnfinishedStep:
     outcomes: list[StepOutcome] = field(default_factory=list)
     learning_rates: list[float] = field(default_factory=list)
 
+    @property
+    def last_update(self) -> int | None:
+        """Number of the last update made; ``None`` where it is the only one of the step."""
+        return len(self.outcomes) - 1 if len(self.outcomes) > 1 else None
+
 
 def nothing(outcome: StepOutcome, update: int, learning_rate: float) -> None:
     pass
@@ -132,6 +138,9 @@ class Trainer:
                 tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
                 taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
             self._update(work, after_update)
+            values = {**self._step_metrics(work, step), **self._update_metrics(work)}
+            with at(update=work.last_update, rank=self.world.rank):
+                taps.step_metrics(values)
         if self.reference is not None:
             self.reference.after_step(step)
         if self.config.algorithm.kl_controller == "adaptive":
@@ -139,7 +148,7 @@ class Trainer:
                 *sample_kl([mini.tokens for mini in work.minis], self.config.algorithm)
             )
         self.unfinished = None
-        return {**self._step_metrics(work, step), **self._update_metrics(work)}
+        return values
 
     def _rolled_out(self, step: int) -> UnfinishedStep:
         trajectories = list(self.worker.rollout(step, self.prompts(step), TRAIN))
@@ -155,6 +164,7 @@ class Trainer:
             update = number if total > 1 else None
             with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
                 outcome = self._train_step(work.minis[index])
+                taps.metrics({**update_metrics(outcome, learning_rate), **loss_components(outcome)})
             self._schedule(outcome)
             self._adapt(outcome)
             work.outcomes.append(outcome)

@@ -22,7 +22,7 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
         return
     used = np.zeros(mask.update.frame.size, bool)
     used[found.tokens] = True
-    ratio, advantage = best.match.factor.values, best.match.advantages.values
+    ratio, advantage = best.match.factor.clipped, best.match.advantages.values
     low_cap, high_cap = best.match.fit.caps
     if low_cap is not None or high_cap is not None:
         bounds = (("at most", high_cap), ("at least", low_cap))
@@ -82,7 +82,9 @@ def _shown(bounds: tuple[float, float], side: str) -> str:
     low, high = bounds
     if side == "above":
         return f"above a bound in ({low:.6g}, {high:.6g}]" if np.isfinite(high) else f"not below {low:.6g}"
-    return f"below a bound in [{low:.6g}, {high:.6g})" if low > 0 else f"not above {high:.6g}"
+    if low > 0:
+        return f"below a bound in [{low:.6g}, {high:.6g})"
+    return f"not above {high:.6g}" if np.isfinite(high) else "below a bound that no token shows"
 
 
 def _counts(kept: Bools, gone: Bools, up: Bools, down: Bools) -> dict[str, Any]:

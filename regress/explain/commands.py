@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from regress.errors import CompareError, DumpError
+from regress.printed import echo
 
 
 @click.command()
@@ -53,10 +54,10 @@ def explain(
     try:
         found = explain_dump(path, step=step, update=update, preset=preset)
     except (CompareError, DumpError) as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         ctx.exit(2)
-    click.echo(found.to_text())
+    echo(found.to_text())
     if json_file is not None:
         json_file.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-        click.echo(f"written: {json_file}")
+        echo(f"written: {json_file}")
     ctx.exit(int(bool(found.departures)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,8 @@ CERTAIN = -1e-5
 """Log-prob above which a token may have no gradient because its probability rounds to 1."""
 BESIDE = 1e-4
 """Derivative by a log-prob, relative to the one by the entropy beside it, up to which it may be rounding."""
+IDLE = 1e-4
+"""Largest derivative of a sample, relative to that of the update, at which its advantage may be zero."""
 MEASURES = (
     ("is_loss_debug/effective_valid", "the recorded mask of the loss"),
     ("forward_data/response_mask", "the recorded response mask"),
@@ -79,17 +82,40 @@ class Mask:
         return np.bincount(self.update.sample[self.policy], minlength=len(self.update.frame.samples)) > 0
 
     @cached_property
+    def idle(self) -> Bools:
+        """Samples ``[N]`` whose gradient may be zero because their advantage is, so that it tells nothing of the mask.
+
+        Those of groups whose rewards are all the same, and those with next to no gradient beside the others: what
+        rounding leaves of an advantage of zero, or what a KL term adds to it.
+        """
+        update = self.update
+        count = len(update.frame.samples)
+        size = np.zeros(count)
+        np.maximum.at(size, update.sample, np.where(self.policy, np.abs(np.nan_to_num(self.g)), 0.0))
+        found: Bools = size < IDLE * size.max(initial=0.0)
+        if update.trajectories:
+            rewards: dict[str, list[float]] = {}
+            for trajectory in update.trajectories:
+                rewards.setdefault(trajectory.group_id, []).append(trajectory.reward)
+            groups = [update.trajectories[i].group_id for i in update.rollout]
+            found |= np.array([_alike(rewards[group]) for group in groups], bool)
+        return found
+
+    @cached_property
     def effective(self) -> Bools:
         """Tokens of the loss: those with a gradient, and the expected ones of samples without any gradient."""
         if self.expected is None:
             return self.policy
         found = self.policy if self.clipped is None else self.policy | self.clipped
-        silent = ~self.speaking[self.update.sample]
+        silent = (~self.speaking | self.idle)[self.update.sample]
         return found | (self.expected & silent & (self.update.block >= 0))
 
     @cached_property
     def missing(self) -> Bools:
-        """Expected tokens without a gradient, in samples that have some; tokens with advantage 0 are excluded."""
+        """Expected tokens without a gradient, in samples that have some.
+
+        Tokens whose advantage is 0, or may be, are excluded.
+        """
         if self.expected is None:
             return np.zeros_like(self.policy)
         advantages = self.update.get("is_loss_debug/advantages")
@@ -97,7 +123,8 @@ class Mask:
         own = self.update.get("forward_data/log_probs")
         certain = np.zeros_like(idle) if own is None else own > CERTAIN  # rounding may have left no gradient
         recorded = self.known & (self.update.block >= 0) & ~certain
-        return self.expected & recorded & self.speaking[self.update.sample] & ~self.policy & ~idle
+        told = (self.speaking & ~self.idle)[self.update.sample]
+        return self.expected & recorded & told & ~self.policy & ~idle
 
     @property
     def extra(self) -> Bools:
@@ -141,6 +168,10 @@ class Mask:
     def complete(self) -> bool:
         """True if the tokens of every sample are known, so that they can be counted."""
         return self.expected is not None or bool(self.speaking.all())
+
+
+def _alike(rewards: Sequence[float]) -> bool:
+    return max(rewards) - min(rewards) <= 1e-6 * max(map(abs, rewards))
 
 
 def find_mask(update: Update) -> Mask:

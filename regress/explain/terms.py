@@ -27,6 +27,7 @@ class Factor:
         clips: True if tokens may be without the term because their ratio is out of range.
         fields: the fields of an `Objective` that say the same.
         departure: description of a fault, if there is one.
+        ratio: the ratio that is compared with the clip range, where the factor is not that ratio itself.
     """
 
     name: str
@@ -34,6 +35,12 @@ class Factor:
     clips: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
     departure: str = ""
+    ratio: Floats | None = None
+
+    @property
+    def clipped(self) -> Floats:
+        """Ratio of each token that is compared with the clip range."""
+        return self.values if self.ratio is None else self.ratio
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,8 @@ def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
 def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
     """Return the product of a sample's ratios: each of its n tokens moves the loss of all of them."""
     length = np.maximum(mask.lengths, 1)[mask.update.sample]
-    values = np.exp(sample_mean(mask, ratio, total=True)) * length
-    return Factor(PRODUCT, values, clips, {"importance_level": "sequence_product"})
+    product = np.exp(sample_mean(mask, ratio, total=True))
+    return Factor(PRODUCT, product * length, clips, {"importance_level": "sequence_product"}, ratio=product)
 
 
 def _gate(mask: Mask, ratio: Floats) -> Floats:

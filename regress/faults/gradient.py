@@ -1,4 +1,4 @@
-"""Faults in the backward pass between the loss and the logits: every value of the forward pass is right."""
+"""Faults in the backward pass between the loss and the log-probs: every value of the forward pass is right."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from torch import Tensor
 
 from regress.engine import passes
 from regress.engine.policy import LocalPolicy
+from regress.faults.fault import fault
 from regress.faults.patch import Patch
-from regress.grpo import logprobs, losses
+from regress.grpo import losses
 from regress.grpo.kl import kl_estimate
 from regress.grpo.losses import token_loss
 from regress.grpo.objective import Objective
 from regress.grpo.ratios import importance_ratio
+from regress.grpo.segments import segment_sum
 
 
 def valued(value: Tensor, gradient: Tensor) -> Tensor:
@@ -34,21 +36,43 @@ def in_policy_loss(patch: Patch, change: Any) -> None:
     patch.setattr(losses, "_policy_loss", patched)
 
 
-# terms
-
-
+@fault(
+    category="R",
+    source="NeMo-RL PR#2506: a term without gradient",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("kl-detached",),
+    calibration=True,
+    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
+)
 def kl_detached(patch: Patch) -> None:
     """The KL term enters the loss under no_grad."""
     right: Any = kl_estimate
     patch.setattr(losses, "kl_estimate", lambda *args: right(*args).detach())
 
 
+@fault(
+    category="R",
+    source="slime PR#179",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    cases=("dense", "dr_grpo"),
+    rules=("policy-loss-detached", "loss-detached"),
+    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
+)
 def old_log_probs_not_detached(patch: Patch) -> None:
     """Old log-probs carry the same gradient as the new ones, so that the ratio has none."""
     right: Any = importance_ratio
     patch.setattr(losses, "importance_ratio", lambda *args: right(*args).detach())
 
 
+@fault(
+    category="R",
+    source="verl: k3+ in place of k3",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("kl-gradient-estimator",),
+)
 def kl_gradient_of_another_estimator(patch: Patch) -> None:
     """The value of k3 with the gradient of k2."""
     right: Any = kl_estimate
@@ -60,6 +84,13 @@ def kl_gradient_of_another_estimator(patch: Patch) -> None:
     patch.setattr(losses, "kl_estimate", wrong)
 
 
+@fault(
+    category="R",
+    source="a reward with a KL penalty that keeps its graph",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("token-gradient",),
+)
 def advantages_not_detached(patch: Patch) -> None:
     """Advantages depend on the log-probs, as those of a reward with a KL penalty do."""
 
@@ -70,6 +101,15 @@ def advantages_not_detached(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="verl: entropy computed under no_grad",
+    first="entropy_gradient entropy_gradient",
+    place="step0/rank0/micro0",
+    cases=("dr_grpo",),
+    rules=("entropy-detached",),
+    calibration=True,
+)
 def entropy_detached(patch: Patch) -> None:
     right: Any = token_loss
 
@@ -79,9 +119,14 @@ def entropy_detached(patch: Patch) -> None:
     patch.setattr(passes, "token_loss", wrong)
 
 
-# the clip and the ratio
-
-
+@fault(
+    category="R",
+    source="a clamp kernel whose backward passes all",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("gradient-through-the-clip",),
+    calibration=True,
+)
 def gradient_through_the_clip(patch: Patch) -> None:
     """A clamp passes its gradient through."""
 
@@ -91,6 +136,13 @@ def gradient_through_the_clip(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="GMPO#4",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("clip-stops-too-much",),
+)
 def gradient_of_the_clipped_term(patch: Patch) -> None:
     """The value is that of the minimum, the gradient that of the clipped term."""
 
@@ -101,6 +153,13 @@ def gradient_of_the_clipped_term(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="takuseno/ppo#3",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("clip-gradient-side",),
+)
 def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
     """The gradient is that of the maximum, not the minimum."""
 
@@ -111,6 +170,14 @@ def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="Liger-Kernel#1082",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    cases=("dense", "dr_grpo"),
+    rules=("ratio-not-in-the-gradient",),
+)
 def ratio_detached(patch: Patch) -> None:
     """The clipped loss has the gradient of the plain policy gradient."""
 
@@ -120,6 +187,14 @@ def ratio_detached(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="MiniMax-M1's weight without stop-gradient",
+    first="token_gradient token_gradient",
+    place="step0/update0/rank0/micro0",
+    cases=("cispo",),
+    rules=("ratio-not-detached", "sampler-weights-not-detached"),
+)
 def weight_not_detached(patch: Patch) -> None:
     """The clipped ratio of CISPO, which is a weight, carries a gradient of its own."""
 
@@ -130,6 +205,14 @@ def weight_not_detached(patch: Patch) -> None:
     in_policy_loss(patch, wrong)
 
 
+@fault(
+    category="R",
+    source="EasyR1 PR#596",
+    kind="equivalent",
+    cases=("gspo",),
+    proof="all tokens of a sample have one weight, one advantage and one ratio: the sum over its n tokens of a "
+    "gradient of 1 / n through the mean is the gradient of 1 through the own log-prob (GSPO-token, arXiv 2507.18071)",
+)
 def ratio_gradient_of_each_token(patch: Patch) -> None:
     """The ratio of a sample has a gradient that reaches each token's own log-prob only."""
     right: Any = importance_ratio
@@ -141,7 +224,23 @@ def ratio_gradient_of_each_token(patch: Patch) -> None:
     patch.setattr(losses, "importance_ratio", wrong)
 
 
-# scales
+@fault(
+    category="R",
+    source="EasyR1 PR#596: a mean whose backward pass is that of a sum",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    cases=("gspo",),
+    rules=("ratio-gradient-level",),
+)
+def ratio_gradient_of_the_sum(patch: Patch) -> None:
+    """The ratio of a sample has the gradient of a sum over its tokens, and its value is made of their mean."""
+    right: Any = importance_ratio
+
+    def wrong(log_probs: Tensor, old: Tensor, sequence: Tensor, count: int, *rest: Any) -> Tensor:
+        ratio = right(log_probs, old, sequence, count, *rest).detach()
+        return valued(ratio, ratio * segment_sum(log_probs, sequence, count)[sequence])
+
+    patch.setattr(losses, "importance_ratio", wrong)
 
 
 def before_backward(patch: Patch, change: Any) -> None:
@@ -162,74 +261,52 @@ def before_backward(patch: Patch, change: Any) -> None:
     patch.setattr(LocalPolicy, "_backward", wrong)
 
 
+@fault(
+    category="A",
+    source="transformers PR#35438, unsloth-zoo PR#1023",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("token-gradient-of-microbatches",),
+    calibration=True,
+)
 def loss_divided_by_microbatches(patch: Patch) -> None:
     """The weights hold the denominator, and the loss is divided by the three microbatches once more."""
     before_backward(patch, lambda share, _: share / 3)
 
 
+@fault(
+    category="O",
+    source="a loss scale that is never divided out",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("token-gradient-power-of-two",),
+)
 def loss_scaled(patch: Patch) -> None:
     """The loss scale is never divided out."""
     before_backward(patch, lambda share, _: share * 1024)
 
 
+@fault(
+    category="R",
+    source="a loss that is maximized",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("token-gradient-sign",),
+)
 def loss_reversed(patch: Patch) -> None:
     before_backward(patch, lambda share, _: -share)
 
 
+@fault(
+    category="A",
+    source="transformers PR#34191",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    rules=("token-gradient-denominators",),
+)
 def denominator_of_the_microbatch_on_the_way_back(patch: Patch) -> None:
     """Each microbatch enters the backward pass with a factor of its own."""
     before_backward(patch, lambda share, number: share * (0.5, 1.25, 2.0)[number])
 
 
-# from log-probs to logits
-
-
-def in_logits_gradient(patch: Patch, change: Any) -> None:
-    """Replace the gradient of the logits by ``change(right, logits, targets, stats, g, h, temperature, chunk)``."""
-    right: Any = logprobs.logits_gradient
-    patch.setattr(logprobs, "logits_gradient", lambda *args: change(right, *args))
-
-
-def normalization_without_gradient(patch: Patch) -> None:
-    """Log-sum-exp is detached, which leaves the gradient of the target's logit alone."""
-
-    def wrong(right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, *rest: Any) -> Tensor:
-        out = torch.zeros_like(logits)
-        rows = torch.arange(len(targets), device=targets.device)
-        out.view(len(targets), -1)[rows, targets] = (g.reshape(-1) / rest[1]).to(out.dtype)
-        return out
-
-    in_logits_gradient(patch, wrong)
-
-
-def temperature_without_gradient(patch: Patch) -> None:
-    """The gradient is not divided by the temperature."""
-
-    def wrong(right: Any, *args: Any) -> Tensor:
-        found: Tensor = right(*args)
-        return torch.mul(found, args[5])
-
-    in_logits_gradient(patch, wrong)
-
-
-def entropy_without_gradient(patch: Patch) -> None:
-    """The gradient of the entropy does not reach the logits."""
-
-    def wrong(
-        right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, h: Any, *rest: Any
-    ) -> Tensor:
-        found: Tensor = right(logits, targets, stats, g, None, *rest)
-        return found
-
-    in_logits_gradient(patch, wrong)
-
-
-def last_rows_without_gradient(patch: Patch) -> None:
-    """A kernel leaves out the last rows, which fill no block."""
-
-    def wrong(right: Any, *args: Any) -> Tensor:
-        found: Tensor = right(*args)
-        found[-(len(found) % 8 or 1) :] = 0
-        return found
-
-    in_logits_gradient(patch, wrong)
+# @@new

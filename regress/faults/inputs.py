@@ -1,8 +1,8 @@
-"""Faults in the model's inputs, and in the weights of tokens."""
+"""Faults in the model's inputs and masks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,22 +10,31 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regress.engine import policy, trainer
-from regress.engine.attention import VarlenSegments
-from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.dump.trajectory import Trajectory
+from regress.engine import attention, policy
+from regress.engine.attention import VarlenSegments, visible
+from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.policy import LocalPolicy
-from regress.engine.step import weigh
 from regress.engine.trainer import Trainer
+from regress.faults.fault import Shown, fault
 from regress.faults.patch import Patch
-from regress.grpo import estimators
-from regress.grpo.advantages import token_advantages
-from regress.grpo.groups import group_statistics
-from regress.grpo.objective import Objective
 from regress.layout import RankLayout, TokenLayout
 
-# inputs of the model
 
-
+@fault(
+    category="G",
+    source="LlamaFactory PR#7318",
+    first="batch_inputs position_ids",
+    place="step0/rank0/micro0",
+    cases=("gpt2",),
+    variants=("packed-dynamic",),
+    tokens="behind another",
+    probe="log_probs",
+    rules=("position-columns",),
+    calibration=True,
+    blind=("loss 5 %",),
+    silent={},
+)
 def columns_as_positions(patch: Patch) -> None:
     """Position ids count through the row, samples and padding alike, in the batch that is recorded."""
     project = TokenBatch._project
@@ -39,6 +48,32 @@ def columns_as_positions(patch: Patch) -> None:
     patch.setattr(TokenBatch, "_project", wrong)
 
 
+@fault(
+    category="G",
+    source="TRL#6800, OpenRLHF#217",
+    first="activations transformer.wpe",
+    place="step0/rank0/micro0",
+    cases=("gpt2",),
+    variants=("packed-dynamic",),
+    tokens="behind another",
+    probe="log_probs",
+    rules=("positions-not-passed",),
+    calibration=True,
+    also=(
+        Shown(
+            "gpt2",
+            "left",
+            "activations transformer.wpe",
+            place="step0/rank0/micro0",
+            tokens="behind padding",
+            probe="log_probs",
+        ),
+    ),
+    silent={
+        "dense/packed-dynamic": "rotary: only distances within a sample count",
+        "dense/left": "rotary: only distances within a sample count",
+    },
+)
 def positions_ignored(patch: Patch) -> None:
     """Position ids count through the row, but only in the model: the recorded batch is right."""
     run = LocalPolicy._run
@@ -50,6 +85,29 @@ def positions_ignored(patch: Patch) -> None:
     patch.setattr(LocalPolicy, "_run", wrong)
 
 
+@fault(
+    category="G",
+    source="TRL PR#2708: no attention mask in the forward pass of log-probs",
+    first="activations model.layers.0",
+    place="step0/rank0/micro0",
+    variants=("left-mbs3",),
+    tokens="behind padding",
+    probe="log_probs",
+    rules=("padding-seen", "packed-leak"),
+    small=True,
+    calibration=True,
+    also=(
+        Shown(
+            "dense",
+            "packed-mbs3",
+            "activations model.layers.0",
+            place="step0/rank0/micro0",
+            tokens="behind another",
+            probe="log_probs",
+        ),
+    ),
+    silent={"dense/base": "nothing lies before a right padded sample"},
+)
 def causal_only(patch: Patch) -> None:
     """The attention mask is the causal one alone."""
 
@@ -61,6 +119,17 @@ def causal_only(patch: Patch) -> None:
     patch.setattr(policy, "block_causal_mask", wrong)
 
 
+@fault(
+    category="G",
+    source="NeMo-RL#2105, maxtext#4476",
+    first="activations model.layers.0",
+    place="step0/rank0/micro0",
+    variants=("varlen",),
+    tokens="behind another",
+    probe="log_probs",
+    rules=("packed-leak",),
+    calibration=True,
+)
 def one_segment(patch: Patch) -> None:
     """``cu_seqlens`` is dropped: a packed row is one sequence."""
     of = VarlenSegments.of
@@ -72,6 +141,16 @@ def one_segment(patch: Patch) -> None:
     patch.setattr(VarlenSegments, "of", wrong)
 
 
+@fault(
+    category="Q",
+    source="UniRL PR#409, NeMo-RL PR#2176",
+    first="batch_inputs response_mask",
+    place="step0/rank0/micro0",
+    cases=("tools",),
+    rules=("tool-tokens",),
+    calibration=True,
+    silent={"dense": "no tool writes anything"},
+)
 def tool_tokens_in_the_loss(patch: Patch) -> None:
     """Everything after the prompt is trained on."""
     patch.setattr(
@@ -81,37 +160,16 @@ def tool_tokens_in_the_loss(patch: Patch) -> None:
     )
 
 
-# rewards to advantages, weights
-
-
-def population_deviation(patch: Patch) -> None:
-    """The deviation divides by N in place of N - 1."""
-    statistics: Any = group_statistics
-    patch.setattr(
-        estimators, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0)
-    )
-
-
-def groups_interleaved(patch: Patch) -> None:
-    """Samples of one group lie together, but are grouped as if the groups were interleaved."""
-    right: Any = token_advantages
-
-    def wrong(rewards: Tensor, groups: Tensor, *args: Any) -> Any:
-        return right(rewards, torch.arange(len(groups)) % len(groups.unique()), *args)
-
-    patch.setattr(trainer, "token_advantages", wrong)
-
-
-def mean_of_means(patch: Patch) -> None:
-    """The loss is the mean of each microbatch's mean."""
-    right: Any = weigh
-
-    def wrong(tokens: LossTokens, parts: Sequence[Any], objective: Objective, **rest: Any) -> Any:
-        return right(tokens, parts, replace(objective, denominator_scope="microbatch"), **rest)
-
-    patch.setattr(trainer, "weigh", wrong)
-
-
+@fault(
+    category="G",
+    source="verl#2185, SkyRL PR#2096",
+    first="ref_log_probs ref_log_probs",
+    place="step0/rank0/micro0",
+    variants=("reversed",),
+    rules=("order-not-restored",),
+    calibration=True,
+    silent={"dense/base": "one microbatch in the given order"},
+)
 def order_not_restored(patch: Patch) -> None:
     """Values of reordered microbatches are laid end to end instead of back in their places."""
 
@@ -121,22 +179,101 @@ def order_not_restored(patch: Patch) -> None:
     patch.setattr(Trainer, "_collected", wrong)
 
 
-def deviation_epsilon(patch: Patch) -> None:
-    """The deviation that divides an advantage has 1e-4 added to its epsilon."""
-    right: Any = token_advantages
-
-    def wrong(rewards: Tensor, groups: Tensor, sequence: Tensor, objective: Objective, *rest: Any) -> Any:
-        return right(rewards, groups, sequence, replace(objective, eps=objective.eps + 1e-4), *rest)
-
-    patch.setattr(trainer, "token_advantages", wrong)
+def projected(patch: Patch, change: Callable[[Microbatch], Microbatch]) -> None:
+    """Change every microbatch that is laid out."""
+    right: Any = TokenBatch._project
+    patch.setattr(TokenBatch, "_project", lambda self, *args: change(right(self, *args)))
 
 
-def last_token_not_counted(patch: Patch) -> None:
-    """The denominator is one token short."""
-    right: Any = weigh
+def masks(patch: Patch, change: Callable[[Trajectory], list[int]]) -> None:
+    """Train on the tokens that ``change`` tells of a sample."""
+    patch.setattr(Trainer, "loss_masks", lambda _, samples: [change(sample) for sample in samples])
 
-    def wrong(*args: Any, **rest: Any) -> Any:
-        weights = right(*args, **rest)
-        return weights * (len(weights) / (len(weights) - 1))
 
-    patch.setattr(trainer, "weigh", wrong)
+@fault(
+    category="G",
+    source="fairseq-style positions that begin at 1",
+    first="batch_inputs position_ids",
+    cases=("gpt2",),
+    rules=("position-offset",),
+)
+def positions_from_one(patch: Patch) -> None:
+    """Position ids begin at 1."""
+    projected(patch, lambda micro: replace(micro, position_ids=micro.position_ids + 1))
+
+
+@fault(
+    category="Q",
+    source="a mask of the response that begins with the prompt",
+    first="batch_inputs response_mask",
+    rules=("prompt-tokens",),
+)
+def prompt_tokens_in_the_loss(patch: Patch) -> None:
+    """All tokens but the first are trained on."""
+    masks(patch, lambda sample: [0] + [1] * (len(sample.tokens) - 1))
+
+
+@fault(category="Q", source="slime#1490", first="batch_inputs response_mask", rules=("last-token-masked",))
+def stop_token_not_in_the_loss(patch: Patch) -> None:
+    """The last token of a sample is masked, so that it never learns to stop."""
+    masks(patch, lambda sample: [*sample.loss_mask[:-1], 0])
+
+
+@fault(
+    category="Q",
+    source="DAPO's overlong filter that is not applied",
+    first="batch_inputs response_mask",
+    cases=("dapo",),
+    silent={"dense": "truncated completions are trained on"},
+)
+def truncated_completions_in_the_loss(patch: Patch) -> None:
+    """Completions that were cut off are trained on."""
+    masks(patch, lambda sample: sample.loss_mask)
+
+
+@fault(category="Q", source="TRL#5224, slime PR#117", first="batch_inputs input_ids", rules=("other-tokens",))
+def tokens_encoded_again(patch: Patch) -> None:
+    """Decoding and encoding again gives another id for the most frequent token."""
+
+    def wrong(micro: Microbatch) -> Microbatch:
+        ids = micro.input_ids
+        often = ids[torch.from_numpy(micro.layout.attention_mask)].mode().values
+        return replace(micro, input_ids=torch.where(ids == often, ids + 1, ids))
+
+    projected(patch, wrong)
+
+
+@fault(
+    category="G",
+    source="sliding_window of another configuration",
+    first="activations model.layers.0",
+    rules=("module", "long-context"),
+)
+def window_of_four(patch: Patch) -> None:
+    """Tokens see no more than the four last ones."""
+    right: Any = attention.block_causal_mask
+
+    def wrong(layout: TokenLayout, *args: Any) -> Tensor:
+        band = torch.ones(layout.shape[1], layout.shape[1], dtype=torch.bool).triu(-3)
+        return right(layout, *args) & band
+
+    patch.setattr(policy, "block_causal_mask", wrong)
+
+
+@fault(
+    category="G", source="a mask that is off by one", first="activations model.layers.0", rules=("module",)
+)
+def next_token_seen(patch: Patch) -> None:
+    """A token sees the one after it."""
+
+    def wrong(layout: TokenLayout, *_: Any) -> Tensor:
+        columns = torch.arange(layout.shape[1])
+        right = visible(layout, columns, columns)
+        samples = torch.from_numpy(layout.sample_ids)
+        after = (columns[None, :] == columns[:, None] + 1) & (samples[:, :, None] == samples[:, None, :])
+        return right | (after & (samples[:, :, None] >= 0))[:, None]
+
+    patch.setattr(policy, "block_causal_mask", wrong)
+
+
+# @@new

@@ -15,12 +15,14 @@ from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError, GoldenError
 from regress.golden import truth
 from regress.golden.casefile import parse_case
-from regress.golden.files import RESTORE, read_stamped, read_unstamped, stamp_of
+from regress.golden.files import RESTORE, is_stamped, read_stamped, read_unstamped
 from regress.golden.manifest import Manifest, Truth, read_manifest
 from regress.golden.names import CASE_FILE, input_files, where_order
 from regress.golden.tolerance import ToleranceEntry
 
 _TRAJECTORIES = "trajectories"
+GREEDY = "greedy"
+"""Folder of the greedy completions of a sampled case."""
 
 
 class GoldenCase:
@@ -75,6 +77,21 @@ class GoldenCase:
         """Settings that the inputs were made with."""
         return self._file.recipe
 
+    @property
+    def precisions(self) -> list[str]:
+        """Precisions that the case is replayed in; none for all."""
+        return self._file.precisions
+
+    @property
+    def leaves_out(self) -> list[str]:
+        """Quantities that are not recorded."""
+        return self._file.leaves_out
+
+    @property
+    def sampled(self) -> bool:
+        """True if replays sample the rollouts, which must be the recorded ones."""
+        return self._file.rollouts == "sampled"
+
     def verify_inputs(self) -> None:
         """Raise `GoldenError` naming the first input that is missing, changed, or not part of the recording."""
         for problem in self.input_problems():
@@ -86,7 +103,7 @@ class GoldenCase:
             return
         for path, stamp in sorted(self.manifest.inputs.items()):
             try:
-                if stamp_of(self.folder / path) != stamp:
+                if not is_stamped(self.folder / path, stamp):
                     yield f"{self.folder / path} is not the file that was recorded: {RESTORE}"
             except GoldenError as error:
                 yield str(error)
@@ -128,10 +145,20 @@ class GoldenCase:
 
         Raises `GoldenError` naming the file or folder for anything missing, damaged or changed.
         """
-        names = [path for path in self._inputs() if path.startswith(f"{_TRAJECTORIES}/")]
+        return self._steps(_TRAJECTORIES)
+
+    def greedy(self) -> dict[int, list[Trajectory]]:
+        """Return the greedy completions of a sampled case at every step, under the weights before its updates.
+
+        Raises `GoldenError` as `trajectories` does.
+        """
+        return self._steps(GREEDY)
+
+    def _steps(self, below: str) -> dict[int, list[Trajectory]]:
+        names = [path for path in self._inputs() if path.startswith(f"{below}/")]
         if not names:
             raise GoldenError(
-                f"{self.folder / _TRAJECTORIES} holds no trajectories: make the inputs of the case with regress golden "
+                f"{self.folder / below} holds no trajectories: make the inputs of the case with regress golden "
                 f"record {self.name} --inputs"
             )
         steps: dict[int, list[Trajectory]] = {}

@@ -13,7 +13,8 @@ import yaml
 from regress.dump.jsontext import Json, plain
 from regress.errors import DumpError, GoldenError, reason
 
-_KEYS = ("reason", "claims", "config", "recipe")
+_KEYS = ("reason", "claims", "rollouts", "precisions", "leaves_out", "config", "recipe")
+_ROLLOUTS = ("recorded", "sampled")
 _LIMIT = 2**20
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
 
@@ -27,12 +28,19 @@ class CaseFile:
         claims: signals it promises beyond those of every case, such as `tool_tokens`.
         config: engine configuration, as overrides of the defaults.
         recipe: settings that the inputs were made with, in the form of the program that made them.
+        rollouts: ``recorded``: replays read the recorded rollouts; ``sampled``: they sample their own, which must be
+            the recorded ones.
+        precisions: precisions that it is replayed in; none: all.
+        leaves_out: quantities that are not recorded, because other cases have them.
     """
 
     reason: str
     claims: list[str] = field(default_factory=list)
     config: dict[str, Json] = field(default_factory=dict)
     recipe: dict[str, Json] = field(default_factory=dict)
+    rollouts: str = "recorded"
+    precisions: list[str] = field(default_factory=list)
+    leaves_out: list[str] = field(default_factory=list)
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
@@ -62,12 +70,21 @@ def _checked(values: Json, path: Path) -> CaseFile:
     found = values.get("reason")
     if not isinstance(found, str) or not found.strip():
         raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
-    claims = values.get("claims") or []
-    if not isinstance(claims, list) or not all(isinstance(claim, str) for claim in claims):
-        raise GoldenError(f"{path} has claims {claims!r}: write a list of words")
-    return CaseFile(
-        found, [str(c) for c in claims], _mapping(values, "config", path), _mapping(values, "recipe", path)
+    rollouts = values.get("rollouts", _ROLLOUTS[0])
+    if rollouts not in _ROLLOUTS:
+        raise GoldenError(f"{path} has rollouts {rollouts!r}: write {' or '.join(_ROLLOUTS)}")
+    claims, precisions, leaves_out = (
+        _words(values, key, path) for key in ("claims", "precisions", "leaves_out")
     )
+    config, recipe = (_mapping(values, key, path) for key in ("config", "recipe"))
+    return CaseFile(found, claims, config, recipe, str(rollouts), precisions, leaves_out)
+
+
+def _words(values: dict[str, Json], key: str, path: Path) -> list[str]:
+    found = values.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise GoldenError(f"{path} has {key} {found!r}: write a list of words")
+    return [str(word) for word in found]
 
 
 def _mapping(values: dict[str, Json], key: str, path: Path) -> dict[str, Json]:

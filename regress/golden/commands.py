@@ -11,6 +11,7 @@ import click
 
 from regress.errors import GoldenError
 from regress.golden.location import open_store
+from regress.printed import echo
 
 if TYPE_CHECKING:
     from regress.golden.difference import Difference, Side
@@ -61,13 +62,13 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 def hint_at(old: str, *new: str) -> None:
     """Print the new spelling of a command to stderr, where no program reads the output."""
     instead = " or ".join(f"'{command}'" for command in new)
-    click.echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
+    echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
 
 
 def _print_json(value: Any) -> None:
     from regress.dump.jsontext import tag_floats
 
-    click.echo(json.dumps(tag_floats(value), indent=1, sort_keys=True, allow_nan=False))
+    echo(json.dumps(tag_floats(value), indent=1, sort_keys=True, allow_nan=False))
 
 
 @golden.command("list")
@@ -95,7 +96,7 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
             f" and {_counted(len(stored), 'stored check')}" if (stored := stored_checks(store.root)) else ""
         )
         if checks or not rows:
-            click.echo(f"{store.root} holds {_counted(len(rows), 'case') if rows else 'no cases'}{checks}")
+            echo(f"{store.root} holds {_counted(len(rows), 'case') if rows else 'no cases'}{checks}")
     ctx.exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
 
 
@@ -140,11 +141,11 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
         quantities, tolerances = quantity_rows(found), tolerance_rows(found)
         _print_json(about | {"provenance": provenance, "quantities": quantities, "tolerances": tolerances})
         return
-    click.echo(f"{found.name}: {' '.join(found.reason.split())}")
-    click.echo(f"claims: {', '.join(found.claims) or 'none'}")
+    echo(f"{found.name}: {' '.join(found.reason.split())}")
+    echo(f"claims: {', '.join(found.claims) or 'none'}")
     for key, value in _flat({"config": found.config, "provenance": provenance}, ""):
-        click.echo(f"{key}: {value}")
-    click.echo("" if found.manifest is not None else f"not recorded yet: run regress golden record {case}")
+        echo(f"{key}: {value}")
+    echo("" if found.manifest is not None else f"not recorded yet: run regress golden record {case}")
     echo_table(quantity_rows(found))
     echo_table(tolerance_rows(found))
 
@@ -184,11 +185,11 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
         _print_json([vars(finding) for finding in findings])
     else:
         for finding in findings:
-            click.echo(f"{'damaged' if finding.damage else 'note'}: {finding.case}: {finding.text}")
+            echo(f"{'damaged' if finding.damage else 'note'}: {finding.case}: {finding.text}")
         verdict = _counted(len(damaged), "damaged file") if damaged else "intact"
         stored = [] if cases else stored_checks(store.root)
         checks = f", {_counted(len(stored), 'stored check')}" if stored else ""
-        click.echo(f"{_counted(len(cases or store.names()), 'case')}{checks}: {verdict}")
+        echo(f"{_counted(len(cases or store.names()), 'case')}{checks}: {verdict}")
     ctx.exit(1 if damaged else 0)
 
 
@@ -222,7 +223,7 @@ def diff(ctx: click.Context, first: str, second: str | None, golden_dir: Path | 
         _print_json({name: difference.to_json() for name, difference in found.items()})
     else:
         for name, difference in found.items():
-            click.echo(f"{name}: {'different' if difference else 'the same'}")
+            echo(f"{name}: {'different' if difference else 'the same'}")
             echo_difference(difference)
     ctx.exit(1 if any(found.values()) else 0)
 
@@ -291,7 +292,7 @@ def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
         for item in found:
             item.echo()
         if not found:
-            click.echo("nothing is pending")
+            echo("nothing is pending")
     ctx.exit(1 if found else 0)
 
 
@@ -317,7 +318,7 @@ def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
 
     store = open_store(golden_dir, writes=True)
     for path in accept_checks(store, patterns) if case == CHECKS else accept_case(store, case, patterns):
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 @golden.command()
@@ -342,7 +343,7 @@ def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
         reject_checks(store, patterns)
     else:
         reject_case(store, case, patterns)
-    click.echo(f"rejected: {', '.join(patterns) or 'all'} of {case}")
+    echo(f"rejected: {', '.join(patterns) or 'all'} of {case}")
 
 
 @golden.command()
@@ -369,6 +370,6 @@ def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
     store = open_store(golden_dir, writes=True)
     paths = pruning.prunable(store, orphans) if dry_run else pruning.prune(store, orphans)
     for path in paths:
-        click.echo(f"{'would be removed' if dry_run else 'removed'}: {path}")
+        echo(f"{'would be removed' if dry_run else 'removed'}: {path}")
     if not paths:
-        click.echo("nothing to remove")
+        echo("nothing to remove")

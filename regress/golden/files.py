@@ -12,6 +12,7 @@ from pathlib import Path
 
 from regress.dump.files import Stamp, write_atomically
 from regress.errors import DumpError, GoldenError
+from regress.inputs import open_file, read_bytes
 
 RESTORE = "restore it from version control, or record the case again with regress golden record"
 
@@ -54,7 +55,7 @@ def read_stamped(path: Path, stamp: Stamp) -> bytes:
     """Return the bytes of a file if they are those recorded; raises `GoldenError` naming the file otherwise."""
     try:
         size = path.stat().st_size  # before reading: a replaced file may be huge
-        data = path.read_bytes() if size == stamp.size else b""
+        data = read_bytes(path) if size == stamp.size else b""
     except OSError as error:
         raise _unreadable(path, error) from error
     if size != stamp.size:
@@ -67,7 +68,7 @@ def read_stamped(path: Path, stamp: Stamp) -> bytes:
 def read_unstamped(path: Path) -> bytes:
     """Return the bytes of a file that has no recorded stamp yet; raises `GoldenError` when it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -76,13 +77,26 @@ def stamp_of(path: Path) -> Stamp:
     """Return size and hash of a file as it is; raises `GoldenError` when it cannot be read."""
     digest, size = hashlib.sha256(), 0
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
     except OSError as error:
         raise _unreadable(path, error) from error
     return Stamp(size, digest.hexdigest())
+
+
+def is_stamped(path: Path, stamp: Stamp) -> bool:
+    """Return True if a file is the one that was recorded; raises `GoldenError` when it cannot be read.
+
+    A file of another size is not hashed: one that replaced it may be huge.
+    """
+    try:
+        if path.stat().st_size != stamp.size:
+            return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return stamp_of(path) == stamp
 
 
 def _unreadable(path: Path, error: OSError) -> GoldenError:

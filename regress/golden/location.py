@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from regress.errors import GoldenError
-from regress.project import project_root
+from regress.errors import ConfigError, GoldenError
+from regress.project import project_root, project_tree
 
 __all__ = ["golden_directory", "project_root"]
 
@@ -79,17 +79,23 @@ def open_store(golden_dir: Path | None, *, writes: bool = False) -> GoldenStore:
 
 def _configured(path: Path) -> str:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise GoldenError(f"{path} cannot be read ({error}): correct it, or give --golden-dir") from None
-    section = tree.get("tool", {}).get("pytest", {})
-    for options in (section.get("ini_options", {}), section):
+        tree = project_tree(path)
+    except ConfigError as error:
+        raise GoldenError(f"{error}, or give --golden-dir") from None
+    section = _table(_table(tree, "tool"), "pytest")
+    for options in (_table(section, "ini_options"), section):
         if INI in options:
             if not isinstance(options[INI], str) or not options[INI]:
                 raise GoldenError(f"{INI} = {options[INI]!r} in {path} is no directory: write a path")
             found: str = options[INI]
             return found
     return DEFAULT
+
+
+def _table(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table of a document; an empty one for anything else of that name, which is not ours to judge."""
+    found = tree.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _shown(path: Path) -> Path:

@@ -5,7 +5,6 @@ This is the only way in which a golden is ever deleted without a replacement.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from regress.golden.pending_checks import is_check
 from regress.golden.proposal import read_pending
 from regress.golden.store import GoldenStore
 from regress.golden.transaction import transaction
+from regress.inputs import parse_json, read_bytes
 
 ORPHANS = ".pytest_cache/v/regress/orphans"
 """File in which the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
@@ -46,7 +46,7 @@ def prune(store: GoldenStore, orphans: Path) -> list[Path]:
 def orphaned(store: GoldenStore, listed: Path) -> list[Path]:
     """Return the stored checks that belonged to no test in the last full run, and were not written since."""
     try:
-        names = json.loads(listed.read_bytes())
+        names = parse_json(read_bytes(listed))
         since = listed.stat().st_mtime_ns
     except FileNotFoundError:
         return []

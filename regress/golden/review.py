@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import click
-
 from regress.errors import GoldenError
 from regress.golden.difference import Change, ToleranceChange
 from regress.golden.names import CHECKS, PENDING
@@ -14,6 +12,7 @@ from regress.golden.pending import pending_names, pending_of
 from regress.golden.pending_checks import check_change, label_of, pending_checks
 from regress.golden.store import GoldenStore
 from regress.golden.tables import Row, change_row, echo_table, tolerance_change_row
+from regress.printed import echo
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,18 @@ class Review:
 
     def echo(self) -> None:
         """Print the update, with the commands to decide."""
-        click.echo(f"{self.case}: pending update")
+        echo(f"{self.case}: pending update")
         for note in self.notes:
-            click.echo(f"  {note}")
+            echo(f"  {note}")
         echo_table([self._row(change) for change in self.changes])
         echo_table([tolerance_change_row(change) for change in self.tolerances])
         for line in self.others:
-            click.echo(line)
+            echo(line)
         if self.problem is not None:
-            click.echo(f"cannot be accepted: {self.problem}")
+            echo(f"cannot be accepted: {self.problem}")
         else:
-            click.echo(f"accept: regress golden accept {self.case} {self._choice}...")
-        click.echo(f"reject: regress golden reject {self.case} {self._choice}...")
+            echo(f"accept: regress golden accept {self.case} {self._choice}...")
+        echo(f"reject: regress golden reject {self.case} {self._choice}...")
 
     @property
     def _choice(self) -> str:

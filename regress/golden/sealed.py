@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
 from regress.errors import DumpError, GoldenError
+from regress.inputs import DOCUMENT, read_bytes
 
 SCHEMA_VERSION = 1
 
@@ -48,7 +49,7 @@ def read_sealed(path: Path, parse: Callable[[dict[str, Any]], T], remedy: str) -
     raise `ValueError` and its like.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, DOCUMENT)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -21,8 +21,12 @@ from regress.errors import GoldenError
 from regress.golden.names import parse_where, where_order
 from regress.layout import TokenFrame
 
-CLAIMS = ("tool_tokens", "kl", "sampler_correction", "entropy")
-"""Signals that a case can claim beyond those that every case has."""
+CLAIMS = (
+    *("tool_tokens", "kl", "sampler_correction", "entropy"),
+    *("below_limit", "repeated_prompt", "lone_sample", "inexact_mean"),
+)
+"""Signals that a case can claim beyond those that every case has. ``below_limit``: no completion is as long as
+``data.max_completion_length`` allows."""
 
 Values = Mapping[str, Mapping[str, Mapping[str, Array]]]
 """Update -> quantity -> tensor name -> values."""
@@ -41,6 +45,7 @@ class Recording:
         truth: update -> quantity -> tensor name -> canonical values; token quantities are flat `[frame.size]`.
         objective: the section `algorithm` of the whole configuration, defaults included.
         claims: claims of the case.
+        limit: greatest length of a completion.
     """
 
     frames: Mapping[str, TokenFrame]
@@ -48,6 +53,7 @@ class Recording:
     truth: Values
     objective: Mapping[str, Any]
     claims: Sequence[str]
+    limit: int = 0
 
     @cached_property
     def wheres(self) -> list[str]:
@@ -94,7 +100,8 @@ def check_signal(
 
     `config` is the whole configuration, defaults included; see `Recording` for the others.
     """
-    recording = Recording(frames, trajectories, truth, config["algorithm"], claims)
+    limit = int(config.get("data", {}).get("max_completion_length", 0))
+    recording = Recording(frames, trajectories, truth, config["algorithm"], claims, limit)
     rules = (
         _claims,
         _updates,
@@ -102,6 +109,7 @@ def check_signal(
         _endings,
         _groups,
         _tool_tokens,
+        _rollouts,
         _clipping,
         _correction,
         _kl,
@@ -151,14 +159,10 @@ def _turns(mask: Sequence[int]) -> list[int]:
 
 def _groups(found: Recording) -> Iterator[str]:
     for samples in found.trajectories.values():
-        rewards: dict[str, set[float]] = {}
-        sizes: dict[str, int] = {}
-        for sample in samples:
-            rewards.setdefault(sample.group_id, set()).add(sample.reward)
-            sizes[sample.group_id] = sizes.get(sample.group_id, 0) + 1
-        varied = any(len(values) > 1 for values in rewards.values())
-        flat = any(len(values) == 1 and sizes[group] > 1 for group, values in rewards.items())
-        if varied and flat:
+        groups = _by_group(samples).values()
+        different = [len({sample.reward for sample in group}) for group in groups]
+        flat = any(number == 1 < len(group) for number, group in zip(different, groups, strict=True))
+        if max(different) > 1 and flat:
             return
     yield "no step has a group of equal rewards beside one of different rewards"
 
@@ -166,6 +170,50 @@ def _groups(found: Recording) -> Iterator[str]:
 def _tool_tokens(found: Recording) -> Iterator[str]:
     if "tool_tokens" in found.claims and not any("101" in _runs(t.loss_mask) for t in found.samples):
         yield "no completion has masked tool tokens between sampled ones"
+
+
+def _rollouts(found: Recording) -> Iterator[str]:
+    """Check what rollouts of other people look like."""
+    steps = [_by_group(samples) for samples in found.trajectories.values()]
+    prompts = [[_prompt(group[0]) for group in groups.values()] for groups in steps]
+    sizes = [[len(group) for group in groups.values()] for groups in steps]
+    signals = {
+        "repeated_prompt": (
+            any(len({*step}) < len(step) for step in prompts),
+            "no prompt is there twice in a step",
+        ),
+        "lone_sample": (
+            any(min(step) == 1 < max(step) for step in sizes),
+            "no group has one sample beside groups of several",
+        ),
+        "below_limit": (
+            all(len(t.tokens) - t.prompt_length < found.limit for t in found.samples),
+            f"a completion has the maximal length ({found.limit})",
+        ),
+        "inexact_mean": (
+            any(_inexact([t.reward for t in group]) for groups in steps for group in groups.values()),
+            "no group has equal rewards whose mean is another number",
+        ),
+    }
+    for claim, (there, problem) in signals.items():
+        if claim in found.claims and not there:
+            yield problem
+
+
+def _by_group(samples: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group_id, []).append(sample)
+    return groups
+
+
+def _prompt(sample: Trajectory) -> tuple[int, ...]:
+    return tuple(sample.tokens[: sample.prompt_length])
+
+
+def _inexact(rewards: Sequence[float]) -> bool:
+    """Return True for equal rewards, not 0, whose sum over their number is rounded to something else."""
+    return len({*rewards}) == 1 and sum(rewards) / len(rewards) != rewards[0]
 
 
 def _runs(mask: Sequence[int]) -> str:
@@ -178,6 +226,8 @@ def _clipping(found: Recording) -> Iterator[str]:
     if ratio is None or advantages is None:
         yield "ratio and advantages are not recorded at every update"
         return
+    if found.objective.get("old_log_probs") == "current":  # every ratio is 1, whatever the policy
+        return
     used = ratio > 0  # tokens that the loss leaves out, such as those of truncated completions, have none
     ratio, advantages = ratio[used], advantages[used]
     if not (np.abs(ratio - 1) > _ROUNDING).any():
@@ -188,10 +238,15 @@ def _clipping(found: Recording) -> Iterator[str]:
         sides[f"below the clip range ({low:g})"] = ratio < low
     if low < high:
         sides["within the clip range"] = (ratio > low) & (ratio < high)
-    for side, there in sides.items():
-        for sign, fits in (("positive", advantages > 0), ("negative", advantages < 0)):
+    signs = {"positive": advantages > 0, "negative": advantages < 0}
+    if found.objective.get("advantage") == "constant":
+        del signs["negative"]
+    for side, there in sides.items() if low < high else ():
+        for sign, fits in signs.items():
             if not (there & fits).any():
                 yield f"no token with a {sign} advantage has a ratio {side}"
+    if low == high:  # nothing asks for the sign of the advantage
+        yield from (f"no token has a ratio {side}" for side, there in sides.items() if not there.any())
     for cap in ("delta", "dual_clip"):
         bound = found.objective.get(cap)
         if bound is not None and not ((ratio > bound) & (advantages < 0)).any():
@@ -220,7 +275,7 @@ def _correction(found: Recording) -> Iterator[str]:
         if (weights > 0).all():
             yield "no sampler weight is masked"
         return
-    for bound in bounds:
+    for bound in bounds if not found.objective.get("correction_normalize") else ():
         if bound is not None and not (weights == bound).any():
             yield f"no sampler weight is cut to {bound:g}"
 

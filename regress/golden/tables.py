@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +19,7 @@ from regress.golden.pending import pending_names
 from regress.golden.pending_checks import matches
 from regress.golden.store import GoldenStore
 from regress.golden.tree import CONTAINERS, describe
+from regress.printed import echo
 
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ def echo_table(rows: Sequence[Row]) -> None:
     console = Console(highlight=False, width=_WIDE)
     with console.capture() as capture:
         console.print(table)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _cell(value: Any) -> str:
@@ -206,4 +206,4 @@ def echo_difference(found: Difference) -> None:
     echo_table([change_row(change) for change in found.changes])
     echo_table([tolerance_change_row(change) for change in found.tolerances])
     for line in found.inputs:
-        click.echo(line)
+        echo(line)

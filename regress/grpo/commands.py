@@ -10,6 +10,7 @@ from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective
 from regress.grpo.recipes import RECIPES
+from regress.printed import echo
 
 
 @click.command()
@@ -30,14 +31,14 @@ def objective(preset: str | None, all_fields: bool, parts: bool) -> None:
     Fields are set as algorithm.<field>=<value> in a configuration, presets as algorithm.preset=<name>.
     """
     if all_fields:
-        click.echo("\n".join(field_lines()))
+        echo("\n".join(field_lines()))
     elif parts:
-        click.echo("\n".join(part_lines()))
+        echo("\n".join(part_lines()))
     elif preset is not None:
-        click.echo("\n".join(preset_lines(preset)))
+        echo("\n".join(preset_lines(preset)))
     else:
         width = max(map(len, RECIPES))
-        click.echo("\n".join(f"{name:{width}}  {recipe.reproduces}" for name, recipe in RECIPES.items()))
+        echo("\n".join(f"{name:{width}}  {recipe.reproduces}" for name, recipe in RECIPES.items()))
 
 
 def preset_lines(name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 The log-sum-exp runs over pieces of the vocabulary (online: a running maximum, and sums rescaled when it
 rises), and the backward pass writes the gradient of the logits piece by piece. Beyond the logits and their
-gradient only blocks of at most `BLOCK` elements are held. Source: Milakov & Gimelshein, arXiv 1805.02867.
+gradient only blocks of at most `block` elements are held. Source: Milakov & Gimelshein, arXiv 1805.02867.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ BLOCK = 1 << 20
 """Elements of the largest scratch buffer, chosen to fit a processor's cache."""
 
 VOCAB_CHUNK = 1 << 14
+"""Columns of a piece of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def token_log_probs(
     *,
     temperature: float = 1.0,
     vocab_chunk: int = VOCAB_CHUNK,
+    block: int = BLOCK,
     entropy: bool | Literal["no_grad"] = False,
 ) -> TokenLogProbs:
     """Return the log-probability of ``targets[...]`` under ``softmax(logits[..., V] / temperature)``.
@@ -43,26 +45,41 @@ def token_log_probs(
     same (tempered) distribution, ``"no_grad"`` one without gradient. Rows whose outputs receive no gradient
     get exactly 0, whatever their values. Logits of minus infinity are tokens of probability 0.
 
+    Args:
+        vocab_chunk: columns that are reduced at a time.
+        block: elements of the largest scratch buffer, which decides how many rows are reduced at a time.
+
     Raises:
-        InputError: shapes that do not match, a target outside the vocabulary, or a temperature of 0 or less.
+        InputError: shapes that do not match, a target outside the vocabulary, a size below 1, or a temperature of 0 or
+            less.
     """
-    check_logits(logits, targets, temperature, vocab_chunk)
+    check_logits(logits, targets, temperature, vocab_chunk, block)
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
         raise InputError(
             f"targets span {int(targets.min())} to {int(targets.max())}, outside the vocabulary of "
             f"{logits.shape[-1]}: fill positions without a target with any token id, such as 0."
         )
     outputs: tuple[Tensor, Tensor | None]
-    outputs = _TokenLogProbs.apply(logits, targets, temperature, vocab_chunk, entropy)
+    outputs = _TokenLogProbs.apply(logits, targets, temperature, Pieces(vocab_chunk, block), entropy)
     return TokenLogProbs(*outputs)
 
 
-def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int) -> None:
+@dataclass(frozen=True)
+class Pieces:
+    """Sizes in which a matrix of logits is gone through: columns of a piece, elements of a block of rows."""
+
+    columns: int = VOCAB_CHUNK
+    elements: int = BLOCK
+
+
+def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int, block: int) -> None:
     """Raise `InputError` unless ``targets[...]`` match ``logits[..., V]`` in shape; target values are not checked."""
     if not temperature > 0:
         raise InputError(f"temperature={temperature} cannot divide logits: it must be greater than 0.")
     if vocab_chunk < 1:
         raise InputError(f"vocab_chunk={vocab_chunk} is no size: it must be at least 1.")
+    if block < 1:
+        raise InputError(f"block={block} is no size: it must be at least 1.")
     if not logits.is_floating_point() or logits.shape[:-1] != targets.shape or targets.dtype != torch.int64:
         raise InputError(
             f"targets ({targets.dtype}, shape {tuple(targets.shape)}) do not fit logits ({logits.dtype}, "
@@ -77,15 +94,15 @@ class _TokenLogProbs(torch.autograd.Function):
         logits: Tensor,
         targets: Tensor,
         temperature: float,
-        vocab_chunk: int,
+        pieces: Pieces,
         entropy: bool | Literal["no_grad"],
     ) -> tuple[Tensor, Tensor | None]:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         # row statistics: log-probs, maximum, log of the sum of exp(x - maximum), entropy
         stats = torch.empty(4, targets.numel(), dtype=dtype, device=logits.device)
         flat_targets = targets.reshape(-1)
-        for rows, block in row_blocks(logits, vocab_chunk):
-            maximum, total, moment = online_softmax(block, temperature, vocab_chunk, dtype, bool(entropy))
+        for rows, block in row_blocks(logits, pieces):
+            maximum, total, moment = online_softmax(block, temperature, pieces.columns, dtype, bool(entropy))
             log_sum = total.log()
             target = scaled(block.gather(1, flat_targets[rows, None]), temperature, dtype).squeeze(1)
             stats[0, rows] = (target - maximum) - log_sum
@@ -93,7 +110,7 @@ class _TokenLogProbs(torch.autograd.Function):
         log_probs = stats[0].view(targets.shape)
         entropies = stats[3].view(targets.shape).clone() if entropy else None
         ctx.save_for_backward(logits, flat_targets, stats)
-        ctx.temperature, ctx.vocab_chunk, ctx.entropy_grad = temperature, vocab_chunk, entropy is True
+        ctx.temperature, ctx.pieces, ctx.entropy_grad = temperature, pieces, entropy is True
         if entropies is not None and entropy == "no_grad":
             ctx.mark_non_differentiable(entropies)
         return log_probs.clone(), entropies
@@ -106,7 +123,7 @@ class _TokenLogProbs(torch.autograd.Function):
         logits, targets, stats = ctx.saved_tensors
         up_entropy = grad_entropy if ctx.entropy_grad else None
         grad = logits_gradient(
-            logits, targets, stats, grad_log_probs, up_entropy, ctx.temperature, ctx.vocab_chunk
+            logits, targets, stats, grad_log_probs, up_entropy, ctx.temperature, ctx.pieces
         )
         return grad, None, None, None, None
 
@@ -118,7 +135,7 @@ def logits_gradient(
     grad_log_probs: Tensor,
     grad_entropy: Tensor | None,
     temperature: float,
-    vocab_chunk: int,
+    pieces: Pieces,
 ) -> Tensor:
     """Return the gradient of logits ``[..., V]``, given those of the log-probs and entropies of their rows.
 
@@ -129,13 +146,13 @@ def logits_gradient(
     out = grad.view(targets.numel(), logits.shape[-1])
     g_log_probs = grad_log_probs.reshape(-1).to(stats.dtype)
     g_entropy = None if grad_entropy is None else grad_entropy.reshape(-1).to(stats.dtype)
-    for rows, block in row_blocks(logits, vocab_chunk):
+    for rows, block in row_blocks(logits, pieces):
         up = g_log_probs[rows, None] / temperature
         up_entropy = None if g_entropy is None else g_entropy[rows, None] / temperature
         idle = up == 0 if up_entropy is None else (up == 0) & (up_entropy == 0)
         some_idle = bool(idle.any())
         maximum, log_sum, entropy = stats[1:, rows, None]
-        for cols in chunks(block.shape[1], vocab_chunk):
+        for cols in chunks(block.shape[1], pieces.columns):
             log_p = (scaled(block[:, cols], temperature, stats.dtype) - maximum).sub_(log_sum)
             if up_entropy is None:
                 piece = log_p.exp_().mul_(-up)
@@ -188,14 +205,14 @@ def chunks(size: int, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, size))
 
 
-def row_blocks(logits: Tensor, vocab_chunk: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield views of ``logits`` as (rows, [R, V]), ``vocab_chunk`` columns of which fit `BLOCK`; none if
-    ``V`` is 0.
+def row_blocks(logits: Tensor, pieces: Pieces) -> Iterator[tuple[slice, Tensor]]:
+    """Yield views of ``logits`` as (rows, [R, V]), a piece of which has at most the elements of a block (or one row);
+    none if ``V`` is 0.
     """
     V = logits.shape[-1]
     if V == 0:
         return
-    step = max(1, BLOCK // min(V, vocab_chunk))
+    step = max(1, pieces.elements // min(V, pieces.columns))
     start = 0
     for part in _as_rows(logits):
         for rows in chunks(part.shape[0], step):

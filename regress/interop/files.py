@@ -7,15 +7,15 @@ or just files of tensors.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location, children
+from regress.dump.location import Location, children, read_bytes
 from regress.dump.record import Record
 from regress.errors import DumpError
+from regress.inputs import parse_json
 from regress.interop.readers import Source
 from regress.interop.tensorfiles import is_tensor_file, tensors_in
 
@@ -125,13 +125,17 @@ def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[
 
 def _index(path: Location) -> dict[str, str]:
     try:
-        tree = json.loads(path.read_bytes())
+        tree = parse_json(read_bytes(path))
         shards: Any = tree["weight_map"]
         known = {str(name): str(shard) for name, shard in shards.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DumpError(f"{path} is no index of shards ({error}): copy the checkpoint again") from None
     if not known:
         raise DumpError(f"{path} names no tensor, so there is nothing to compare: copy the checkpoint again")
+    if odd := next((shard for shard in known.values() if not shard.isprintable()), None):
+        raise DumpError(
+            f"{path} names the shard {odd[:80]!r}, which cannot be printed: copy the checkpoint again"
+        )
     outside = next(
         (shard for shard in known.values() if "/" in shard or "\\" in shard or ".." in shard), None
     )

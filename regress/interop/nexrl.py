@@ -19,6 +19,7 @@ from regress.dump.damage import CUT_OFF, Damage
 from regress.dump.location import Location, children
 from regress.dump.nexrl import foreign_trajectories
 from regress.dump.record import Record
+from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.nexrl_batches import Batch, Batches
 from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
@@ -40,6 +41,7 @@ class NexrlDump(Source):
     """
 
     system = "NexRL"
+    unsealed = True
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
@@ -88,7 +90,7 @@ class NexrlDump(Source):
         """Return the content of the first file of a type and step as it is; None if there is none."""
         return self._first(type, step)
 
-    def verify(self, name: str) -> None:
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Read a file again: there is no hash that it could be compared with."""
         self._payload(name.partition("#")[0])
 
@@ -113,7 +115,9 @@ class NexrlDump(Source):
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL: {damage}; {damage.remedy}"
             ) from None
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except DumpError as error:
+            raise DumpError(f"{self.folder / file} is no record of NexRL ({error})") from None
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL ({type} with {error}); {CUT_OFF}"
             ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,6 +206,9 @@ class Batches:
         meta: dict[str, Any] = {"own_mean": True, "unplaced": True}
         if place in self.forward:
             meta = {"own_mean": True, **_meta(self._rows[place], self.forward[place].width)}
+        metrics = payload.get("metrics")
+        if isinstance(metrics, Mapping):
+            meta["metrics"] = {str(name): v for name, v in metrics.items() if _finite(v)}
         return Record.of("loss", where, tensors, meta)
 
     def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
@@ -385,3 +389,7 @@ def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
         "unnamed": [list(row.key) for row in kept if not (row.known and row.sure)],
         "open": any(row.open for row in kept),
     }
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

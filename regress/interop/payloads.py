@@ -5,7 +5,6 @@ A pickle is never executed, and nothing is taken on trust: anything but plain da
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,10 @@ import numpy as np
 from regress.dump.arrays import DTYPES, Array, is_float, to_numpy
 from regress.dump.damage import Damage
 from regress.dump.formats import pt
-from regress.dump.location import Location
+from regress.dump.location import Location, read_bytes
 from regress.dump.reader import detect_format
 from regress.errors import DumpError
+from regress.inputs import parse_json
 
 Payload = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def read_payload(path: Location) -> Payload:
         DumpError: if the file is missing, damaged, or holds code.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise DumpError(f"{path} cannot be read ({error.strerror or error}): check the path") from None
     try:
@@ -52,14 +52,17 @@ def _last_line(data: bytes) -> Any:
     """Return the last object of a file of JSON lines, which holds several if it was opened for appending."""
     lines = [line for line in data.split(b"\n") if line.strip()]
     try:
-        return json.loads(lines[-1])
+        return parse_json(lines[-1], finite=False)
     except (ValueError, IndexError, RecursionError) as error:
         raise Damage(f"its last line is no JSON ({error})") from None
 
 
 def is_own(path: Location) -> bool:
     """Return True if a file is a recording of this project, which has a seal."""
-    data = path.read_bytes()
+    try:
+        data = read_bytes(path)
+    except OSError:
+        return False  # who opens it says why
     format = detect_format(data)
     if format is None:
         return False

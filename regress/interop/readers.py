@@ -30,7 +30,7 @@ own are asked for first, bare files of tensors last.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import getattr_static
@@ -39,6 +39,7 @@ from typing import Any, Protocol
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location
 from regress.dump.record import Record
+from regress.dump.sums import Span
 from regress.errors import DumpError, reason
 
 GROUP = "regress.sources"
@@ -61,12 +62,14 @@ class Source(Protocol):
         folder: the path it was opened with.
         system: name of the system, for people.
         mesh, config: extent of each dimension of the ranks, and configuration of the run, nested; empty where unknown.
+        unsealed: True if its files carry nothing that their bytes could be verified by.
     """
 
     folder: Location
     system: str
     mesh: Mapping[str, int] = {}
     config: Mapping[str, Any] = {}
+    unsealed: bool = False
 
     @property
     def precision(self) -> str | None:
@@ -91,8 +94,12 @@ class Source(Protocol):
         """Return the content of the first file of a type that has no records; None if there is none."""
         return None
 
-    def verify(self, name: str) -> None:
-        """Raise `DumpError` if a record is not what was written, as far as the system can tell."""
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a record's file that `read` leaves to `verify`, or those of some tensors."""
+        return None
+
+    def verify(self, name: str, span: Span | None = None) -> None:
+        """Raise `DumpError` if a record, or a part of its file, is not what was written, as far as can be told."""
         return
 
     def root(self, rank: int) -> int:
@@ -102,6 +109,20 @@ class Source(Protocol):
     @abstractmethod
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the system could have recorded a stage, or a tensor of it."""
+
+
+def spans_of(source: Source, name: str, tensors: Collection[str] | None = None) -> Sequence[Span]:
+    """Return what `Source.spans` does; nothing for a source that does not inherit from it."""
+    found = getattr(source, "spans", None)
+    return () if found is None else found(name, tensors) or ()
+
+
+def verify_span(source: Source, name: str, span: Span | None) -> None:
+    """Verify a part of a file; of a source without parts the whole of it."""
+    if span is None:
+        source.verify(name)
+    else:
+        source.verify(name, span)
 
 
 class Reader(Protocol):

@@ -19,9 +19,11 @@ from regress.dump.location import Location
 from regress.dump.reader import files_within, is_dump_file, read
 from regress.dump.record import Record
 from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
+from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.readers import Source
 from regress.layout import Segment, TokenLayout
+from regress.schema import conform
 
 PER_MICROBATCH = ("forward_data", "loss", "is_loss_debug", "batch_inputs")
 _ALWAYS: Mapping[str, frozenset[str]] = {
@@ -116,6 +118,10 @@ class ServiceDump(Source):
             return record
         named: Any = record.meta.get("samples") or []
         known = {one.key(number) for one, part in self._parts.get(where, ()) for number in part.datums}
+        try:
+            conform(named, list[tuple[str | int, int]], "its list of samples")
+        except ValueError as error:
+            raise DumpError(f"{self.folder / name} is damaged ({error}): copy the dump again") from None
         unknown = [key for key in named if (str(key[0]), int(key[1])) not in known]
         if unknown:
             raise DumpError(
@@ -154,7 +160,7 @@ class ServiceDump(Source):
             if not one.folder:
                 yield from ((one, part) for part in one.parts)
 
-    def verify(self, name: str) -> None:
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Read a file again, which verifies its checksum."""
         if not name.startswith(_INDEXED):
             read(self.folder / name)

@@ -6,7 +6,6 @@ https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-import json
 import math
 from io import BytesIO
 from pathlib import Path
@@ -17,15 +16,14 @@ import numpy as np
 from regress.dump.arrays import DTYPES, Array
 from regress.dump.damage import Damage
 from regress.dump.formats import archive
-from regress.dump.formats.safetensors import CODES
+from regress.dump.formats.safetensors import CODES, HEADER
 from regress.dump.location import Location
 from regress.dump.mapped import map_file
 from regress.errors import DumpError
+from regress.inputs import TwiceError, parse_json
 
 SUFFIXES = (".safetensors", ".pt", ".bin", ".pth")
 
-_HEADER = 100_000_000
-"""Most bytes of a header, as for the readers of Hugging Face."""
 _DTYPES = {code: name for name, code in CODES.items()}
 
 
@@ -99,12 +97,18 @@ def _safetensors(data: memoryview) -> dict[str, Array]:
             "it begins like neither a safetensors file nor an archive of torch.save",
             "give a .safetensors, .pt or .bin file, or the folder of a checkpoint",
         )
-    if size > min(len(data) - 8, _HEADER):
+    if size > min(len(data) - 8, HEADER):
         raise Damage(f"it announces a header of {size} bytes, but the file has {len(data)}")
     try:
-        header = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise Damage(f"its header is no JSON ({error})") from None
+        header = parse_json(bytes(data[8 : 8 + size]))
+    except TwiceError as error:
+        raise Damage(
+            f"two of its tensors have the name {error.key!r}", "give each a name of its own"
+        ) from None
+    except ValueError as error:
+        raise Damage(f"its header is no JSON that can be read ({error})") from None
+    if not isinstance(header, dict):
+        raise Damage("its header is no JSON object")
     header.pop("__metadata__", None)
     body = data[8 + size :]
     found = {name: _tensor(name, entry, body) for name, entry in header.items()}
@@ -114,16 +118,9 @@ def _safetensors(data: memoryview) -> dict[str, Array]:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise Damage(f"two of its tensors have the name {name!r}", "give each a name of its own")
-        found[name] = value
-    return found
-
-
 def _tensor(name: str, entry: Any, body: memoryview) -> Array:
+    if not name.isprintable():
+        raise Damage(f"its tensor {name[:80]!r} has a name that cannot be printed", "give it another name")
     match entry:
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
             if code not in _DTYPES:

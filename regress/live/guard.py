@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,6 +112,7 @@ class Guard:
         self._weights = EarlierWeights(self._model)
         self._wants_weights = False
         self._ddp = self._model if isinstance(self._model, nn.parallel.DistributedDataParallel) else None
+        self._named: dict[str, nn.Parameter] = {}
         self._stepped: set[int] = set()
         self._stack = ExitStack()
 
@@ -221,10 +221,13 @@ class Guard:
         self._micros, self._losses = [], []
 
     def _owns(self, optimizer: Optimizer) -> bool:
-        own = {id(p) for p in self._model.parameters()}
+        own = {id(p) for p in self._named.values()}
         return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._named = dict(
+            self._model.named_parameters()
+        )  # once in an update, as walking a model takes its time
         if not self._owns(optimizer):
             return
         if id(optimizer) in self._stepped:
@@ -274,17 +277,16 @@ class Guard:
     def _unbounded(self, kind: str, of: Any) -> Iterator[tuple[str, str]]:
         found = {
             name: (value.to_local() if hasattr(value, "to_local") else value).detach()
-            for name, p in self._model.named_parameters()
+            for name, p in self._named.items()
             if (value := of(p)) is not None and value.is_floating_point()
         }
         if not found:
             return
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm([*found.values()])])
-        suspects = [name for name, norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)]
-        wrong = [
-            name for name in suspects if not bool(torch.isfinite(found[name]).all())
-        ]  # a norm may overflow
-        if wrong:
+        norms = torch._foreach_norm([*found.values()])
+        if bool(torch.isfinite(torch.stack(_alike(norms)).sum())):  # one look at the device where all is well
+            return
+        wrong = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
+        if wrong:  # a norm, or their sum, may overflow
             name = wrong[0]
             count = int((~torch.isfinite(found[name])).sum())
             yield (
@@ -420,6 +422,14 @@ class _Losses:
 
     def unscaled(self, optimizer: Any) -> None:
         """Ignore it."""
+
+
+def _alike(norms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return numbers of one dtype on one device."""
+    first = norms[0]
+    if all(norm.dtype == first.dtype and norm.device == first.device for norm in norms):
+        return norms
+    return tuple(norm.to(first.device, torch.float64) for norm in norms)
 
 
 def _detached(values: Tensor | None) -> Tensor | None:

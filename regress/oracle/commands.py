@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from regress.errors import ConfigError, OracleError
+from regress.printed import echo
 
 
 @click.command()
@@ -114,12 +115,12 @@ def oracle(
             ranks_average=ranks_average,
             only=only,
         )
-        click.echo(f"objective: {found.claim.words}")
+        echo(f"objective: {found.claim.words}")
         code = tell({"oracle": found.comparison}, folder=report, json_file=json_file)
         for note in found.notes:
-            click.echo(f"note: {note}")
+            echo(f"note: {note}")
         if keep is not None:
-            click.echo(f"written: {found.truth}")
+            echo(f"written: {found.truth}")
     ctx.exit(code)
 
 

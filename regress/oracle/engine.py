@@ -103,18 +103,24 @@ def run_program(program: Program) -> Path:
     config = program.config
     with torch_settings(config.threads), ExitStack() as resources:
         trainer = _trainer(program, resources)
-        end = _ending(program.updates)
+        end = _ending(trainer, program.updates)
         try:
             for step in sorted(program.rollouts):
+                if trainer.updates == program.updates:
+                    break
                 trainer.step(step, start=_start(trainer, program, step), after_update=end)
         except _Enough:
             pass
     return Path(config.debug.dump_dir)
 
 
-def _ending(updates: int | None) -> Callable[[StepOutcome, int, float], None]:
+def _ending(trainer: Trainer, updates: int | None) -> Callable[[StepOutcome, int, float], None]:
+    """Return a function that ends a run within a step; the metrics of a step belong to a run that ends with it."""
+
     def after(outcome: StepOutcome, update: int, learning_rate: float) -> None:
-        if updates is not None and update + 1 >= updates:
+        work = trainer.unfinished
+        assert work is not None
+        if update + 1 == updates and len(work.outcomes) < trainer.config.trainer.epochs * len(work.minis):
             raise _Enough
 
     return after

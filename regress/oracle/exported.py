@@ -2,104 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import load_file
-
-from regress.dump.arrays import Array
-from regress.dump.trajectory import Trajectory
-from regress.errors import ConfigError, GoldenError, reason
+from regress.errors import ConfigError, GoldenError
 from regress.grpo.presets import preset_values
 from regress.oracle.engine import GivenTokens, Program, run_program
 from regress.replay.configure import compose, dump_everything
-from regress.replay.export import FORMAT, INDEX
+from regress.replay.exported import ExportedCase
 
 ADVANTAGES = "advantages"
 """Key of an override that is no key of the configuration: one advantage for every loss token."""
 _SECTIONS = ("algorithm.", "optimizer.", "batching.", "trainer.", "reference.", "rollout_worker.temperature")
 _SCHEDULE = ("optimizer.learning_rate", "optimizer.lr_scheduler", "optimizer.warmup_steps")
 _PRESET = "algorithm.preset"
-
-
-@dataclass(frozen=True)
-class ExportedCase:
-    """Folder that ``regress golden export`` wrote.
-
-    Raises:
-        GoldenError: on opening, if it is none.
-    """
-
-    folder: Path
-
-    def __post_init__(self) -> None:
-        index = self._json(INDEX)
-        if index.get("format") != FORMAT:
-            raise GoldenError(
-                f"{self.folder} has the format {index.get('format')!r} and this version reads {FORMAT}; export the "
-                "case again with regress golden export"
-            )
-
-    @cached_property
-    def objective(self) -> Mapping[str, Any]:
-        """Content of ``objective.json``."""
-        return self._json("objective.json")
-
-    @property
-    def name(self) -> str:
-        """Name of the golden case."""
-        return str(self.objective["case"])
-
-    @property
-    def updates(self) -> Sequence[Mapping[str, Any]]:
-        """Numbered optimizer updates, in order."""
-        found: Sequence[Mapping[str, Any]] = self.objective["updates"]
-        return found
-
-    @property
-    def model(self) -> Path:
-        """Checkpoint of the policy."""
-        return self.folder / "model"
-
-    @property
-    def reference(self) -> Path | None:
-        """Checkpoint of the reference model; None if the case has none."""
-        path = self.folder / "reference"
-        return path if path.is_dir() else None
-
-    def rollouts(self, step: int) -> list[Trajectory]:
-        """Return the samples of a step, in canonical order."""
-        path = self.folder / "rollouts" / f"step_{step:06d}.jsonl"
-        try:
-            return [_trajectory(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise GoldenError(
-                f"{path} cannot be read as rollouts ({reason(error)}); export the case again"
-            ) from error
-
-    def optimizer_state(self) -> dict[str, Array] | None:
-        """Return ``PARAMETER/exp_avg``, ``PARAMETER/exp_avg_sq`` and ``PARAMETER/step`` by name; None without any."""
-        steps = self.objective["optimizer_steps"]
-        if steps is None:
-            return None
-        moments = load_file(self.folder / "optimizer.safetensors")
-        return {**moments, **{f"{name}/step": np.asarray(float(count)) for name, count in steps.items()}}
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GoldenError(
-                f"{self.folder} is no exported case ({reason(error)}); write one with regress golden export CASE DIR"
-            ) from error
-        if not isinstance(found, dict):
-            raise GoldenError(f"{self.folder / name} is no JSON object; export the case again")
-        return found
 
 
 def truth(
@@ -140,7 +57,7 @@ def program_of(
     chosen = {key: value for key, value in overrides.items() if key != ADVANTAGES}
     _require_known(chosen)
     steps = dict.fromkeys(int(update["step"]) for update in case.updates[:count])
-    rollouts = {step: case.rollouts(step) for step in steps}
+    rollouts = {step: case.trajectories(step) for step in steps}
     own_rates = [float(update["learning_rate"]) for update in case.updates]
     own = {**_settings(case, chosen, len(steps), folder), "optimizer.learning_rate": max(own_rates)}
     config = compose({}, {**dump_everything(folder), **own, **chosen}, folder)
@@ -178,7 +95,7 @@ def _require_known(overrides: Mapping[str, Any]) -> None:
 
 def _settings(case: ExportedCase, overrides: Mapping[str, Any], steps: int, folder: Path) -> dict[str, Any]:
     """Return dotted key -> value of the case's own program."""
-    told, optimizer = case.objective, case.objective["optimizer"]
+    told, optimizer = case.numbers, case.numbers["optimizer"]
     first = case.updates[0]
     minis = [update for update in case.updates if update["step"] == first["step"]]
     algorithm = {
@@ -220,11 +137,11 @@ def _has_kl(told: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
 def _lengths(case: ExportedCase) -> dict[str, int]:
     """Return sizes that the rollouts have to keep to."""
     steps = dict.fromkeys(int(update["step"]) for update in case.updates)
-    samples = [sample for step in steps for sample in case.rollouts(step)]
+    samples = [sample for step in steps for sample in case.trajectories(step)]
     longest = max(len(sample.tokens) for sample in samples)
-    norm = int(case.objective["norm_length"])
+    norm = int(case.numbers["norm_length"])
     prompt = max(1, max(sample.prompt_length for sample in samples))
-    first = [sample.group_id for sample in case.rollouts(next(iter(steps)))]
+    first = [sample.group_id for sample in case.trajectories(next(iter(steps)))]
     groups = len({*first})
     return {
         "data.max_prompt_length": prompt,
@@ -257,26 +174,3 @@ def _require_cuts(case: ExportedCase, program: Program) -> None:
                 f"update {update['name']} of {case.folder} has other samples than mini-batches of "
                 f"{size or len(samples)} have; export the case again"
             )
-
-
-def _trajectory(row: Mapping[str, Any]) -> Trajectory:
-    start = len(row["prompt_ids"])
-    mask = [0] * start + [int(value) for value in row["loss_mask"]]
-    sampled = row["sampler_log_probs"]
-    known = sampled is not None and all(
-        v is not None for v, m in zip(sampled, row["loss_mask"], strict=True) if m
-    )
-    values = [0.0] * start + [0.0 if value is None else float(value) for value in sampled or ()]
-    return Trajectory(
-        group_id=str(row["group_id"]),
-        run_id=int(row["run_id"]),
-        tokens=[int(token) for token in (*row["prompt_ids"], *row["completion_ids"])],
-        loss_mask=mask,
-        reward=float(row["reward"]),
-        prompt_length=start,
-        log_probs=np.asarray(values) if known else None,
-        finish_reason=row["finish_reason"],
-        rewards={name: float(value) for name, value in row["rewards"].items()},
-        prompt=row["prompt"],
-        response=row["response"],
-    )

@@ -189,6 +189,16 @@ class Recorded:
         limit: Any = limits.pop() if len(limits) == 1 else None
         return Optimizer(rates, settings, limit)
 
+    def continued(self, at: At) -> bool:
+        """Return True if an optimizer had made updates before this one, as the step counts after it tell."""
+        counts = [
+            float(np.max(values))
+            for record in self._records("optimizer", at)
+            for name, values in record.tensors.items()
+            if name.endswith("/step") and np.size(values)
+        ]
+        return max(counts, default=1.0) > 1.0
+
     def _records(self, type: str, at: At) -> list[Record]:
         files = self.dump.manifest.files
         names = [n for n in self.dump.names(type, at[0]) if files[n].where.update == at[1]]

@@ -219,7 +219,14 @@ class ParallelPolicy(LocalPolicy):
         if not ranges or group is None:
             return super()._token_log_probs(logits, targets, entropy)
         return vocab_parallel_log_probs(
-            logits, targets, start=ranges[-1][0], group=group, temperature=self.temperature, entropy=entropy
+            logits,
+            targets,
+            start=ranges[-1][0],
+            group=group,
+            temperature=self.temperature,
+            vocab_chunk=self.pieces.columns,
+            block=self.pieces.elements,
+            entropy=entropy,
         )
 
     def _attention(self, micro: Microbatch) -> dict[str, object]:

@@ -52,8 +52,13 @@ def replicated(model: PreTrainedModel, world: ProcessGroups) -> Replicas | None:
     if world.config.wrapper is not None:
         own: Any = own_wrapper(model, world.group(*DIMENSIONS), world.config.wrapper)
         return Replicas(own, size, own.no_sync, lambda loss: loss.backward())
-    module = DistributedDataParallel(model, process_group=world.group(*DIMENSIONS))
+    module = distributed(model, world.group(*DIMENSIONS))
     return Replicas(module, size, module.no_sync, lambda loss: loss.backward())
+
+
+def distributed(model: nn.Module, group: Any) -> DistributedDataParallel:
+    """Return torch's wrapper of a model for the processes of a group; also what ``parallel.wrapper`` may name."""
+    return DistributedDataParallel(model, process_group=group)
 
 
 def _accelerate(model: PreTrainedModel, size: int) -> Replicas:

@@ -16,7 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import (
+    BLOCK,
     VOCAB_CHUNK,
+    Pieces,
     TokenLogProbs,
     check_logits,
     logits_gradient,
@@ -34,6 +36,7 @@ def vocab_parallel_log_probs(
     group: dist.ProcessGroup,
     temperature: float = 1.0,
     vocab_chunk: int = VOCAB_CHUNK,
+    block: int = BLOCK,
     entropy: bool | Literal["no_grad"] = False,
 ) -> TokenLogProbs:
     """Compute `token_log_probs` of logits ``[..., V]``, of which this rank holds ``[..., start : start + V_local]``.
@@ -42,12 +45,13 @@ def vocab_parallel_log_probs(
     (``[...]``, ids of the whole vocabulary); each gets the same result, bit for bit.
 
     Raises:
-        InputError: shapes that do not match, a target that no rank holds, or a temperature of 0 or less.
+        InputError: shapes that do not match, a target that no rank holds, a size below 1, or a temperature of 0 or
+            less.
     """
-    check_logits(local_logits, targets, temperature, vocab_chunk)
+    check_logits(local_logits, targets, temperature, vocab_chunk, block)
     outputs: tuple[Tensor, Tensor | None]
     outputs = _VocabParallelLogProbs.apply(
-        local_logits, targets - start, temperature, vocab_chunk, entropy, group
+        local_logits, targets - start, temperature, Pieces(vocab_chunk, block), entropy, group
     )
     return TokenLogProbs(*outputs)
 
@@ -59,12 +63,12 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         logits: Tensor,
         columns: Tensor,
         temperature: float,
-        vocab_chunk: int,
+        pieces: Pieces,
         entropy: bool | Literal["no_grad"],
         group: dist.ProcessGroup,
     ) -> tuple[Tensor, Tensor | None]:
         flat = columns.reshape(-1)
-        maximum, sums = _local_sums(logits, flat, temperature, vocab_chunk, bool(entropy))
+        maximum, sums = _local_sums(logits, flat, temperature, pieces, bool(entropy))
         maximum, sums = _joined(maximum, sums, group)
         total, moment, target, holders = sums
         _check_holders(holders, flat)
@@ -72,7 +76,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         stats = torch.stack([(target - maximum) - log_sum, maximum, log_sum, log_sum - moment / total])
         entropies = stats[3].view(columns.shape).clone() if entropy else None
         ctx.save_for_backward(logits, flat, stats)
-        ctx.temperature, ctx.vocab_chunk, ctx.entropy_grad = temperature, vocab_chunk, entropy is True
+        ctx.temperature, ctx.pieces, ctx.entropy_grad = temperature, pieces, entropy is True
         if entropies is not None and entropy == "no_grad":
             ctx.mark_non_differentiable(entropies)
         return stats[0].view(columns.shape).clone(), entropies
@@ -85,13 +89,13 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         logits, columns, stats = ctx.saved_tensors
         up_entropy = grad_entropy if ctx.entropy_grad else None
         grad = logits_gradient(
-            logits, columns, stats, grad_log_probs, up_entropy, ctx.temperature, ctx.vocab_chunk
+            logits, columns, stats, grad_log_probs, up_entropy, ctx.temperature, ctx.pieces
         )
         return grad, None, None, None, None, None
 
 
 def _local_sums(
-    logits: Tensor, columns: Tensor, temperature: float, vocab_chunk: int, entropy: bool
+    logits: Tensor, columns: Tensor, temperature: float, pieces: Pieces, entropy: bool
 ) -> tuple[Tensor, Tensor]:
     """Return, per row of this part, the maximum m, and [4, rows]: sum exp(x - m), sum (x - m) exp(x - m),
     the target's logit or 0, and 1 if the target lies here.
@@ -99,9 +103,9 @@ def _local_sums(
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     maximum = torch.full((columns.numel(),), torch.finfo(dtype).min, dtype=dtype, device=logits.device)
     sums = torch.zeros(4, columns.numel(), dtype=dtype, device=logits.device)
-    for rows, block in row_blocks(logits, vocab_chunk):
+    for rows, block in row_blocks(logits, pieces):
         maximum[rows], sums[0, rows], sums[1, rows] = online_softmax(
-            block, temperature, vocab_chunk, dtype, entropy
+            block, temperature, pieces.columns, dtype, entropy
         )
         column = columns[rows, None]
         here = ((column >= 0) & (column < block.shape[1])).squeeze(1)

@@ -216,7 +216,7 @@ class Suite:
     ) -> Iterator[Item | Broken]:
         """Yield the tests of all replays, or for one that cannot be made the test that reports it."""
         from regress.replay.foreign import foreign_items
-        from regress.replay.matrix import Replay, combinations, items
+        from regress.replay.matrix import Replay, belongs, combinations, items
         from regress.replay.variants import TIERS, Extent
 
         if extent is Extent.REDUCED:  # which case a variant is replayed on depends on which can be
@@ -229,6 +229,8 @@ class Suite:
                 continue
             replay = Replay(case, variant, precision)
             try:
+                if not belongs(replay, extent):
+                    continue
                 made = items(replay) if self.adapter is None else foreign_items(replay)
                 found: Sequence[Item | Broken] = list(made)
             except RegressError as error:

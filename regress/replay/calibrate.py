@@ -15,7 +15,7 @@ microbatch are small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.truth import canonical
@@ -49,39 +49,68 @@ def calibrate(
     workspace: Path,
     *,
     seeds: int = SEEDS,
+    only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Floor]:
-    """Measure the noise floors of a recorded case; ``advance`` is called after each replay.
+    """Measure the noise floors of a recorded case.
+
+    Args:
+        only: quantities that are measured; None for all.
+        advance: called after each replay.
 
     Raises:
         ReplayError: if even float64 cannot be judged at its bound.
     """
-    return [floor for precision in KAPPA for floor in _floors(case, precision, workspace, seeds, advance)]
+    return [
+        floor
+        for precision in precisions_of(case)
+        for floor in _floors(case, precision, workspace, seeds, only, advance)
+    ]
 
 
-def replays_of(seeds: int) -> int:
-    """Return the number of replays that a calibration takes."""
-    return len(KAPPA) * len(LAYOUTS) * (1 + seeds)
+def precisions_of(case: GoldenCase) -> list[Precision]:
+    """Return the precisions that tolerances are measured in: those that a case is replayed in."""
+    return [precision for precision in KAPPA if not case.precisions or str(precision) in case.precisions]
+
+
+def layouts_of(case: GoldenCase, precision: Precision) -> list[Replay]:
+    """Return the layouts that a case is measured in: those of `LAYOUTS` that its values are true of."""
+    found = (Replay(case, variant, precision) for variant in LAYOUTS)
+    return [replay for replay in found if keeps_microbatches(replay)]
+
+
+def replays_of(case: GoldenCase, seeds: int) -> int:
+    """Return the number of replays that the calibration of a case takes."""
+    return len(precisions_of(case)) * len(layouts_of(case, Precision.FLOAT64)) * (1 + seeds)
 
 
 def _floors(
-    case: GoldenCase, precision: Precision, workspace: Path, seeds: int, advance: Callable[[], None]
+    case: GoldenCase,
+    precision: Precision,
+    workspace: Path,
+    seeds: int,
+    only: Collection[str] | None,
+    advance: Callable[[], None],
 ) -> list[Floor]:
     measured: Responses = {}
-    for variant in LAYOUTS:
-        layout = Replay(case, variant, precision)
+
+    def unbounded(quantity: str) -> Tolerance | None:
+        return None if quantity in case.leaves_out else _unbounded(only, quantity)
+
+    for layout in layouts_of(case, precision):
+        variant = layout.variant
         folder = workspace / f"{variant.name}{precision.suffix}"
         dump = replay(case, variant, precision, folder / "plain")
         advance()
         own = canonical(case, dump, layout)
-        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=_unbounded), _dtype_error)
+        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
         for seed in range(seeds):
             moved = replay(
                 case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed)
             )
             advance()
             verdicts = judge_replay(
-                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=_unbounded
+                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
             )
             _widen(measured, verdicts, _perturbed)
     if precision is Precision.FLOAT64:
@@ -90,7 +119,9 @@ def _floors(
     return [Floor.of(quantity, precision, tensors, seeds) for quantity, tensors in measured.items()]
 
 
-def _unbounded(quantity: str) -> Tolerance:
+def _unbounded(only: Collection[str] | None, quantity: str) -> Tolerance | None:
+    if only is not None and quantity not in only:
+        return None
     return EXACT if quantity_named(quantity).exact else Tolerance(math.inf)
 
 

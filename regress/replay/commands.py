@@ -14,6 +14,7 @@ from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
+from regress.printed import echo
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from regress.replay.validation import Validation
 
 
+_LISTED = 40  # settings that are told after a recording
 _WIDTH = 160  # columns of a table where there is no terminal
 
 
@@ -91,7 +93,10 @@ def calibrate(
     store, console = open_store(golden_dir, writes=True), Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
+        task = bars.add_task(
+            f"calibrating {case}",
+            total=replays_of(store.case(case), seeds) + (trials(store.case(case)) if proof else 0),
+        )
         found = measure(
             store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
         )
@@ -99,9 +104,9 @@ def calibrate(
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     wide.print(table(case, rows))
     for line in [*notes(rows), *([] if found.proof is None else found.proof.alarms)]:
-        click.echo(line)
+        echo(line)
     for path in write(report, case, rows) if report is not None else ():
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
     _keep(store, found, accept)
 
 
@@ -111,13 +116,13 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 
     name = found.case.name
     if not keep(store, found, accept=accept):
-        click.echo(f"{name}: the tolerances are those that are recorded")
+        echo(f"{name}: the tolerances are those that are recorded")
     elif accept:
-        click.echo(f"written: {found.case.folder / MANIFEST}")
+        echo(f"written: {found.case.folder / MANIFEST}")
     else:
-        click.echo(f"{name}: the tolerances are pending")
-        click.echo(f"look: regress golden review {name}")
-        click.echo(f"accept: regress golden accept {name} 'tolerances/*'")
+        echo(f"{name}: the tolerances are pending")
+        echo(f"look: regress golden review {name}")
+        echo(f"accept: regress golden accept {name} 'tolerances/*'")
 
 
 @click.command("validate")
@@ -153,19 +158,19 @@ def study(
     opened = open_store(golden_dir).case(case)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(faults))
+        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(opened, faults))
         found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
-    click.echo("largest multiple of the tolerance in healthy replays:")
+    echo("largest multiple of the tolerance in healthy replays:")
     wide.print(headroom_table(found.healthy))
     if faults:
-        click.echo("faults, in multiples of the tolerance in float32:")
+        echo("faults, in multiples of the tolerance in float32:")
         wide.print(faults_table(found.faulty))
     for line in (*found.alarms, *found.misses):
-        click.echo(line)
+        echo(line)
     if report is not None:
-        click.echo(f"written: {_written(report, found)}")
-    click.echo(found.summary)
+        echo(f"written: {_written(report, found)}")
+    echo(found.summary)
     ctx.exit(int(bool(found.alarms or found.misses)))
 
 
@@ -200,8 +205,9 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     regress golden record mine --quantity token_gradient       beside what is recorded
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
-    every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
-    tolerances next: regress golden calibrate CASE.
+    every quantity are computed, twice. A case in which some faults could not show is refused. Settings that no case
+    or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
+    next: regress golden calibrate CASE.
     """
     from regress.replay.recipe import has_inputs
     from regress.replay.record import add
@@ -216,11 +222,11 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     kept = has_inputs(opened) and not inputs
     written = add(store, case, quantities) if quantities else run(store, case, inputs=inputs)
     if kept and opened.recipe:
-        click.echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
+        echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
     if not written:
-        click.echo(f"{case}: nothing changed")
+        echo(f"{case}: nothing changed")
         return
     values = sum(path.name != MANIFEST for path in written)
-    click.echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
+    echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
-    click.echo(f"next: regress golden calibrate {case}{told}")
+    echo(f"next: regress golden calibrate {case}{told}")

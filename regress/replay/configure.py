@@ -13,23 +13,28 @@ from regress.engine.config import Config, load_config
 from regress.engine.config.schema import DumpOptions
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
+from regress.replay.rollouts import SAMPLED
 from regress.replay.variants import Precision, Variant
 
 NOT_JUDGED = ("old_log_probs", "ref_log_probs")
 """Record types that repeat, for the whole rollout, values that ``is_loss_debug`` records for each update."""
 
 
-def case_config(case: GoldenCase, steps: int) -> dict[str, Any]:
-    """Return dotted key -> value of a case's engine configuration, which reads its recorded rollouts and weights."""
+def case_config(case: GoldenCase, steps: int, *, sampled: bool = False) -> dict[str, Any]:
+    """Return dotted key -> value of a case's engine configuration, which reads its weights and recorded rollouts.
+
+    Args:
+        sampled: the rollouts are sampled, as the case's configuration says.
+    """
     folder = case.folder.resolve()
-    files: dict[str, Any] = {
-        "model.path": str(folder / "model"),
-        "rollout_worker.type": "mock",
-        "rollout_worker.need_llm_inference": False,
-        "rollout_worker.trajectory_load_path": str(folder / "trajectories"),
-        "rollout_worker.allow_environment_mismatch": True,  # other processors and thread counts are under test
-        "max_steps": steps,
-    }
+    files: dict[str, Any] = {"model.path": str(folder / "model"), "max_steps": steps}
+    if not sampled:
+        files |= {
+            "rollout_worker.type": "mock",
+            "rollout_worker.need_llm_inference": False,
+            "rollout_worker.trajectory_load_path": str(folder / "trajectories"),
+            "rollout_worker.allow_environment_mismatch": True,  # other processors and thread counts are under test
+        }
     if (folder / "reference").is_dir():
         files["reference.path"] = str(folder / "reference")
     if (folder / "optimizer.safetensors").is_file():
@@ -66,11 +71,12 @@ def replay_config(
     Raises:
         ConfigError: if the case's configuration and the variant's overrides do not fit each other or the engine.
     """
+    sampled = case.sampled and precision in SAMPLED
     layers: tuple[Mapping[str, Any], ...] = (
-        case_config(case, steps),
+        case_config(case, steps, sampled=sampled),
         dump_everything(folder),
-        variant.overrides,
         precision.overrides,
+        variant.overrides,
         overrides or {},
     )
     return compose(case.config, {key: value for layer in layers for key, value in layer.items()}, folder)

@@ -27,17 +27,16 @@ from regress.engine.config.schema import Config
 from regress.engine.optim import adamw, build_scheduler
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
+from regress.golden.exported import INDEX
 from regress.golden.files import unwritable
 from regress.replay.configure import replay_config
 from regress.replay.export_objective import objective_of
 from regress.replay.export_readme import readme
+from regress.replay.exported import FORMAT
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import BASE, Precision
 
-FORMAT = 1
-INDEX = "export.json"
-"""File that names the format, the case and the hash of every other file; written last."""
 DERIVED = {"advantages": "advantages", "token_weights": "weights"}
 """Field of a file below ``derived/`` -> golden quantity and tensor."""
 GIVEN = {"old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}

@@ -8,6 +8,7 @@ import click
 
 from regress.golden.commands import directory_option
 from regress.golden.location import open_store
+from regress.printed import echo
 
 
 @click.command()
@@ -37,5 +38,5 @@ def export(case: str, folder: Path, golden_dir: Path | None, derived: bool, over
 
     opened = open_store(golden_dir).case(case)
     written = export_case(opened, folder, derived=derived, overwrite=overwrite)
-    click.echo(f"written: {written}")
-    click.echo(f"read next: {written / 'README.md'}")
+    echo(f"written: {written}")
+    echo(f"read next: {written / 'README.md'}")

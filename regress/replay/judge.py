@@ -6,27 +6,28 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
-from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
+from regress.compare.quantities import ADDED, METRICS, quantity_named
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.selftest import judge_rolled
-from regress.compare.updates.trajectories import judge_trajectories
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.dump.trajectory import to_record
 from regress.golden.case import GoldenCase
+from regress.replay.metrics_file import judge_metrics_file
+from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
+from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
 
 NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
-WIDE = ("weights", "grad_norm")
-"""Quantities that are float64 in every precision: denominators, and a number that is written as text."""
+WIDE = ("weights", "grad_norm", *METRICS)
+"""Quantities that are float64 in every precision: denominators, and numbers that are written as text."""
 
 Truth = Mapping[str, Mapping[str, Array]]
 
@@ -50,9 +51,12 @@ def judge_replay(
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
     text = token_text(case)
-    verdicts, seen = [], []
-    for step, trajectories in sorted(case.trajectories().items()):
-        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+    verdicts: list[Verdict] = []
+    seen: list[Truth] = []
+    rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
+    earlier = earlier_updates(case)
+    for step in case.trajectories():
+        verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             values, records = golden(update.where), records_of(dump, update)
             verdicts += judge_update(
@@ -62,25 +66,28 @@ def judge_replay(
                 bound,
                 place=(update.step, update.update),
                 planned=update.records,
-                dtype=partial(expected_dtype, values, precision),
+                dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
+                beside=beside_of(case, update, earlier.get(update.where)),
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
     if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
         verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
-    return verdicts
+    return [*verdicts, *judge_metrics_file(dump, plan, partial(records_of, dump))]
 
 
 def judge_twin(
     case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
-    verdicts = []
-    for step, trajectories in sorted(case.trajectories().items()):
-        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+    verdicts: list[Verdict] = []
+    bound = stored_tolerances(case, Precision.FLOAT32)
+    rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
+    for step in case.trajectories():
+        verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             records = records_of(dump, update)
             verdicts += judge_bitwise(
@@ -92,7 +99,13 @@ def judge_twin(
                 text=token_text(case),
             )
             verdicts += invariants_of(dump, update, records)
-    return verdicts
+    return [*verdicts, *judge_metrics_file(dump, plan, partial(records_of, dump))]
+
+
+def earlier_updates(case: GoldenCase) -> dict[str, str]:
+    """Return the update before each, by name; the first has none."""
+    names = case.wheres()
+    return dict(zip(names[1:], names[:-1], strict=True))
 
 
 def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:
@@ -111,10 +124,6 @@ def records_of(dump: DumpReader, update: PlannedUpdate) -> list[Record]:
     entries = dump.manifest.files
     names = (name for name in dump.names(step=update.step) if entries[name].type != "trajectory")
     return [dump.read(name) for name in names if entries[name].where.update == update.update]
-
-
-def _one(dump: DumpReader, step: int) -> Record | None:
-    return next(dump.records("trajectory", step), None)
 
 
 def stored_tolerances(
@@ -138,8 +147,10 @@ def stored_tolerances(
 
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
     """Return the manifest's tolerance of a quantity; None for one that was added after the recording of the case."""
+    if quantity in case.leaves_out:
+        return None
     entry = case.tolerance(quantity, precision.measured_as)
-    if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
+    if entry is None and quantity in ADDED and not _recorded(case, quantity):
         return None
     if entry is None:
         unmeasured = Tolerance(0.0, reason=f"none was measured: run regress golden calibrate {case.name}")
@@ -152,8 +163,21 @@ def _recorded(case: GoldenCase, quantity: str) -> bool:
     return any(quantity in case.quantities(where) for where in case.wheres())
 
 
-def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
-    """Return the element type of a recorded tensor: float64 in the golden values becomes the precision's type."""
+def _computes(dump: DumpReader, precision: Precision) -> str:
+    """Return the dtype of activations: that of the precision, or one that the variant names."""
+    parallel: Mapping[str, object] = dump.manifest.provenance.config.get("parallel") or {}
+    named = parallel.get("fsdp_param_dtype")
+    return str(named) if named and parallel.get("fsdp", 1) != 1 else precision.computes_in
+
+
+def expected_dtype(
+    truth: Truth, precision: Precision, quantity: str, name: str, *, computes: str | None = None
+) -> str | None:
+    """Return the element type of a recorded tensor: float64 in the golden values becomes the precision's type.
+
+    Args:
+        computes: dtype of activations, if it is not that of the precision.
+    """
     golden = truth.get(quantity, {}).get(name)
     if golden is None:
         return None
@@ -162,5 +186,5 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
     if quantity in WIDE:
         return "float64"
     if quantity in ("activations", "logit_gradient"):
-        return precision.computes_in
+        return computes or precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"

@@ -14,7 +14,12 @@ from regress.replay.variants import BOTH, SEMANTICS, Precision, Variant
 
 
 def layout(
-    name: str, why: str, *cases: str, precisions: tuple[Precision, ...] = SEMANTICS, twin: str | None = None
+    name: str,
+    why: str,
+    *cases: str,
+    precisions: tuple[Precision, ...] = SEMANTICS,
+    twin: str | None = None,
+    combines: bool = False,
 ) -> Variant:
     """Return a variant whose name spells out its overrides."""
     overrides = overrides_of(name)
@@ -24,11 +29,54 @@ def layout(
         possible = ("moe",)
     elif overrides.get("parallel.tp", 1) > 2:  # two heads of keys in the other cases
         possible = ("gpt2",)
-    return Variant(name, why, overrides, precisions, cases, twin, possible)
+    return Variant(name, why, overrides, precisions, cases, twin, possible, combines=combines)
+
+
+def combined(name: str, why: str, case: str, *precisions: Precision) -> Variant:
+    """Return a variant that combines what others show one by one."""
+    return layout(name, why, case, precisions=precisions or SEMANTICS, combines=True)
 
 
 TWICE = (*BOTH, Precision.BITWISE)
+RING = (Precision.BFLOAT16, *SEMANTICS)
 SHARDED = (*SEMANTICS, Precision.MIXED)
+
+_PAIRS: tuple[Variant, ...] = (
+    combined("dp2-cp2-ring-ddp-noreshard-mbs3", "a ring within replicas", "dense"),
+    combined("dp2-cp2-gather-ddp-packed", "gathered keys within replicas", "dense"),
+    combined("dp2-cp2-zigzag-dealt", "columns out of order of samples dealt out", "dense"),
+    combined("dp2-tp2-sp-dealt", "parts of the tokens of samples dealt out", "dense"),
+    combined("cp2-tp2-sp-zigzag-pad8", "columns split twice, and padded", "dense"),
+    combined("cp2-pp2-zigzag-pad8-mbs6", "padded columns out of order, handed on", "dense"),
+    combined("fsdp2-cp2-ring-hsdp-noreshard", "a ring over shards", "dense", *SEMANTICS, Precision.MIXED),
+    combined(
+        "fsdp2-cp2-ring-reduce16", "gradients of a ring summed in half precision", "dense", Precision.MIXED
+    ),
+    combined(
+        "fsdp2-cp2-gather-hsdp-noreshard-reduce16", "gathered keys over shards", "dense", Precision.MIXED
+    ),
+    combined("fsdp2-param32-reduce16-mbs3", "gradients alone in half precision", "dense", Precision.MIXED),
+    combined("fsdp2-cp2-gather", "gathered keys over shards that are given back", "dense", Precision.MIXED),
+    combined(
+        "fsdp2-cp2-ring-hsdp-noreshard-param32-reduce32",
+        "dtypes that are named and change nothing",
+        "dense",
+        Precision.FLOAT32,
+    ),
+    combined("fsdp2-cp2-gather-param32", "the same for gathered keys", "dense", Precision.FLOAT32),
+    *(
+        combined(f"fsdp2-pp2-{schedule}{dtype}-{size}", "stages in a dtype of their own", "dense", precision)
+        for schedule, size in (
+            ("1f1b", "mbs3"),
+            ("interleaved", "mbs3"),
+            ("bfs", "mbs5"),
+            ("zb-noreshard", "mbs6"),
+            ("zbv-noreshard", "mbs2"),
+        )
+        for dtype, precision in (("", Precision.MIXED), ("-param32", Precision.FLOAT32))
+    ),
+)
+"""Pairs of settings that one function reads and that meet nowhere else."""
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
@@ -91,6 +139,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("cp2-left", "ranks that begin with padding", "gpt2"),
     layout("cp2-gather", "keys and values gathered", "dense"),
     layout("cp2-ring-packed", "partial softmax merged round the ring", "dense", precisions=BOTH),
+    layout("cp2-ring", "partial softmax merged in half precision", "dense", precisions=RING),
     layout("cp2-checkpointing", "collectives in the second forward pass", "dense"),
     layout("cp4", "fewer heads of keys than ranks", "gspo"),
     layout("cp4-ring-zigzag", "a ring over columns out of order", "gpt2"),
@@ -105,6 +154,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-tp2-sp-packed", "partial gradients of norms over both", "dense"),
     layout("dp2-pp2-mbs2", "replicas of stages", "tied"),
     layout("dp2-cp2-packed", "samples and tokens split", "dense"),
+    layout("dp2-cp2-ddp", "gradients averaged over parts of samples, too", "dense"),
     layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
     layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
     layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
@@ -123,6 +173,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-fsdp2-tp2", "replicas of shards of parts", "dense"),
     layout("dp2-cp2-tp2-zigzag-packed", "samples, tokens and heads", "dense"),
     layout("fsdp2-tp2-pp2-mbs3", "shards of parts of stages", "tied"),
+    *_PAIRS,
 )
 
 LAYOUTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,11 @@ from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
+from regress.replay.coverage import section_values
+from regress.replay.partition import depends_on_microbatches, same_microbatches
 from regress.replay.plan import PlannedUpdate, plan_replay
 from regress.replay.remote_variants import quantities
+from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.size import world_size
 from regress.replay.variants import Extent, Precision, Variant
 
@@ -59,6 +63,34 @@ class Replay:
         )
 
 
+def belongs(replay: Replay, extent: Extent) -> bool:
+    """Return False for a combination of the matrix that the case itself rules out: by its precisions or, where all
+    cases meet all variants, by values that depend on other microbatches.
+
+    Raises:
+        ConfigError: if the case names a precision that is none.
+    """
+    wanted = replay.case.precisions
+    unknown = next((word for word in wanted if word not in [*Precision]), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"case {replay.case.name}: its precisions name {unknown!r}, which is none; choose of {', '.join(Precision)}"
+        )
+    if wanted and (
+        str(replay.precision) not in wanted or replay.variant.wire is not None
+    ):  # wires round to float32
+        return False
+    return extent is not Extent.FULL or keeps_microbatches(replay)
+
+
+def keeps_microbatches(replay: Replay) -> bool:
+    """Return True unless the values of a case depend on its microbatches, and the variant makes others."""
+    if not depends_on_microbatches(section_values(replay.case.config, {}, "algorithm")):
+        return True
+    recorded = plan_replay(_trajectories(replay.case), replay.case.config, {})
+    return same_microbatches(recorded, replay.plan)
+
+
 @dataclass(frozen=True)
 class Item:
     """One test: a quantity at one place of a replay."""
@@ -93,15 +125,26 @@ def combinations(
 
     See `Extent`.
     """
+    reduced = _reduced(cases, variants) if extent is Extent.REDUCED else set()
     for case in cases:
         for variant in variants.values():
             wanted = [precision for precision in variant.precisions if precision in precisions]
             if extent is Extent.REDUCED:
-                wanted = wanted[:1] if variant.first_of(cases) == case else []
+                wanted = wanted[:1] if (case, variant.name) in reduced else []
             elif not variant.applies_to(case, extent):
                 wanted = []
             for precision in wanted:
                 yield case, variant, precision
+
+
+def _reduced(cases: Sequence[str], variants: Mapping[str, Variant]) -> set[tuple[str, str]]:
+    """Return the cases and variants of the reduced matrix: no case is left out, and no variant but combinations."""
+    variants = {name: one for name, one in variants.items() if not one.combines}
+    found = {(first, name) for name, one in variants.items() if (first := one.first_of(cases)) is not None}
+    for case in {*cases} - {case for case, _ in found}:
+        own = (name for name, one in variants.items() if one.applies_to(case))
+        found |= {(case, name) for name in islice(own, 1)}
+    return found
 
 
 def replays(
@@ -113,14 +156,17 @@ def replays(
     """Yield the replays of some cases; see `combinations`."""
     known = {case.name: case for case in cases}
     for name, variant, precision in combinations(list(known), variants, precisions, extent):
-        yield Replay(known[name], variant, precision)
+        found = Replay(known[name], variant, precision)
+        if belongs(found, extent):
+            yield found
 
 
 def items(replay: Replay) -> Iterator[Item]:
     """Yield the tests of a replay, in the order of computation.
 
     Raises:
-        ConfigError: if its optimizer updates are not those that were recorded, so that some would go unjudged.
+        ConfigError: if its optimizer updates are not those that were recorded, so that some would go unjudged, or its
+            microbatches are others although the values of the case depend on them.
     """
     planned, recorded = [update.where for update in replay.plan], replay.case.wheres()
     if set(planned) != set(recorded):
@@ -128,11 +174,19 @@ def items(replay: Replay) -> Iterator[Item]:
             f"{replay.name} makes the optimizer updates {', '.join(planned) or 'none'}, but recorded are "
             f"{', '.join(recorded) or 'none'}; leave trainer.epochs and trainer.mini_batch_size to the case"
         )
+    if not keeps_microbatches(replay):
+        raise ConfigError(
+            f"{replay.name} makes other microbatches than were recorded, and the objective of the case has "
+            "denominators or statistics of each; leave batching and parallel as they are, or choose another case"
+        )
     if replay.variant.wire is not None:
         yield from _items_over_a_wire(replay)
         return
     for step in dict.fromkeys(update.step for update in replay.plan):
         yield Item(replay, Place(step), "trajectory")
+        for quantity in quantities_of_rollouts(replay.case, replay.precision):
+            if _judged(replay, quantity):
+                yield Item(replay, Place(step), quantity)
         for update in (update for update in replay.plan if update.step == step):
             yield from _items_of_update(replay, update)
 

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Verdict
+from regress.errors import ReplayError, reason
+from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.report.call import Call
+from regress.schema import conform
 
 FILE = "outcome.json"
 """File that holds the outcome of a replay in its folder."""
+
+
+class _Row(TypedDict):
+    place: str
+    quantity: str
+    failed: list[dict[str, Any]]
+    closest: dict[str, Any] | None
+    tensors: int
+    elements: int
+    layers: dict[str, float]
+
+
+class _Document(TypedDict):
+    error: str | None
+    unsupported: NotRequired[str | None]
+    outcomes: list[_Row]
+    divergence: dict[str, Any] | None
+    diagnoses: list[dict[str, Any]]
 
 
 @dataclass
@@ -130,8 +151,18 @@ class ReplayOutcome:
 
     @classmethod
     def loads(cls, text: str) -> ReplayOutcome:
-        """Rebuild an outcome written by `dumps`."""
-        tree = json.loads(text)
+        """Rebuild an outcome written by `dumps`.
+
+        Raises:
+            ReplayError: for any other text.
+        """
+        try:
+            return cls._of(conform(parse_json(text, finite=False), _Document, "it"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ReplayError(f"an outcome of a replay is damaged ({reason(error)}): replay again") from None
+
+    @classmethod
+    def _of(cls, tree: _Document) -> ReplayOutcome:
         divergence = tree["divergence"]
         return cls(
             {(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]},
@@ -145,10 +176,17 @@ class ReplayOutcome:
 def read_outcomes(root: Path, wheres: Iterable[str]) -> dict[str, ReplayOutcome]:
     """Return the outcomes of those replays that were judged below a folder."""
     paths = {where: root / where / FILE for where in wheres}
-    return {where: ReplayOutcome.loads(path.read_text()) for where, path in paths.items() if path.is_file()}
+    return {where: ReplayOutcome.loads(_read(path)) for where, path in paths.items() if path.is_file()}
 
 
-def _outcome(row: Mapping[str, Any]) -> Outcome:
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path, DOCUMENT).decode("utf-8", "replace")
+    except OSError as error:
+        raise ReplayError(f"{path} cannot be read ({error.strerror}): replay again") from error
+
+
+def _outcome(row: _Row) -> Outcome:
     closest = row["closest"]
     return Outcome(
         [Verdict.from_json(verdict) for verdict in row["failed"]],

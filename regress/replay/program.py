@@ -13,6 +13,7 @@ from rich.console import Console
 from regress.engine.checkpoint.saver import Stopped
 from regress.engine.config.schema import Config
 from regress.errors import ReplayError
+from regress.faults.registry import installed
 from regress.golden.case import GoldenCase
 from regress.parallel.run import train
 from regress.replay.configure import compose, replay_config
@@ -34,10 +35,12 @@ def replay_program(
     folder: Path,
     steps: int,
     overrides: Mapping[str, Any] | None = None,
+    fault: str | None = None,
 ) -> str:
     """Replay a case in one process, or in two of which the second goes on from the first one's checkpoint.
 
-    Each may be several ranks. All record into one dump, whose place is returned.
+    Each may be several ranks. All record into one dump, whose place is returned. A fault of the registry breaks all of
+    them.
 
     Raises:
         RegressError: if a process fails, or the first one leaves no update to the second.
@@ -48,16 +51,16 @@ def replay_program(
     if variant.overrides.get("evaluation.every_n_steps"):
         quiet["task.eval_path"] = str(_held_out(case, folder / "held_out.jsonl"))
     if variant.resume_at is None:
-        return _process(case, variant, precision, folder, steps, {**quiet, **variant.overrides})[0]
+        return _process(case, variant, precision, folder, steps, {**quiet, **variant.overrides}, fault)[0]
     saving = {**quiet, "trainer.save_updates": variant.resume_at}
     first = variant if variant.before is None else replace(variant, overrides=variant.before)
-    if not _process(case, first, precision, folder, steps, saving, stop_after=variant.resume_at)[1]:
+    if not _process(case, first, precision, folder, steps, saving, fault, stop_after=variant.resume_at)[1]:
         raise ReplayError(
             f"{case.name}/{variant.name} makes no more than {variant.resume_at} updates, so nobody goes on; lower "
             "resume_at"
         )
     going_on = {**saving, "trainer.resume_from_checkpoint": "latest"}
-    return _process(case, variant, precision, folder, steps, going_on)[0]
+    return _process(case, variant, precision, folder, steps, going_on, fault)[0]
 
 
 def _held_out(case: GoldenCase, path: Path) -> Path:
@@ -79,6 +82,7 @@ def _process(
     folder: Path,
     steps: int,
     overrides: Mapping[str, Any],
+    fault: str | None,
     *,
     stop_after: int | None = None,
 ) -> tuple[str, bool]:
@@ -86,7 +90,7 @@ def _process(
     config = replay_config(case, variant, precision, steps, folder, overrides)
     stopped = shared_pool().run(
         run_program,
-        {"config": config, "stop_after": stop_after},
+        {"config": config, "stop_after": stop_after, "fault": fault},
         world_size(case.config, variant.overrides),
         folder=folder / ("ranks" if stop_after is None else "ranks-before"),
         what=f"{case.name}/{variant.name}{precision.suffix}",
@@ -94,10 +98,17 @@ def _process(
     return config.debug.dump_dir, bool(stopped[0])
 
 
-def run_program(config: Config, stop_after: int | None) -> bool:
-    """Train as ``regress train`` does, on every rank; return True if it was stopped at a checkpoint."""
-    try:
-        train(config, Console(quiet=True), stop_after=stop_after)
-    except Stopped:
-        return True
+def run_program(config: Config, stop_after: int | None, fault: str | None = None) -> bool:
+    """Train as ``regress train`` does, on every rank; return True if it was stopped at a checkpoint.
+
+    Raises:
+        ReplayError: for a fault of a run that was built, which the program builds itself.
+    """
+    with installed(fault) as broken:
+        if broken is not None:
+            raise ReplayError(f"fault {fault} breaks a run that was built; choose one of the code")
+        try:
+            train(config, Console(quiet=True), stop_after=stop_after)
+        except Stopped:
+            return True
     return False

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.faults.corpus import CORPUS
+from regress.faults.fault import Fault
+from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
-from regress.replay.noise_floor import KAPPA, Floor
+from regress.replay.calibrate import precisions_of
+from regress.replay.noise_floor import Floor
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.report.calibration import Row
@@ -57,9 +59,14 @@ class Proof:
         ]
 
 
-def trials() -> int:
-    """Return the number of replays that a proof takes."""
-    return len(KAPPA) * (len(HELD_OUT) + len(CORPUS))
+def tried_faults() -> list[Fault]:
+    """Return the faults that calibration tries."""
+    return [fault for fault in corpus().values() if fault.calibration]
+
+
+def trials(case: GoldenCase) -> int:
+    """Return the number of replays that a proof of a case takes."""
+    return len(precisions_of(case)) * (len(HELD_OUT) + len(tried_faults()))
 
 
 def prove(
@@ -67,12 +74,12 @@ def prove(
 ) -> Proof:
     """Replay the held-out variants and the corpus of faults, judged by the measured tolerances."""
     healthy, faulty = [], []
-    for precision in KAPPA:
+    for precision in precisions_of(case):
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))
             advance()
-        for fault in CORPUS:
+        for fault in tried_faults():
             faulty.append(run_validation(case, fault.variant, precision, workspace / "faulty", bounds, fault))
             advance()
     return Proof(healthy, faulty)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,18 +21,17 @@ from torch import Tensor
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically
-from regress.dump.formats import format_named
 from regress.dump.record import Record
-from regress.dump.trajectory import to_record
+from regress.dump.trajectory import from_record, to_record
 from regress.engine.adapters.save import save_model
 from regress.engine.build import Run, build
 from regress.engine.rollout import TRAIN
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import compose
-from regress.replay.run import no_progress, torch_settings
-
-FORMAT = format_named("safetensors")
+from regress.replay.coverage import section_values
+from regress.replay.mishaps import MISHAPS, asked, returned
+from regress.replay.run import FORMAT, no_progress, torch_settings, write_rollouts
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class Recipe:
         warm_steps: training steps before the recorded ones.
         lag: updates by which the policy that sampled the recorded rollouts is older.
         steps: recorded rollouts.
+        rollouts: what happens to each of them, see `regress.replay.mishaps`.
+        inputs_of: case beside it whose inputs are taken, with its first ``steps`` rollouts; None: they are made.
     """
 
     model: Mapping[str, Any]
@@ -52,6 +53,8 @@ class Recipe:
     warm_steps: int = 8
     lag: int = 2
     steps: int = 3
+    rollouts: Sequence[str] = ()
+    inputs_of: str | None = None
 
     @classmethod
     def of(cls, case: GoldenCase) -> Recipe:
@@ -60,6 +63,8 @@ class Recipe:
         known = [spec.name for spec in fields(cls)]
         for key in given.keys() - set(known):
             raise _unfollowable(case, f"{key!r} is no key of it", f"use {', '.join(known)}")
+        if "inputs_of" in given:
+            given.setdefault("model", {})
         if "model" not in given:
             raise _unfollowable(case, "it has no model", "say in model how the initial weights are made")
         recipe = cls(**given)
@@ -67,6 +72,10 @@ class Recipe:
         return recipe
 
     def _check(self, case: GoldenCase) -> None:
+        if not isinstance(self.rollouts, Sequence) or not {*self.rollouts} <= MISHAPS.keys():
+            raise _unfollowable(
+                case, f"rollouts is {self.rollouts!r}", f"write a list of {', '.join(MISHAPS)}"
+            )
         for key in ("model", "overrides"):
             if not isinstance(getattr(self, key), Mapping):
                 raise _unfollowable(case, f"{key} is {getattr(self, key)!r}", "write a mapping")
@@ -89,7 +98,7 @@ def has_inputs(case: GoldenCase) -> bool:
 
 def remove_inputs(case: GoldenCase) -> None:
     """Remove the files that `make_inputs` writes."""
-    for folder in ("model", "reference", "trajectories"):
+    for folder in ("model", "reference", "trajectories", GREEDY):
         shutil.rmtree(case.folder / folder, ignore_errors=True)
     (case.folder / "optimizer.safetensors").unlink(missing_ok=True)
 
@@ -97,6 +106,9 @@ def remove_inputs(case: GoldenCase) -> None:
 def make_inputs(case: GoldenCase, workspace: Path) -> None:
     """Write ``model/``, ``reference/``, ``optimizer.safetensors`` and ``trajectories/`` of a case."""
     recipe = Recipe.of(case)
+    if recipe.inputs_of is not None:
+        _take_inputs(case, recipe)
+        return
     overrides = {f"model.{key}": value for key, value in recipe.model.items()}
     overrides |= {"max_steps": recipe.warm_steps, "output_dir": str(workspace), **recipe.overrides}
     config = compose(case.config, overrides, workspace)
@@ -112,12 +124,35 @@ def make_inputs(case: GoldenCase, workspace: Path) -> None:
             stale = _weights(run)
         _save_model(run, case.folder / "model", tokenizer=True)
         _save_optimizer(run, case.folder / "optimizer.safetensors")
-        _load(run, stale)
-        _save_rollouts(run, case.folder / "trajectories", recipe.steps)
+        if not case.sampled:
+            _load(run, stale)
+            _save_rollouts(run, case.folder / "trajectories", recipe)
         shutil.rmtree(case.folder / "reference", ignore_errors=True)
         if run.trainer.reference is not None and not config.reference.without_adapter:
             _load(run, reference)
             _save_model(run, case.folder / "reference", tokenizer=False)
+
+
+def _take_inputs(case: GoldenCase, recipe: Recipe) -> None:
+    """Copy the inputs of the case that the recipe names, of its rollouts as many as the recipe says."""
+    other = case.folder.parent / str(recipe.inputs_of)
+    if not (other / "model").is_dir():
+        raise _unfollowable(case, f"{other} has no inputs to take", "record that case first")
+    remove_inputs(case)
+    for name in ("model", "reference"):
+        if (other / name).is_dir() and (name == "model" or _needs_reference(case)):
+            shutil.copytree(other / name, case.folder / name)
+    shutil.copyfile(other / "optimizer.safetensors", case.folder / "optimizer.safetensors")
+    (case.folder / "trajectories").mkdir()
+    for path in sorted((other / "trajectories").iterdir())[: recipe.steps]:
+        (record,) = FORMAT.decode(path.read_bytes())
+        meta = {key: value for key, value in record.meta.items() if key != "samples"}
+        taken = to_record(returned(from_record(record), recipe.rollouts), record.step, meta)
+        write_atomically(case.folder / "trajectories" / path.name, FORMAT.encode(taken))
+
+
+def _needs_reference(case: GoldenCase) -> bool:
+    return bool(section_values(case.config, {}, "algorithm").get("kl_coef", 0.0))
 
 
 def _weights(run: Run) -> dict[str, Tensor]:
@@ -149,10 +184,10 @@ def _save_optimizer(run: Run, path: Path) -> None:
     write_atomically(path, FORMAT.encode(Record.of("optimizer", Coordinates(0), tensors)))
 
 
-def _save_rollouts(run: Run, folder: Path, steps: int) -> None:
+def _save_rollouts(run: Run, folder: Path, recipe: Recipe) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     trainer = run.trainer
-    for step in range(steps):
-        trajectories = trainer.worker.rollout(step, trainer.prompts(step), TRAIN)
-        record = to_record(trajectories, step, trainer.trajectory_meta(step))
-        write_atomically(folder / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))
+    for step in range(recipe.steps):
+        trajectories = trainer.worker.rollout(step, asked(trainer.prompts(step), recipe.rollouts), TRAIN)
+        trajectories = returned(trajectories, recipe.rollouts)
+        write_rollouts(folder, to_record(trajectories, step, trainer.trajectory_meta(step)))

@@ -26,6 +26,7 @@ from regress.replay.calibrate import calibrate
 from regress.replay.noise_floor import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
+from regress.replay.sampled import sample_rollouts
 from regress.replay.truth import compute_truth, require_case_signal
 from regress.replay.update import propose as propose_values
 from regress.replay.workspace import Workspace
@@ -55,6 +56,9 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
                         "optimizer.safetensors there, or say with a recipe how they are made"
                     )
                 make_inputs(case, workspace / "inputs")
+                case = store.case(name, allow_changed_inputs=True)
+            if case.sampled:
+                sample_rollouts(case, workspace / "rollouts")
                 case = store.case(name, allow_changed_inputs=True)
             truth = compute_truth(case, workspace)
         if signal:
@@ -144,7 +148,8 @@ def measure(
     """
     case = store.case(name)
     with Workspace() as workspace:
-        floors = calibrate(case, workspace, seeds=seeds, advance=advance)
+        measured = None if proof else only  # held-out variants are judged by all tolerances
+        floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance)
         missing = sorted({*(only or ())} - {floor.quantity for floor in floors})
         if missing:
             raise GoldenError(

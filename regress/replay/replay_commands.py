@@ -19,6 +19,7 @@ from regress.errors import ConfigError
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
+from regress.printed import echo
 from regress.redaction import redacted
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
@@ -245,17 +246,17 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
     wide.print(render(rows))
     for name in results.failed[:_SHOWN]:
         first = next(call.verdict for call in results.calls[name] if not call.verdict.ok)
-        click.echo(headline(first, name))
+        echo(headline(first, name))
         for line in told(results.divergences.get(name), results.diagnoses.get(name, ()), first):
-            click.echo(f"  {line}")
+            echo(f"  {line}")
     if len(results.failed) > _SHOWN:
-        click.echo(f"and {len(results.failed) - _SHOWN} more")
+        echo(f"and {len(results.failed) - _SHOWN} more")
     broken = first_failing(results.all_calls)
     if broken is not None:
         for part in (Text(broken.title, "bold"), broken.render(_RANKS, _MICROS), Text(broken.statistics)):
             wide.print(part)
     for name, error in results.errors.items():
-        click.echo(f"{name} cannot be replayed: {error}")
+        echo(f"{name} cannot be replayed: {error}")
     calls = results.all_calls
     if report is not None:
         whole = Report(
@@ -273,24 +274,24 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             matrix=matrix(rows),
         )
         for path in write_report(report, whole):
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")
     verdicts = [call.verdict for call in calls]
     bad = sum(not verdict.ok for verdict in verdicts)
     if not verdicts:
-        click.echo("nothing was compared")
+        echo("nothing was compared")
         return
     end = f"{bad} failed in {plural(len(results.failed), 'replay')}" if bad else "all within tolerance"
     compared = f"{plural(len(verdicts), 'check')} of {plural(results.tensors, 'tensor')}"
     missing = f"; {plural(len(results.errors), 'replay')} could not be judged" if results.errors else ""
-    click.echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
+    echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
 
 
 def _tell_left_out(results: Results, adapter: str | None) -> None:
     """Print the adapter of the replays, and those left out because it or the settings do not apply."""
     if adapter is not None:
-        click.echo(f"replayed by {adapter}, as [tool.regress] replay says")
+        echo(f"replayed by {adapter}, as [tool.regress] replay says")
     for replay, reason in results.unsupported.items():
-        click.echo(f"not supported: {replay}: {reason}")
+        echo(f"not supported: {replay}: {reason}")
 
 
 def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:
@@ -343,7 +344,7 @@ def variants(pattern: str) -> None:
     console = Console()
     console = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     console.print(found)
-    click.echo(plural(len(chosen), "variant"))
+    echo(plural(len(chosen), "variant"))
 
 
 def _is_mesh(key: str) -> bool:

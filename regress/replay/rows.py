@@ -60,9 +60,11 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
         raise ConfigError(
             f"{stated} has the program {program!r}; give true or false, and true with resume_at"
         )
-    return Variant(
-        name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, resume_at, before, program
-    )
+    combines = row.get("combines", False)
+    if not isinstance(combines, bool):
+        raise ConfigError(f"{stated} has the combines {combines!r}; give true or false")
+    two = (resume_at, before, program, combines)
+    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, *two)
 
 
 def _two_processes(row: Mapping[str, Any], stated: str) -> tuple[int | None, dict[str, Any] | None]:

@@ -14,12 +14,18 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from regress.dump.files import write_atomically
+from regress.dump.formats import format_named
 from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import to_record
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
+from regress.engine.rollout import VAL
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.faults.registry import installed
+from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
@@ -28,6 +34,7 @@ from regress.replay.program import replay_program
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
+FORMAT = format_named("safetensors")
 Prepare = Callable[[Run], None]
 """Function that changes a run before its first step, such as by a perturbation of its weights."""
 
@@ -42,6 +49,7 @@ def replay(
     prepare: Prepare | None = None,
     launch: Launch | None = None,
     overrides: Mapping[str, Any] | None = None,
+    fault: str | None = None,
 ) -> DumpReader:
     """Replay a case and return the dump, which lies in ``folder/dump``.
 
@@ -49,6 +57,7 @@ def replay(
         prepare: function that prepares the run; for several ranks one of a module, which runs on each.
         launch: starts the ranks instead.
         overrides: configuration specific to this machine, such as the device.
+        fault: name of a fault of the registry, which breaks the engine in every rank.
 
     Raises:
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
@@ -60,30 +69,54 @@ def replay(
                 f"variant {variant.name} runs the whole program in processes of this machine's pool, which neither a "
                 "launcher starts nor a fault changes; leave it out"
             )
-        return DumpReader(replay_program(case, variant, precision, folder, count, overrides))
+        return DumpReader(replay_program(case, variant, precision, folder, count, overrides, fault))
     config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
     what = f"{case.name}/{variant.name}{precision.suffix}"
     if launch is not None:
         launch.run(folder / "config.yaml", ranks, folder / "ranks", what)
     elif ranks == 1:
-        run_steps(config, prepare)
+        run_steps(config, prepare, fault)
     else:
-        arguments = {"config": config, "prepare": prepare}
+        arguments = {"config": config, "prepare": prepare, "fault": fault}
         shared_pool().run(run_steps, arguments, ranks, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
 
 
-def run_steps(config: Config, prepare: Prepare | None = None) -> None:
+def run_steps(config: Config, prepare: Prepare | None = None, fault: str | None = None) -> None:
     """Run all training steps of a configuration, without evaluation, tracking or a final model; on every
-    rank of it.
+    rank of it, with a fault if one is named.
     """
-    with torch_settings(config.threads), opened_world(config) as world, ExitStack() as resources:
+    with (
+        torch_settings(config.threads),
+        installed(fault) as broken,
+        opened_world(config) as world,
+        ExitStack() as resources,
+    ):
         run = build(config, resources, no_progress, world)
-        if prepare is not None:
-            prepare(run)
+        for change in (prepare, broken):
+            if change is not None:
+                change(run)
         for step in range(config.max_steps):
+            if config.rollout_worker.type != "mock":
+                record_greedy(run, step, Path(config.output_dir))
             run.trainer.step(step)
+
+
+def record_greedy(run: Run, step: int, folder: Path) -> None:
+    """Sample the prompts of a step greedily, by all ranks together; the first one writes ``greedy/`` of a folder."""
+    trainer = run.trainer
+    found = trainer.worker.rollout(step, trainer.prompts(step), VAL)
+    if trainer.world.main:
+        write_rollouts(folder / GREEDY, to_record(found, step, trainer.trajectory_meta(step)))
+
+
+def write_rollouts(folder: Path, record: Record) -> Path:
+    """Write the rollouts of a step as a file of a folder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.where.stem}.{FORMAT.name}"
+    write_atomically(path, FORMAT.encode(record))
+    return path
 
 
 def no_progress(_: str, __: int) -> Callable[[], None]:

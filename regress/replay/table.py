@@ -11,6 +11,7 @@ from regress.errors import ConfigError
 from regress.project import project_section
 from regress.replay.layouts import LAYOUTS
 from regress.replay.remote_variants import REMOTE
+from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.rows import parse_variants
 from regress.replay.variants import VARIANTS, Variant
 
@@ -24,7 +25,7 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     Raises:
         ConfigError: naming the row and what is wrong with it.
     """
-    table = {**VARIANTS, **LAYOUTS, **REMOTE}
+    table = {**VARIANTS, **LAYOUTS, **REMOTE, **ROLLOUTS}
     table |= parse_variants(_rows(root), f"{root / 'pyproject.toml'}: [tool.regress.variants]")
     table |= _added(added)
     for variant in table.values():

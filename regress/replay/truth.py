@@ -7,16 +7,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
 from regress.dump.reader import DumpReader
 from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
+from regress.golden.rollout_signal import require_rollout_signal
 from regress.golden.signal import require_signal
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
+from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
 from regress.replay.variants import BASE, Precision
 
@@ -38,6 +41,7 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
             f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
             "can be golden; look for a source of randomness or for threads, and set threads=1"
         )
+    require_rollouts(case, dumps[0])
     require_invariants(case, dumps[0])
     return canonical(case, dumps[0])
 
@@ -56,19 +60,48 @@ def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
         )
 
 
+def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
+    """Refuse other rollouts than the recorded ones of a sampled case; raises `ReplayError` for the first."""
+    if not case.sampled:
+        return
+    judge = RolloutJudge(case, dump, Precision.FLOAT64, (), lambda _: None, case.truth)
+    found = (verdict for step in case.trajectories() for verdict in judge.verdicts(step))
+    first = next((verdict for verdict in found if not verdict.ok), None)
+    if first is not None:
+        raise ReplayError(
+            f"case {case.name} samples other rollouts than were recorded (step {first.place.step}, {first.name}: "
+            f"{first.detail or first.status}), so its updates are those of other samples; if that is right, record the "
+            f"case again: regress golden record {case.name}"
+        )
+
+
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
-    """Return the content of a dump, free of its layout."""
+    """Return the content of a dump, free of its layout, without what the case leaves out."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
-    return {
+    for quantity in case.leaves_out:
+        quantity_named(quantity)
+    found = {
         update.where: canonicalize(records_of(dump, update), update.frame, update.records)
         for update in layout.plan
+    }
+    return {
+        where: {name: tensors for name, tensors in row.items() if name not in case.leaves_out}
+        for where, row in found.items()
     }
 
 
 def require_case_signal(case: GoldenCase, truth: Truth) -> None:
-    """Refuse golden values in which some faults could not show; see `regress.golden.signal`."""
+    """Refuse golden values in which some faults could not show; see `regress.golden.signal`.
+
+    Of a sampled case, whose updates need not show more than others do, the rollouts must: see
+    `regress.golden.rollout_signal`.
+    """
+    if case.sampled:
+        require_rollout_signal(case)
+        return
     with TemporaryDirectory(prefix="regress-config-") as folder:
-        config = replay_config(case, BASE, Precision.FLOAT64, 1, Path(folder))
+        steps = len(case.trajectories())
+        config = replay_config(case, BASE, Precision.FLOAT64, steps, Path(folder))
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     require_signal(
         case.name,

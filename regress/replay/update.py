@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from regress.compare.alignment.project import Projection
-from regress.compare.quantities import Kind, quantity_named
+from regress.compare.quantities import METRICS, Kind, Source, quantity_named
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
@@ -138,7 +138,12 @@ def _judge(
 ) -> Verdict:
     coordinates = parse_stem(where)
     assert coordinates is not None
-    total = quantity_named(quantity).kind is Kind.SHARE and golden is not None and old is not None
+    scale = None
+    if golden is not None and old is not None:
+        if quantity_named(quantity).kind is Kind.SHARE:
+            scale = golden.share_scale(name)
+        elif quantity in METRICS:
+            scale = golden.scale(Source(quantity, name, quantity, name))
     return judge_tensor(
         new,
         old,
@@ -146,7 +151,7 @@ def _judge(
         quantity=quantity,
         name=name,
         place=Place(coordinates.step, coordinates.update),
-        scale=golden.share_scale(name) if golden is not None and total else None,
+        scale=scale,
         dtype=None if old is None else dtype_name(old.dtype),
     )
 

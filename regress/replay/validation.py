@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from regress.errors import ConfigError
-from regress.faults.corpus import CORPUS
+from regress.errors import ConfigError, GoldenError
+from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
 from regress.golden.store import GoldenStore
@@ -30,7 +30,7 @@ from regress.report.numbers import plural
 from regress.report.validation import Faulty, Healthy
 
 SEEDS = 3
-FAULTS = tuple(fault for fault in CORPUS if fault.small)
+FAULTS = tuple(fault for fault in corpus().values() if fault.small)
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class Validation:
         ]
 
 
-def replays_of_seed(faults: bool) -> int:
+def replays_of_seed(case: GoldenCase, faults: bool) -> int:
     """Return the number of replays that a seed takes, besides those that make its inputs."""
-    return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
+    return replays_of(case, SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
 
 
 def validate(
@@ -139,6 +139,11 @@ def validate(
     Raises:
         ConfigError: if it has no recipe from which inputs of other seeds are made.
     """
+    if case.precisions:
+        raise GoldenError(
+            f"case {case.name} is replayed in {', '.join(case.precisions)} only, so other seeds of it show little; "
+            "validate a case without precisions in its case.yaml"
+        )
     if not case.recipe:
         raise ConfigError(
             f"{case.folder} has no recipe in case.yaml, so there are no other draws of it; say how its inputs are made"

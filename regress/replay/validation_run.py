@@ -10,11 +10,11 @@ from pathlib import Path
 
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.faults.patch import Fault
+from regress.faults.fault import Fault
 from regress.golden.case import GoldenCase
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.run import replay
 from regress.replay.variants import VARIANTS, Precision
 
@@ -62,8 +62,10 @@ def run_validation(
     also: Callable[[list[Verdict]], None] = lambda _: None,
 ) -> ValidationRun:
     """Replay and judge; a refusal by the engine, healthy or broken, is a problem, not an exception."""
-    name = variant if fault is None else fault.name
+    name = variant if fault is None else fault.words
     layout = Replay(case, VARIANTS[variant], precision)
+    if not keeps_microbatches(layout):
+        return ValidationRun(name, precision, problem="the values of the case depend on its microbatches")
     try:
         if fault is None:
             dump = replay(case, layout.variant, precision, folder)

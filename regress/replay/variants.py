@@ -67,8 +67,10 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 class Extent(StrEnum):
     """Part of the matrix of cases and variants that is replayed.
 
-    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on the
-    cases that can reveal the faults it is for. ``FULL``: on every case on which it is possible.
+    ``REDUCED``: every variant on the first of its cases, and the cases that come first nowhere under the first of their
+    variants, in the first of its precisions; but none of the variants that only combine what others show.
+    ``DEFAULT``: every variant on the cases that can reveal the faults it is for. ``FULL``: on every case on which it is
+    possible.
     """
 
     REDUCED = "reduced"
@@ -95,6 +97,7 @@ class Variant:
         resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
             the loop of ``regress train``; None: one process makes the bare steps.
         before: overrides of the first of the two processes, in place of ``overrides``; None: the same.
+        combines: it only combines settings that other variants show one by one: no part of the reduced matrix.
         program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
             asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
             stage of each step is told by the recording.
@@ -115,6 +118,7 @@ class Variant:
     resume_at: int | None = None
     before: Mapping[str, Any] | None = None
     program: bool = False
+    combines: bool = False
 
     @property
     def wire(self) -> str | None:
@@ -200,6 +204,13 @@ VARIANTS: Mapping[str, Variant] = _rows(
     ),
     Variant("pad8", "columns that hold no token", _batching(pad_to_multiple_of=8), cases=("gpt2",)),
     Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64), cases=("moe",)),
+    Variant(
+        "pad60-pad8",
+        "a least length that is no multiple",
+        _batching(pad_to_length=60, pad_to_multiple_of=8),
+        cases=("gpt2",),
+        combines=True,
+    ),
     Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8), cases=("gpt2",)),
     # gradient accumulation
     Variant(
@@ -254,6 +265,13 @@ VARIANTS: Mapping[str, Variant] = _rows(
         BOTH,
         cases=("gpt2",),
     ),
+    Variant(
+        "varlen-mbs4",
+        "the same with heads that share keys",
+        {**_batching(**PACKED, micro_batch_size=4), "model.attn_implementation": "varlen"},
+        BOTH,
+        cases=("dense",),
+    ),
     # dynamic batches
     Variant(
         "dynamic",
@@ -286,6 +304,20 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "sorting and packing",
         _batching(**PACKED, row_order="shortest_first", max_tokens_per_microbatch=48),
         cases=("moe",),
+    ),
+    Variant(
+        "packed-longest-first",
+        "the longest rows first",
+        _batching(**PACKED, row_order="longest_first", max_tokens_per_microbatch=48),
+        cases=("dr_grpo",),
+        combines=True,
+    ),
+    Variant(
+        "packed-reversed",
+        "rows that end with the first samples",
+        _batching(**PACKED, row_order="reversed", micro_batch_size=5),
+        cases=("dense",),
+        combines=True,
     ),
     # kernels and memory
     Variant(
@@ -323,6 +355,19 @@ VARIANTS: Mapping[str, Variant] = _rows(
         cases=("dr_grpo",),
     ),
     Variant(
+        "vocab8",
+        "softmax of a vocabulary larger than a piece, rows that are more than a block",
+        _batching(vocab_chunk_size=8, softmax_block_size=64),
+        EVERY,
+        cases=("dr_grpo", "dense"),
+    ),
+    Variant(
+        "chunked-vocab8",
+        "both kinds of chunks",
+        _batching(log_prob_chunk_size=7, vocab_chunk_size=8, softmax_block_size=64),
+        cases=("kl_cov", "tied"),
+    ),
+    Variant(
         "threads2",
         "sums split over two threads",
         {"threads": 2},
@@ -348,7 +393,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "adamw-for-loop",
         "the plain update",
         {"optimizer.implementation": "for_loop"},
-        cases=("tied",),
+        cases=("tied", "on_policy"),
     ),
     Variant(
         "adamw-foreach",
@@ -356,14 +401,14 @@ VARIANTS: Mapping[str, Variant] = _rows(
         {"optimizer.implementation": "foreach"},
         (*SEMANTICS, Precision.BITWISE),
         twin="adamw-for-loop",
-        cases=("tied",),
+        cases=("tied", "on_policy"),
     ),
     Variant(
         "adamw-fused",
         "one kernel",
         {"optimizer.implementation": "fused"},
         BOTH,
-        cases=("dense",),
+        cases=("dense", "on_policy"),
     ),
     # the whole program: what goes on between the steps
     Variant(

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from regress.compare.diagnosis.divergence import name_of
 from regress.compare.verdicts.verdict import Verdict
+from regress.dump.jsontext import strict
 from regress.report.text import placed
 
 PAGE = "index.html"
@@ -54,6 +55,18 @@ class Call(NamedTuple):
             "test": self.test,
             "layers": dict(self.layers),
             "verdict": self.verdict.to_json(),
+        }
+
+    def strict(self) -> dict[str, Any]:
+        """Return what a report's JSON file holds of the call: strict JSON values, with the anchor of its page."""
+        verdict = strict(self.verdict, "report")
+        return {
+            "where": self.where,
+            "precision": self.precision,
+            "test": self.test,
+            "layers": strict(dict(self.layers), "report"),
+            "verdict": verdict,
+            "anchor": self.anchor,
         }
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option
+from regress.printed import echo
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -108,6 +108,12 @@ _SHOWN = 8
     metavar="HOST:PORT",
     help="An existing Ray cluster; by default that of RAY_ADDRESS, else one is started.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Verify the bytes that are read by the checksums of their dump.",
+)
 @directory_option
 @click.pass_context
 def compare(
@@ -133,6 +139,7 @@ def compare(
     engine: str,
     workers: int | None,
     ray_address: str | None,
+    verify: bool,
     golden_dir: Path | None,
 ) -> None:
     """Compare two sources; the first judges the second.
@@ -161,7 +168,7 @@ def compare(
     try:
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir, precision=precision)
-        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common)
+        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common, verify=verify)
         if ranks_average:
             pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
@@ -174,7 +181,7 @@ def compare(
         code = tell(found, told, tables, modes, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-        click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
+        echo(f"error: {' '.join(sentences.splitlines())}", err=True)
         ctx.exit(2)
     ctx.exit(code)
 
@@ -227,7 +234,7 @@ def _options(
 
 
 def _warn(text: str) -> None:
-    click.echo(f"warning: {text}", err=True)
+    echo(f"warning: {text}", err=True)
 
 
 def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
@@ -305,31 +312,30 @@ def tell(
 
     report = report_of(found, sections or {}, tokens, modes)
     for name, where in report.environment.items():
-        click.echo(f"{name}: {where}")
+        echo(f"{name}: {where}")
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     colour = colourful(console.is_terminal)
     click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
     for line in lines_of(sections or {}):
-        click.echo(line)
+        echo(line)
     for one in report.diagnoses.get(MODES, ()):
-        click.echo(str(one))
+        echo(str(one))
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
-            click.echo(line)
+            echo(line)
         for line in _causes(report, name):
-            click.echo(f"{name}: {line}" if len(found) > 1 else line)
+            echo(f"{name}: {line}" if len(found) > 1 else line)
     for line in _listed(report.notes):
-        click.echo(f"note: {line}")
+        echo(f"note: {line}")
     for name, error in report.errors.items():
-        click.echo(f"not compared: {name}: {error}")
+        echo(f"not compared: {name}: {error}")
     if folder is not None:
         for path in write_report(folder, report):
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")
     if json_file is not None:
-        text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
-        write_atomically(json_file, [text.encode()])
-        click.echo(f"written: {json_file}")
+        write_atomically(json_file, [report.dumps().encode()])
+        echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []
     return 1 if 1 in codes else max(codes)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from regress.printed import printable
 from regress.report.headroom import COLUMNS
 from regress.report.model import Report
 from regress.report.text import headline
@@ -34,7 +35,7 @@ def append_step_summary(report: Report) -> Path | None:
 
 
 def _within(text: str, room: int) -> bytes:
-    data = text.encode()
+    data = printable(text).encode()
     if len(data) <= room:
         return data
     cut = _CUT.encode()

@@ -26,7 +26,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
         *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
         *("gradient", "grad_norm"),
     ),
-    "update": ("optimizer", "param"),
+    "update": ("optimizer", "param", "metrics", "step_metrics"),
 }
 """Quantities that share a column where there is no room for one each, in the order of computation."""
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from regress.printed import printable_tree
+
 
 def rendered(template: str, scripts: Sequence[str], data: str, **values: Any) -> str:
     """Return a page.
@@ -30,7 +32,7 @@ def rendered(template: str, scripts: Sequence[str], data: str, **values: Any) ->
     parts = files("regress.report") / "templates"
     own = "\n".join((parts / "js" / name).read_text("utf-8") for name in scripts)
     return environment.get_template(template).render(
-        **values,
+        **{name: printable_tree(value) for name, value in values.items()},
         style=Markup((parts / "report.css").read_text("utf-8")),
         plotly=Markup(get_plotlyjs()),
         program=Markup(own),

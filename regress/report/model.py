@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.sequence import Verdicts
-from regress.dump.jsontext import plain, tag_floats
+from regress.dump.jsontext import strict
+from regress.printed import printable_tree
 from regress.redaction import redacted_tree
 from regress.report.call import Call
 from regress.report.headroom import Closest, Matrix, closest_calls
@@ -61,7 +63,7 @@ class Report:
 
     def __post_init__(self) -> None:
         for name in ("title", "errors", "environment", "notes", "sections"):
-            object.__setattr__(self, name, redacted_tree(getattr(self, name)))
+            object.__setattr__(self, name, printable_tree(redacted_tree(getattr(self, name))))
 
     @property
     def verdicts(self) -> Verdicts:
@@ -115,6 +117,11 @@ class Report:
 
         Floats that are not finite are tagged.
         """
+        tree = self.head() | {"calls": [call.strict() for call in self.calls]}
+        return {key: tree[key] for key in (*self.sections, *_ORDER)}
+
+    def head(self) -> dict[str, Any]:
+        """Return the tree of `to_json` without the calls, which are by far the most of it."""
         tree = {
             **self.sections,
             "schema_version": SCHEMA_VERSION,
@@ -124,7 +131,6 @@ class Report:
             "checks": len(self.calls),
             "failed": len(self.failed),
             "tensors": self.tensors,
-            "calls": [call.to_json() | {"anchor": call.anchor} for call in self.calls],
             "errors": self.errors,
             "headroom": [row.to_json() for row in self.closest],
             "variants": [] if self.matrix is None else [*self.matrix.tree],
@@ -134,8 +140,32 @@ class Report:
             "environment": self.environment,
             "notes": [*self.notes],
         }
-        strict: dict[str, Any] = tag_floats(plain(tree, "report"))
-        return strict
+        found: dict[str, Any] = strict(tree, "report")
+        return found
+
+    def dumps(self) -> str:
+        """Return the text of `to_json`, a call a line."""
+        told = json.dumps(self.head(), indent=1, allow_nan=False)
+        lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self.calls)
+        calls = f"[\n{lines}\n ]" if lines else "[]"
+        return f'{told[:-2]},\n "calls": {calls}\n}}\n'
+
+
+_ORDER = (
+    *(
+        "schema_version",
+        "title",
+        "summary",
+        "exit_code",
+        "checks",
+        "failed",
+        "tensors",
+        "calls",
+        "errors",
+        "headroom",
+    ),
+    *("variants", "divergences", "diagnoses", "tokens", "environment", "notes"),
+)
 
 
 def _told(found: Told) -> dict[str, Any]:

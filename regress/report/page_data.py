@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.jsontext import dumps, float_name, plain
+from regress.dump.jsontext import dumps, float_name, strict
+from regress.printed import printable
 from regress.report.call import Call
 from regress.report.html import script_json
 from regress.report.model import Report
@@ -63,15 +64,12 @@ def _says(column: Any) -> bool:
 def _texts(values: Iterable[str]) -> dict[str, Any]:
     known: dict[str, int] = {}
     codes = [known.setdefault(value, len(known)) for value in values]
-    return {"values": [*known], "codes": codes}
+    return {"values": [printable(value) for value in known], "codes": codes}
 
 
 def _nested(call: Call, name: str) -> str:
     value = getattr(call.verdict, name)
-    if not value:
-        return ""
-    tree = value if isinstance(value, Mapping) else asdict(value)
-    return dumps(plain(tree, name))
+    return dumps(strict(value, name)) if value else ""
 
 
 def figure(value: float | None) -> float | str | None:

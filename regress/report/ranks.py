@@ -56,6 +56,20 @@ class RankTable:
         mean = math.fsum(finite) / len(finite)
         return f"diff: max {short(max(finite))}, min {short(min(finite))}, mean {short(mean)}{odd}"
 
+    def lines(self) -> list[str]:
+        """Return the whole table as plain text, as `render` shows it; a terminal's table is made far more slowly."""
+        rows, columns = (_chosen([key[axis] for key in self.cells], set(), None)[0] for axis in (0, 1))
+        table = [["", *(_name("micro", micro) for micro in columns)]]
+        for rank in rows:
+            cells = (self.cells.get((rank, micro)) for micro in columns)
+            table.append([_name("rank", rank), *("" if cell is None else _told(cell)[0] for cell in cells)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        texts = [
+            "   ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+            for line in table
+        ]
+        return [texts[0], "\u2500" * (sum(widths) + 3 * (len(widths) - 1)), *texts[1:]]
+
     def render(self, ranks: int | None = None, micros: int | None = None) -> Table:
         """Return the table for a terminal, with a limited number of ranks and microbatches, failed ones first."""
         rows, more_rows = _chosen([key[0] for key in self.cells], self._bad(0), ranks)
@@ -108,10 +122,16 @@ def _difference(verdicts: Sequence[Verdict]) -> float:
 def _cell(verdicts: Sequence[Verdict] | None) -> Text:
     if verdicts is None:
         return Text("")
+    told, bad = _told(verdicts)
+    return Text(told, "bold red" if bad else "green")
+
+
+def _told(verdicts: Sequence[Verdict]) -> tuple[str, bool]:
+    """Return what a cell says, and whether it is about a failure."""
     bad = [verdict for verdict in verdicts if not verdict.ok]
     difference = _difference(bad or verdicts)
     told = short(difference) if math.isfinite(difference) else str(bad[0].status if bad else "ok")
-    return Text(f"✗ {told}", "bold red") if bad else Text(f"✓ {told}", "green")
+    return (f"✗ {told}", True) if bad else (f"✓ {told}", False)
 
 
 def _chosen(

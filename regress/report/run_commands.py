@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from regress.printed import echo
+
 FORMATS = ("html", "text", "json")
 PAGE = "run-report.html"
 
@@ -57,7 +59,7 @@ def report(run: Path, other: Path | None, form: str | None, output: Path | None)
         tree = {"schema_version": 1, "runs": [run_json(one) for one in runs]}
         text = json.dumps(tree, indent=1, allow_nan=False) + "\n"
     if output is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     write_atomically(output, [text.encode()])
-    click.echo(f"written: {output}")
+    echo(f"written: {output}")

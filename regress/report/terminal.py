@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from regress.printed import printable
 from regress.report.headroom import COLUMNS, WORDS, Closest
 from regress.report.model import Report
 from regress.report.numbers import plural
@@ -60,7 +61,10 @@ def screen(
 
 def whole(report: Report, width: int = _WIDE) -> str:
     """Return everything as plain text: failures, every quantity by rank and microbatch, headroom."""
-    parts = [printed(block, width, False) for block in _everything(report, width)]
+    parts = [
+        f"{printable(block)}\n" if isinstance(block, str) else printed(block, width, False)
+        for block in _everything(report, width)
+    ]
     return "\n".join(part for part in parts if part.strip())
 
 
@@ -80,16 +84,16 @@ def printed(block: RenderableType, width: int, colour: bool) -> str:
 def _blocks(report: Report, width: int, causes: bool) -> Iterator[RenderableType]:
     yield _wrapped(_state(report), width)
     for name, error in [*report.errors.items()][:3]:
-        yield _wrapped(Text(f"! {name}: {error}", "yellow"), width)
+        yield _wrapped(_text(f"! {name}: {error}", "yellow"), width)
     if len(report.errors) > 3:
-        yield Text(f"and {len(report.errors) - 3} more could not be judged")
+        yield _text(f"and {len(report.errors) - 3} more could not be judged")
     yield from _failures(report, width, causes)
     yield headroom_table(_nearest_first(report), width)
 
 
 def _state(report: Report) -> Text:
     style = {"✓": "bold green", "✗": "bold red", "!": "bold yellow"}[report.sign]
-    return Text(f"{report.sign} {report.title}: {report.summary}", style)
+    return _text(f"{report.sign} {report.title}: {report.summary}", style)
 
 
 def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableType]:
@@ -99,34 +103,35 @@ def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableTy
         first = next(call.verdict for call in report.failed if call.where == where)
         found = report.divergences.get(where)
         line = headline(first, where) if found is None else f"{where}: first {str(found).splitlines()[0]}"
-        yield _wrapped(Text(f"✗ {line}", "red"), width)
+        yield _wrapped(_text(f"✗ {line}", "red"), width)
         for cause in report.diagnoses.get(where, ())[:1] if causes else ():
-            yield _wrapped(Text(f"  {str(cause).splitlines()[0]}"), width)
+            yield _wrapped(_text(f"  {str(cause).splitlines()[0]}"), width)
     if len(wheres) > 3:
-        yield Text(f"and {plural(len(wheres) - 3, 'more replay')}")
+        yield _text(f"and {plural(len(wheres) - 3, 'more replay')}")
     table = first_failing(report.calls)
     if table is not None:
-        yield Text("")
-        yield _cut(Text(table.title, "bold"), width)
+        yield _text("")
+        yield _cut(_text(table.title, "bold"), width)
         yield table.render(ranks=4, micros=max(1, (width - 16) // 13))
-        yield Text(table.statistics)
-        yield Text("")
+        yield _text(table.statistics)
+        yield _text("")
 
 
 def _everything(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield blocks for a terminal, and texts that are lines already."""
     yield _state(report)
     for name, error in report.errors.items():
-        yield Text(f"! {name}: {error}")
+        yield _text(f"! {name}: {error}")
     for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
         found = [report.divergences[where]] if where in report.divergences else []
-        yield Text("\n".join([where, *map(str, found), *map(str, report.diagnoses.get(where, ()))]))
-    yield Text("\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed))
+        yield _text("\n".join([where, *map(str, found), *map(str, report.diagnoses.get(where, ()))]))
+    yield "\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed)
     for table in rank_tables(report.calls):
-        yield Text(f"--- {table.title} ---")
-        yield table.render()
-        yield Text(table.statistics)
+        yield f"--- {table.title} ---"
+        yield "\n".join(table.lines())
+        yield table.statistics
     yield headroom_table(report.closest, max(width, 200))
-    yield Text("\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())]))
+    yield _text("\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())]))
 
 
 def headroom_table(rows: list[Closest], width: int) -> Table:
@@ -139,13 +144,18 @@ def headroom_table(rows: list[Closest], width: int) -> Table:
         words = title in WORDS
         table.add_column(title, justify="left" if words else "right", no_wrap=True)
     for row, line in zip(rows, cells, strict=True):
-        table.add_row(*(Text(line[index]) for index in used), style="red" if row.failed else None)
+        table.add_row(*(_text(line[index]) for index in used), style="red" if row.failed else None)
     return table
 
 
 def _nearest_first(report: Report) -> list[Closest]:
     """Return failed rows in the order of computation, then the others by least headroom."""
     return sorted(report.closest, key=lambda row: (not row.failed, 0.0 if row.failed else row.headroom))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text in which nothing acts on a terminal."""
+    return Text(printable(text), style)
 
 
 def _wrapped(text: Text, width: int) -> Text:

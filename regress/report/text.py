@@ -9,6 +9,7 @@ from regress.compare.diagnosis.divergence import Divergence, name_of
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
 from regress.compare.updates.replicas import QUANTITY as REPLICAS
 from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.printed import printable
 from regress.report.numbers import multiple, pair, plural, short
 
 WIDTH = 159
@@ -30,8 +31,8 @@ def headline(verdict: Verdict, where: str = "") -> str:
         where: name of the comparison, such as ``case/variant``; it stands in brackets together with the place
             within it, if there is room. Without it no place is named.
     """
-    line = f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}"
-    place = f" ({placed(where, verdict)})" if where else ""
+    line = printable(f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}")
+    place = printable(f" ({placed(where, verdict)})") if where else ""
     if len(line) + len(place) <= WIDTH:
         return line + place
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
@@ -63,7 +64,7 @@ def explain(
     lines = [*details(verdicts[0], where), *told(divergence, diagnoses, *verdicts), *_siblings(verdicts[1:])]
     lines += [f"environment: {line}" for line in environment]
     lines += [f"{purpose}: {command}" for purpose, command in (commands or {}).items()]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def placed(where: str, verdict: Verdict) -> str:

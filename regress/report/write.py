@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ def write_report(folder: Path, report: Report) -> list[Path]:
     told = replace(report, calls=in_order(report.calls))
     texts = {
         PAGE: to_html(told),
-        JSON_NAME: json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n",
+        JSON_NAME: told.dumps(),
         TEXT_NAME: whole(told),
     }
     try:
@@ -39,7 +38,7 @@ def write_report(folder: Path, report: Report) -> list[Path]:
     except OSError as error:
         raise unwritable(folder, error) from error
     for name, text in texts.items():
-        write_atomically(folder / name, [text.encode()])
+        write_atomically(folder / name, [text.encode(errors="backslashreplace")])
     append_step_summary(told)
     return [folder / name for name in texts]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from regress.golden.commands import directory_option
+from regress.printed import echo
 
 
 @click.group()
@@ -32,13 +33,13 @@ def list_(names: tuple[str, ...]) -> None:
 
         for name in names:
             for cell in chosen(load(location_of(name))):
-                click.echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
+                echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
         return
     for name, location in locations().items():
         system = load(location)
         wanted = lacking(system.requirements)
         where = f"needs {', '.join(wanted)}" if wanted else "runs in this Python"
-        click.echo(f"{name}: {len(list(system.cells()))} cells, {where}")
+        echo(f"{name}: {len(list(system.cells()))} cells, {where}")
 
 
 @systems.command()
@@ -60,9 +61,9 @@ def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
     for name in names:
         made = make(load(location_of(name)), newest=newest, again=again)
         if made.folder is None:
-            click.echo(f"{name}: nothing to install, this Python has all of it")
+            echo(f"{name}: nothing to install, this Python has all of it")
         else:
-            click.echo(f"{name}: {', '.join(made.installed)} in {made.folder} ({made.size / 1e6:.0f} MB)")
+            echo(f"{name}: {', '.join(made.installed)} in {made.folder} ({made.size / 1e6:.0f} MB)")
 
 
 @systems.command()
@@ -72,8 +73,12 @@ def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
 )
 @click.option("--newest", is_flag=True, help="With the newest releases in place of the pins.")
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as JSON."
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the rows as JSON, as they come.",
 )
+@click.option("--resume", is_flag=True, help="Keep the rows of that file, and run what it lacks.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
 @click.option(
     "--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep exports, truths and dumps here."
@@ -92,6 +97,7 @@ def run(
     patterns: tuple[str, ...],
     newest: bool,
     json_file: Path | None,
+    resume: bool,
     report: Path | None,
     keep: Path | None,
     plant: str,
@@ -104,8 +110,13 @@ def run(
     regress systems run trainer
     regress systems run trainer --cell 'fsdp2*' --json rows.json
     regress systems run mypackage.system:MyTrainer
+    regress systems run --json rows.json --resume
 
-    Exit codes: 0 exact or as declared, 1 a cell is wrong, 2 a cell could not be judged.
+    Rows are written as they come, so an interrupted run goes on with --resume; cells are run again where they or the
+    packages of the environment are others.
+
+    Exit codes: 0 exact, as declared or wrong as a known finding says, 1 a cell is wrong, or a known finding is gone,
+    2 a cell could not be judged.
     """
     from regress.systems.session import run_systems
 
@@ -114,6 +125,7 @@ def run(
         patterns=patterns,
         newest=newest,
         json_file=json_file,
+        resume=resume,
         report=report,
         keep=keep,
         plant=plant,
@@ -131,22 +143,25 @@ def run(
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
 @click.pass_context
 def table(ctx: click.Context, files: tuple[Path, ...], report: Path | None) -> None:
-    """Show rows that runs have written, together.
+    """Show rows that runs have written, together; of a cell in several files the last one.
 
     \b
     regress systems table trainer.json deepspeed.json --report docs/conformance.md
 
-    Exit codes: 0 exact or as declared, 1 a cell is wrong, 2 a cell could not be judged.
+    Exit codes: 0 exact, as declared or wrong as a known finding says, 1 a cell is wrong, or a known finding is gone,
+    2 a cell could not be judged.
     """
+    from regress.systems.environments import shared_size
+    from regress.systems.findings import marked
     from regress.systems.page import page_of
     from regress.systems.registry import load, locations
-    from regress.systems.table import exit_code, read_rows, text_of
+    from regress.systems.table import exit_code, read_rows, text_of, together
 
-    rows = [row for path in files for row in read_rows(path)]
+    rows = together(marked(row) for path in files for row in read_rows(path))
     for line in text_of(rows):
-        click.echo(line)
+        echo(line)
     if report is not None:
         known = [load(location) for location in locations().values()]
-        report.write_text(page_of(rows, known), encoding="utf-8")
-        click.echo(f"written: {report}")
+        report.write_text(page_of(rows, known, shared_size()), encoding="utf-8")
+        echo(f"written: {report}")
     ctx.exit(exit_code(rows))

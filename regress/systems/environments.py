@@ -16,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,12 +49,19 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
     installed: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of its own files."""
         if self.folder is None:
             return 0
         return sum(path.lstat().st_size for path in self.folder.rglob("*") if not path.is_dir())
+
+    @cached_property
+    def stamp(self) -> str:
+        """Hash of the versions of all packages in it, and of the main ones that it shares."""
+        own = [] if self.folder is None else sorted(path.name for path in self.folder.rglob("*.dist-info"))
+        shared = [f"{name}=={_version(name)}" for name in ("torch", "transformers", "accelerate", "trl")]
+        return sha256(json.dumps([own, shared, sys.version]).encode()).hexdigest()[:16]
 
 
 def root() -> Path:
@@ -63,6 +71,12 @@ def root() -> Path:
         return Path(named).expanduser().absolute()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "regress" / "systems"
+
+
+def shared_size() -> int:
+    """Return the bytes of the packages of the calling Python, which all environments share."""
+    folders = {folder for folder in _shared() if any(folder.glob("*.dist-info"))}
+    return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def lacking(requirements: Sequence[str]) -> list[str]:

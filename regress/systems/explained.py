@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from regress.dump.reader import DumpReader
-from regress.dump.trajectory import Trajectory
 from regress.errors import RegressError
 from regress.explain.explain import explain_update
-from regress.explain.update import read_update
-from regress.systems.exported import ExportedCase, Sample
+from regress.explain.update import Update, read_update
+from regress.replay.exported import ExportedCase, Sample
 
 
-def explained(dump: Path, case: ExportedCase) -> dict[str, str]:
-    """Return what the first recorded step really did, by subject; empty where its dump does not tell."""
+def explained(dump: Path, case: ExportedCase, claimed: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the first recorded step really did, by subject; empty where its dump does not tell.
+
+    Args:
+        claimed: what the system was told, as keys of the engine's configuration: with old log-probs of the sampler it
+            was given the recorded ones.
+    """
     try:
-        rollouts = [trajectory(sample) for sample in case.steps[0]]
-        found = explain_update(str(dump), read_update(DumpReader(str(dump)), 0, rollouts=rollouts))
+        rollouts = [sample.trajectory for sample in case.steps[0]]
+        update = read_update(DumpReader(str(dump)), 0, rollouts=rollouts)
+        if claimed.get("algorithm.old_log_probs") == "sampler":
+            _give(update, "old_log_probs", case.steps[0], [sample.sampler for sample in case.steps[0]])
+        if claimed.get("algorithm.kl_coef"):
+            _give(update, "ref_log_probs", case.steps[0], [sample.reference for sample in case.steps[0]])
+        found = explain_update(str(dump), update)
     except RegressError:
         return {}
     return {statement.subject: statement.text for statement in found.statements}
 
 
-def trajectory(sample: Sample) -> Trajectory:
-    """Return a sample as the rollout that it was recorded from."""
-    group, run = sample.key
-    start = len(sample.prompt)
-    values = None
-    if sample.sampler is not None:
-        values = np.array([0.0] * start + [0.0 if x is None else x for x in sample.sampler], np.float32)
-    return Trajectory(
-        group,
-        run,
-        sample.tokens,
-        [0] * start + sample.mask,
-        sample.reward,
-        start,
-        log_probs=values,
-        finish_reason=sample.finish_reason,
-    )
+def _give(
+    update: Update, name: str, samples: Sequence[Sample], values: Sequence[Sequence[float | None] | None]
+) -> None:
+    """Add recorded log-probs that the system was given, unless its dump has them."""
+    key = f"{name}/{name}"
+    if update.get(f"is_loss_debug/{name}", key) is not None:
+        return
+    found = np.full(update.frame.size, np.nan)
+    for number, index in enumerate(update.rollout.tolist()):
+        given = None if index < 0 else values[index]
+        if given is None:
+            continue
+        start = int(update.frame.offsets[number]) + len(samples[index].prompt)
+        own = np.array([np.nan if value is None else value for value in given])
+        found[start : start + len(own)] = own
+    update.values[key] = found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.divergence import Divergence, find_divergence, name_of
 from regress.compare.dumps.session import Comparison
 from regress.compare.request import compare_sources
 from regress.compare.verdicts.verdict import Status, Verdict
@@ -30,6 +30,7 @@ class Judgement:
     result: Result
     errors: Mapping[str, Error]
     told: str = ""
+    first: str = ""
     cause: str = ""
     listed: tuple[str, ...] = ()
 
@@ -39,7 +40,8 @@ def judge(
 ) -> Judgement:
     """Judge the dump of a cell by its truth.
 
-    Forward quantities are judged for each rank and microbatch, gradients and parameters for each rank and update.
+    Forward quantities are judged for each rank and microbatch, gradients and parameters for each rank and update. What
+    cannot be compared makes an error of a cell in which nothing fails; what fails beside it is wrong all the same.
 
     Raises:
         RegressError: if the dumps cannot be compared at all.
@@ -48,9 +50,10 @@ def judge(
     found = _shared(compare_sources(str(truth), str(dump), precision=stated))
     errors = errors_of(found.verdicts)
     listed = (*found.notes, *(f"{one} is in the system's dump only" for one in found.actual_only))
-    if found.problems:
-        told = f"not compared: {'; '.join(found.problems)}"
-        return Judgement(Result.ERROR, errors, told, listed=listed)
+    open_ = tuple(f"not compared: {one}" for one in found.problems)
+    if open_ and (declared or not found.failed):
+        return Judgement(Result.ERROR, errors, "; ".join(open_), listed=listed)
+    listed += open_
     if not found.failed:
         gone = [one for one in declared if not _met(one, found.verdicts)]
         told = "; ".join(f"{one.quantity} was declared to differ ({one.reason}) and does not" for one in gone)
@@ -60,15 +63,16 @@ def judge(
     told = (
         headline(divergence.first, str(divergence.first.place)) if divergence else headline(found.failed[0])
     )
+    first = name_of(divergence.first if divergence else found.failed[0])
     causes = () if divergence is None else diagnose(divergence, scene)
     cause = "; ".join(f"{one.cause} ({one.rule})" for one in causes if one.rule != UNKNOWN)
     unmet = [one for one in declared if not _met(one, found.verdicts)]
-    if declared and not unmet and _covered(divergence, declared):
+    if declared and not unmet and not open_ and _covered(divergence, declared):
         reasons = "; ".join(f"{one.quantity}: {one.reason}" for one in declared)
-        return Judgement(Result.DECLARED, errors, reasons, listed=listed)
+        return Judgement(Result.DECLARED, errors, reasons, first, listed=listed)
     if unmet:
         told += f" (declared was {'; '.join(_stated(one) for one in unmet)})"
-    return Judgement(Result.WRONG, errors, told, cause, listed)
+    return Judgement(Result.WRONG, errors, told, first, cause, listed)
 
 
 def _shared(comparison: Comparison) -> Comparison:

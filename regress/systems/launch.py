@@ -88,6 +88,9 @@ def run_jobs(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
     if code or len(outcomes) != len(jobs):
         tail = (folder / "host.log").read_text(errors="replace").strip().splitlines()[-8:]
         raise SystemsError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
-from regress.systems.exported import Sample
+from regress.replay.exported import ExportedCase, Sample
 
 
 def group_advantages(samples: Sequence[Sample]) -> list[float]:
@@ -31,3 +32,16 @@ def sampler_log_probs(sample: Sample) -> list[float]:
     """Return the sampler's log-probs of prompt and completion, 0 where there are none."""
     known = sample.sampler or []
     return [0.0] * len(sample.prompt) + [0.0 if value is None else value for value in known]
+
+
+def told_config(
+    case: ExportedCase, system: str, dtype: str = "float32", *, clip: bool = True
+) -> dict[str, Any]:
+    """Return what a dump tells of the run: the system, the dtype, and AdamW by which the judge follows updates."""
+    optimizer = {
+        "learning_rate": case.learning_rate(0),
+        "betas": list(case.optimizer["betas"]),
+        "eps": case.optimizer["eps"],
+        "max_grad_norm": case.numbers["max_grad_norm"] if clip else None,
+    }
+    return {"model": {"dtype": dtype}, "optimizer": optimizer, "capture": {"system": system}}

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from regress.systems.findings import DOCUMENT, finding_named
 from regress.systems.protocol import SystemUnderTest
 from regress.systems.row import Error, Result, Row
+from regress.systems.table import kind_of
 
 
-def page_of(rows: Sequence[Row], systems: Iterable[SystemUnderTest]) -> str:
-    """Return the table in Markdown: the sum, then each system with its cells, shims and claims."""
+def page_of(rows: Sequence[Row], systems: Iterable[SystemUnderTest], shared: int = 0) -> str:
+    """Return the table in Markdown: the sum, the known findings, then each system with its cells, shims and claims.
+
+    Args:
+        rows: of any number of systems.
+        systems: what is known of them, for their shims.
+        shared: bytes of the packages that all environments share; 0 leaves that out.
+    """
     known = {system.name: system for system in systems}
-    lines = ["# Conformance", "", *_lead(rows), ""]
+    lines = ["# Conformance", "", *_lead(rows), "", *_disk(rows, shared), *_findings(rows)]
     for name in dict.fromkeys(row.system for row in rows):
         own = [row for row in rows if row.system == name]
         lines += [*_system(own), ""]
@@ -28,15 +36,67 @@ def _lead(rows: Sequence[Row]) -> Iterator[str]:
         "rank and update. This page is written by `regress systems run --report` and `regress systems table`."
     )
     yield ""
-    yield "| system | version | cells | exact | declared | wrong | not judged |"
-    yield "|---|---|--:|--:|--:|--:|--:|"
-    for name in dict.fromkeys(row.system for row in rows):
+    yield "| system | version | cells | exact | declared | red as known | wrong | not judged | finding gone |"
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|"
+    names = [*dict.fromkeys(row.system for row in rows)]
+    for name in names:
         own = [row for row in rows if row.system == name]
         versions = ", ".join(dict.fromkeys(row.version for row in own if row.version))
-        wrong = sum(row.result in (Result.WRONG, Result.UNDECLARED) for row in own)
-        counts = [sum(row.result is kind for row in own) for kind in (Result.EXACT, Result.DECLARED)]
-        failed = sum(row.result is Result.ERROR for row in own)
-        yield f"| {name} | {versions} | {len(own)} | {counts[0]} | {counts[1]} | {wrong} | {failed} |"
+        yield f"| {name} | {versions} | {' | '.join(map(str, _counts(own)))} |"
+    if len(names) > 1:
+        yield f"| all | | {' | '.join(map(str, _counts(rows)))} |"
+
+
+def _counts(rows: Sequence[Row]) -> list[int]:
+    rest = [row for row in rows if not row.known and not row.fixed]
+    kinds = [
+        (Result.EXACT,),
+        (Result.DECLARED,),
+        (),
+        (Result.WRONG, Result.UNDECLARED),
+        (Result.ERROR,),
+    ]
+    found = [sum(row.result in kind for row in rest) for kind in kinds]
+    found[2] = sum(row.known for row in rows)
+    return [len(rows), *found, sum(row.fixed for row in rows)]
+
+
+def _disk(rows: Sequence[Row], shared: int) -> Iterator[str]:
+    """Yield the sizes of the environments."""
+    sizes = {row.system: row.disk for row in rows if row.disk}
+    if not sizes:
+        return
+    each = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in sizes.items())
+    beside = f"; the packages that they share, torch among them, take {shared / 1e9:.1f} GB" if shared else ""
+    whole = (sum(sizes.values()) + shared) / 1e9
+    yield f"Disk of the environments: {each}{beside}: {whole:.1f} GB in all."
+    yield ""
+
+
+def _findings(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the known findings that cells show, or do not show any more."""
+    names = dict.fromkeys(row.finding for row in rows if row.finding)
+    if not names:
+        return
+    yield (
+        "A red cell of a known finding is expected, and a run fails as soon as it is not red any more, as it fails by "
+        "any other red cell:"
+    )
+    yield ""
+    yield "| finding | system | what is wrong | cells |"
+    yield "|---|---|---|---|"
+    for name in names:
+        finding = finding_named(name)
+        own = [row for row in rows if row.finding == name]
+        cells = ", ".join(f"`{row.cell.name}`{' (gone)' if row.fixed else ''}" for row in own)
+        title = finding.title if finding else ""
+        yield f"| {_linked(name)} | {own[0].system} | {_escaped(title)} | {_escaped(cells)} |"
+    yield ""
+
+
+def _linked(name: str) -> str:
+    finding = finding_named(name)
+    return f"[{name}]({DOCUMENT}#{finding.anchor})" if finding else name
 
 
 def _system(rows: Sequence[Row]) -> Iterator[str]:
@@ -60,7 +120,7 @@ def _system(rows: Sequence[Row]) -> Iterator[str]:
             cell.objective,
             case,
             cell.updates,
-            f"**{row.result}**",
+            f"**{row.result}** {_linked(row.finding)}" if row.known else f"**{kind_of(row)}**",
         ]
         yield f"| {' | '.join(map(str, [*values, *numbers, what]))} |"
 
@@ -68,6 +128,8 @@ def _system(rows: Sequence[Row]) -> Iterator[str]:
 def _number(error: Error | None) -> str:
     if error is None or error.relative is None:
         return ""
+    if not error.failed and error.relative >= 1:
+        return "~0"  # the truth is zero but for rounding, and so is the value
     return f"{error.relative:.1e}" if error.relative else "0"
 
 

@@ -12,13 +12,14 @@ neither torch nor the system at its top), and on each rank, in the system's own 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from regress.systems.exported import ExportedCase
+    from regress.replay.exported import ExportedCase
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Cell:
         warm: the adapter begins with the recorded state of the optimizer, else the optimizer starts without one.
         batches: sizes of the batches into which the first samples of the case are cut anew, an update each; for
             objectives that leave groups out of account. By default the batches are the recorded ones.
+        without: token ids; samples that hold one of them are left out before batches are cut.
     """
 
     layout: Layout
@@ -81,12 +83,18 @@ class Cell:
     precision: str = "float32"
     warm: bool = False
     batches: tuple[int, ...] = ()
+    without: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         """Name in the table and on the command line, such as ``fsdp2/sft/dense``."""
         suffix = "" if self.precision == "float32" else f"/{self.precision}"
         return f"{self.layout.name}/{self.objective}/{self.case}{suffix}"
+
+    @property
+    def identity(self) -> str:
+        """Everything that the cell says, as text."""
+        return json.dumps(self.to_json(), sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, the inverse of `from_json`."""
@@ -96,7 +104,7 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """Rebuild a cell written by `to_json`."""
         declared = tuple(Declared(**one) for one in data["declared"])
-        plain = {**data, "batches": tuple(data.get("batches", ()))}
+        plain = {**data, **{key: tuple(data.get(key, ())) for key in ("batches", "without")}}
         return cls(**{**plain, "layout": Layout(**data["layout"]), "declared": declared})
 
 

@@ -12,10 +12,13 @@ from typing import Any
 from regress.errors import SystemsError
 
 
-def recut(export: Path, sizes: Sequence[int], folder: Path) -> Path:
+def recut(export: Path, sizes: Sequence[int], folder: Path, without: Sequence[int] = ()) -> Path:
     """Write an export in which the first samples of another form batches of these sizes, an update each.
 
     Groups may be torn apart, so the objective has to leave them out of account, as supervised fine-tuning does.
+
+    Args:
+        without: token ids; samples that hold one of them are left out first.
 
     Raises:
         SystemsError: if the export has fewer samples.
@@ -24,6 +27,7 @@ def recut(export: Path, sizes: Sequence[int], folder: Path) -> Path:
         line
         for path in sorted((export / "rollouts").glob("step_*.jsonl"))
         for line in path.read_text(encoding="utf-8").splitlines()
+        if not _holds(json.loads(line), without)
     ]
     if sum(sizes) > len(lines):
         raise SystemsError(
@@ -47,6 +51,10 @@ def recut(export: Path, sizes: Sequence[int], folder: Path) -> Path:
         json.dumps(index | {"derived": False, "sha256": stamps}, indent=1) + "\n"
     )
     return folder
+
+
+def _holds(sample: dict[str, Any], tokens: Sequence[int]) -> bool:
+    return bool({*sample["prompt_ids"], *sample["completion_ids"]} & {*tokens})
 
 
 def _update(step: int, samples: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ BUILT_IN: Mapping[str, str] = {
     "trainer": "regress.systems.adapters.trainer:Trainer",
     "trl": "regress.systems.adapters.trl:TRL",
     "verl": "regress.systems.adapters.verl:Verl",
+    "verl-pins": "regress.systems.adapters.verl:VerlOnItsPins",
 }
 """Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
 

@@ -20,6 +20,10 @@ class Result(StrEnum):
     ERROR = "error"
 
 
+RED = (Result.WRONG, Result.UNDECLARED, Result.ERROR)
+"""Results of a cell that its system fails."""
+
+
 @dataclass(frozen=True)
 class Error:
     """Largest error of a quantity.
@@ -47,6 +51,7 @@ class Row:
         result: `Result`.
         errors: by quantity, in the order of computation.
         told: what is wrong in one sentence: first divergence, error, or what was declared; empty for an exact cell.
+        first: quantity and tensor that diverge first; empty where nothing is wrong.
         cause: probable cause of the first divergence; empty without one.
         claimed: what the system's configuration claims, as keys of the engine's configuration.
         explained: what the recorded step really did, by subject.
@@ -55,6 +60,9 @@ class Row:
         listed: what only one side has, a sentence each.
         notes: traceback and output of the rank that failed.
         versions: of the system and what it ran on.
+        finding: name of the known finding that the cell shows; of one that is not red: that it showed before.
+        stamp: of the environment, by which a run that is resumed knows that the row still holds.
+        disk: bytes of the environment, without the packages that it shares with the calling Python.
     """
 
     system: str
@@ -63,6 +71,7 @@ class Row:
     result: Result
     errors: Mapping[str, Error] = field(default_factory=dict)
     told: str = ""
+    first: str = ""
     cause: str = ""
     claimed: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +80,20 @@ class Row:
     listed: Sequence[str] = ()
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    plant: str = ""
+    finding: str = ""
+    stamp: str = ""
+    disk: int = 0
+
+    @property
+    def known(self) -> bool:
+        """True for a red cell that shows a known finding."""
+        return bool(self.finding) and self.result in RED
+
+    @property
+    def fixed(self) -> bool:
+        """True for a cell that a known finding made red, and that is not red any more."""
+        return bool(self.finding) and self.result not in RED
 
     @property
     def worst(self) -> tuple[str, Error] | None:

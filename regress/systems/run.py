@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from regress.errors import RegressError, SystemsError
 from regress.golden.store import GoldenStore
 from regress.systems.environments import Environment
+from regress.systems.findings import marked
 from regress.systems.judge import judge
 from regress.systems.launch import TIMEOUT, Outcome, run_jobs
 from regress.systems.protocol import Cell, SystemUnderTest
@@ -37,16 +38,16 @@ class Workspace:
     _exports: dict[str, Path] = field(default_factory=dict)
     _truths: dict[str, Path] = field(default_factory=dict)
 
-    def export(self, case: str, batches: Sequence[int] = ()) -> Path:
+    def export(self, case: str, batches: Sequence[int] = (), without: Sequence[int] = ()) -> Path:
         """Return the folder of an exported case, cut into other batches if asked for, written once."""
         from regress.replay.export import export_case
         from regress.systems.recut import recut
 
-        name = "-".join([case, *map(str, batches)])
+        name = "-".join([case, *map(str, batches), *(f"without{token}" for token in without)])
         if name not in self._exports:
             folder = self.folder / "exports" / name
             self._exports[name] = (
-                recut(self.export(case), batches, folder)
+                recut(self.export(case), batches, folder, without)
                 if batches
                 else export_case(self.store.case(case), folder)
             )
@@ -56,13 +57,17 @@ class Workspace:
         """Return the dump of the truth of a cell under an objective, computed once."""
         from regress.systems.truth import truth
 
-        facts = [cell.case, cell.batches, cell.updates, cell.warm, objective]
+        facts = [cell.case, cell.batches, cell.without, cell.updates, cell.warm, objective]
         key = json.dumps(facts, sort_keys=True, default=str)
         name = sha256(key.encode()).hexdigest()[:16]
         if name not in self._truths:
             folder = self.folder / "truths" / name
             self._truths[name] = truth(
-                self.export(cell.case, cell.batches), objective, cell.updates, folder, warm=cell.warm
+                self.export(cell.case, cell.batches, cell.without),
+                objective,
+                cell.updates,
+                folder,
+                warm=cell.warm,
             )
         return self._truths[name]
 
@@ -91,6 +96,7 @@ def run_system(
     *,
     environment: Environment,
     patterns: Sequence[str] = (),
+    leave_out: Collection[str] = (),
     plant: str = "",
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
@@ -102,6 +108,7 @@ def run_system(
         name: registered name, or ``module:Class``.
         environment: Python that has the system.
         patterns: of the names of cells; all by default.
+        leave_out: `Cell.identity` of cells that are not run again.
         plant: ``module:function`` of a context manager around each cell, which changes the system.
         paths: folders from which the adapter and the plant are imported besides.
         told: called with each row.
@@ -109,20 +116,44 @@ def run_system(
     Raises:
         RegressError: if the environment, a case or an objective is impossible; a cell that fails is a row.
     """
+    cells = chosen(load(location_of(name)), patterns)
+    tasks = [(cell, plant) for cell in cells if cell.identity not in leave_out]
+    return run_cells(name, workspace, tasks, environment=environment, paths=paths, timeout=timeout, told=told)
+
+
+def run_cells(
+    name: str,
+    workspace: Workspace,
+    tasks: Sequence[tuple[Cell, str]],
+    *,
+    environment: Environment,
+    paths: Sequence[str] = (),
+    timeout: float = TIMEOUT,
+    told: Told = lambda _: None,
+) -> list[Row]:
+    """Run cells of a system, each with a plant of its own or none, and judge each as soon as it is done.
+
+    Args:
+        tasks: cells, and their plants as ``module:function``; empty for none.
+
+    Raises:
+        RegressError: as `run_system` does.
+    """
     location = location_of(name)
     system = load(location)
-    cells = chosen(system, patterns)
     folder = workspace.folder / system.name
     jobs, dumps = [], []
-    for number, cell in enumerate(cells):
+    for number, (cell, plant) in enumerate(tasks):
         dumps.append(folder / f"cell{number:03d}" / "dump")
-        export = str(workspace.export(cell.case, cell.batches))
+        export = str(workspace.export(cell.case, cell.batches, cell.without))
         job = Job(location, cell.to_json(), export, str(dumps[-1]), plant, tuple(paths))
         jobs.append((job, cell.layout.ranks))
     rows: list[Row] = []
 
     def done(number: int, outcome: Outcome) -> None:
-        rows.append(row_of(system, cells[number], outcome, dumps[number], workspace))
+        cell, plant = tasks[number]
+        row = replace(row_of(system, cell, outcome, dumps[number], workspace), plant=plant)
+        rows.append(marked(replace(row, stamp="" if plant else environment.stamp, disk=environment.size)))
         told(rows[-1])
 
     if jobs:
@@ -154,16 +185,21 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+    from regress.replay.exported import ExportedCase
     from regress.systems.explained import explained
-    from regress.systems.exported import ExportedCase
 
     try:
         truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
-    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))
-    judged: dict[str, Any] = {"told": found.told, "cause": found.cause, "listed": found.listed}
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches, cell.without)), claimed)
+    judged: dict[str, Any] = {
+        "told": found.told,
+        "first": found.first,
+        "cause": found.cause,
+        "listed": found.listed,
+    }
     return Row(result=found.result, errors=found.errors, explained=shown, **judged, **common)
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regress.errors import SystemsError
 from regress.golden.location import open_store
-from regress.systems.environments import environment_of
+from regress.systems.environments import environment_of, shared_size
+from regress.systems.findings import marked
+from regress.systems.protocol import SystemUnderTest
 from regress.systems.registry import load, location_of, locations
-from regress.systems.row import Row
+from regress.systems.row import RED, Row
 from regress.systems.run import Workspace, chosen, run_system
-from regress.systems.table import exit_code, line_of, text_of, write_rows
+from regress.systems.table import exit_code, read_rows, text_of, together, write_rows
 
 
 def run_systems(
@@ -23,6 +25,7 @@ def run_systems(
     patterns: Sequence[str] = (),
     newest: bool = False,
     json_file: Path | None = None,
+    resume: bool = False,
     report: Path | None = None,
     keep: Path | None = None,
     plant: str = "",
@@ -31,6 +34,10 @@ def run_systems(
     echo: Callable[[str], object] = print,
 ) -> int:
     """Run cells of systems and tell each row as it comes; return the exit code of the command.
+
+    Args:
+        json_file: written after each cell.
+        resume: keep the rows that the file holds, and leave out cells that were judged in the same environment.
 
     Raises:
         RegressError: if a system is not known or not installed, or nothing matches.
@@ -43,22 +50,28 @@ def run_systems(
             f"no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
         )
 
+    rows = _kept(json_file, resume, known)
+
     def tell(row: Row) -> None:
-        echo(line_of(row))
+        rows[:] = together([*rows, row])
+        if json_file is not None:
+            write_rows(json_file, rows)
+        for line in [*text_of([row])][:-1]:
+            echo(line)
 
     environments = {name: environment_of(system, newest=newest) for name, system in known.items()}
-    rows: list[Row] = []
     with ExitStack() as resources:
         folder = keep or Path(resources.enter_context(TemporaryDirectory(prefix="regress-systems-")))
         if keep is not None and keep.is_dir() and any(keep.iterdir()):
             raise SystemsError(f"{keep} is not empty: give --keep a folder that does not exist yet")
         workspace = Workspace(folder.absolute(), open_store(golden_dir))
         for name, environment in environments.items():
-            rows += run_system(
+            run_system(
                 name,
                 workspace,
                 environment=environment,
                 patterns=patterns,
+                leave_out=_done(rows, known[name].name, "" if plant else environment.stamp),
                 plant=plant,
                 paths=(os.getcwd(),),  # noqa: PTH109  # adapters and plants of one's own
                 timeout=timeout,
@@ -70,6 +83,24 @@ def run_systems(
         write_rows(json_file, rows)
         echo(f"written: {json_file}")
     if report is not None:
-        report.write_text(page_of(rows, known.values()), encoding="utf-8")
+        report.write_text(page_of(rows, known.values(), shared_size()), encoding="utf-8")
         echo(f"written: {report}")
     return exit_code(rows)
+
+
+def _kept(json_file: Path | None, resume: bool, known: Mapping[str, SystemUnderTest]) -> list[Row]:
+    """Return the rows that a resumed run goes on from, without cells that the systems do not have any more."""
+    if not resume:
+        return []
+    if json_file is None:
+        raise SystemsError("--resume goes on from the rows of a file: name it with --json")
+    cells = {(one.name, cell.name) for one in known.values() for cell in one.cells()}
+    names = {one.name for one in known.values()}
+    found = read_rows(json_file) if json_file.exists() else []
+    return [marked(r) for r in found if r.system not in names or (r.system, r.cell.name) in cells]
+
+
+def _done(rows: Sequence[Row], system: str, stamp: str) -> set[str]:
+    """Return the cells of a system that were judged in this environment; red ones of no finding are tried again."""
+    own = [row for row in rows if row.system == system and row.stamp == stamp != ""]
+    return {row.cell.identity for row in own if row.known or row.result not in RED}

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from regress.errors import SystemsError
+from regress.systems.findings import finding_named, gone
 from regress.systems.row import Result, Row
 
 FORMAT = 1
-RED = (Result.WRONG, Result.UNDECLARED, Result.ERROR)
-"""Results that are no pass."""
 
 
 def line_of(row: Row) -> str:
     """Return a row in one line: ``trainer 5.23.0 fsdp2/sft/dense: exact (gradient 3.1e-07, 0.2 x tolerance)``."""
     name = f"{row.system} {row.version}".strip()
-    return f"{name} {row.cell.name}: {row.result}{_detail(row)}"
+    plant = f" with {row.plant}" if row.plant else ""
+    known = f", known finding {row.finding}" if row.known else ""
+    return f"{name} {row.cell.name}{plant}: {row.result}{known}{_detail(row)}"
 
 
 def _detail(row: Row) -> str:
@@ -39,23 +40,44 @@ def text_of(rows: Sequence[Row]) -> Iterator[str]:
         yield line_of(row)
         if row.cause:
             yield f"  probably: {row.cause}"
-    count = Counter(str(row.result) for row in rows)
+        if row.fixed and (finding := finding_named(row.finding)) is not None:
+            yield f"  {gone(finding)}"
+    count = Counter(kind_of(row) for row in rows)
     yield f"{len(rows)} cells: {', '.join(f'{number} {name}' for name, number in count.items())}"
 
 
+def kind_of(row: Row) -> str:
+    """Return what a row counts as: its result, or what a known finding makes of it."""
+    if row.fixed:
+        return "finding gone"
+    return f"{row.result} as known" if row.known else str(row.result)
+
+
 def exit_code(rows: Sequence[Row]) -> int:
-    """Return 0 if all cells are exact or as declared, 1 if one is not, 2 if one could not be judged."""
-    results = {row.result for row in rows}
-    if results & {Result.WRONG, Result.UNDECLARED}:
+    """Return the exit code of a run.
+
+    0 if exactly the cells of known findings are red, and all others exact or as declared; 1 if another one is wrong,
+    or a finding or a declared difference is gone; 2 if one could not be judged.
+    """
+    results = {row.result for row in rows if not row.known}
+    if results & {Result.WRONG, Result.UNDECLARED} or any(row.fixed for row in rows):
         return 1
     return 2 if Result.ERROR in results or not rows else 0
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as JSON."""
+    """Write rows as JSON, in place of those that the file holds; a reader sees the old or the new ones."""
     data: dict[str, Any] = {"format": FORMAT, "rows": [row.to_json() for row in rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def together(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each cell of each system, in the order in which cells were first told."""
+    found = {(row.system, row.cell.name): row for row in rows}
+    return list(found.values())
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -29,7 +29,8 @@ def truth(
         RegressError: if the export is damaged or the objective impossible.
     """
     from regress.oracle.engine import run_program
-    from regress.oracle.exported import ExportedCase, program_of
+    from regress.oracle.exported import program_of
+    from regress.replay.exported import ExportedCase
 
     program = program_of(ExportedCase(export), {**WHOLE, **objective}, updates, folder)
     return run_program(program if warm else replace(program, state=None))

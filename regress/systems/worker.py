@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from regress.errors import SystemsError
-from regress.systems.exported import ExportedCase
+from regress.replay.exported import ExportedCase
 from regress.systems.protocol import Cell
 from regress.systems.registry import load
 
@@ -38,7 +39,8 @@ class Job:
         system: ``module:attribute`` of the adapter.
         export: folder of the exported case.
         folder: where the dump is recorded.
-        plant: ``module:function`` of a context manager that changes the system around one cell; empty for none.
+        plant: ``module:function`` of a context manager that changes the system around one cell; empty for none. It
+            begins before the system is prepared, or, if it takes the system as its argument, afterwards.
         paths: folders from which adapter and plant are imported besides.
     """
 
@@ -59,9 +61,15 @@ def run_rank(job: Job) -> dict[str, Any]:
     _one_process_is_no_group()
     _quiet()
     cell = Cell.from_json(job.cell)
-    system = load(job.system)
-    with _planted(job.plant), closing(system):
+    system, plant = load(job.system), _plant(job.plant)
+    late = plant is not None and bool(inspect.signature(plant).parameters)
+    with ExitStack() as around:
+        if plant is not None and not late:
+            around.enter_context(plant())
+        around.enter_context(closing(system))
         system.prepare(ExportedCase(Path(job.export)), cell, Path(job.folder))
+        if plant is not None and late:
+            around.enter_context(plant(system))
         system.step()
         proof = system.engaged()
     return {
@@ -90,18 +98,21 @@ def _quiet() -> None:
     disable_progress_bar()
 
 
-@contextmanager
-def _planted(plant: str) -> Iterator[None]:
-    """Run inside of the context manager that a plant names."""
-    if not plant:
-        yield
-        return
-    module, _, attribute = plant.partition(":")
-    function = getattr(importlib.import_module(module), attribute, None)
-    if function is None:
-        raise SystemsError(f"there is nothing to plant at {plant}: write package.module:function")
-    with function():
-        yield
+def _plant(name: str) -> Callable[..., AbstractContextManager[Any]] | None:
+    """Return the context manager that a plant names; None for none.
+
+    Raises:
+        SystemsError: if there is none of that name.
+    """
+    if not name:
+        return None
+    module, _, attribute = name.partition(":")
+    found: Callable[..., AbstractContextManager[Any]] | None = getattr(
+        importlib.import_module(module), attribute, None
+    )
+    if found is None:
+        raise SystemsError(f"there is nothing to plant at {name}: write package.module:function")
+    return found
 
 
 def _version(name: str) -> str | None:

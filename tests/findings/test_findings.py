@@ -8,18 +8,30 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from regress.errors import SystemsError
+from regress.systems.environments import environment_of
+from regress.systems.findings import FINDINGS
+from regress.systems.registry import load, location_of
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "findings.md").read_text()
 SCRIPTS = sorted((ROOT / "examples" / "findings").glob("*.py"))
+SYSTEM_SCRIPTS = sorted((ROOT / "examples" / "findings" / "systems").glob("*.py"))
 TIMEOUT = 280  # seconds; an idle core needs 3 to 6, and 20 where code is compiled
 FRAMEWORKS = ("torch", "transformers", "accelerate")
 
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
+all_scripts = pytest.mark.parametrize(
+    "script", [*SCRIPTS, *SYSTEM_SCRIPTS], ids=[script.stem for script in [*SCRIPTS, *SYSTEM_SCRIPTS]]
+)
+system_scripts = pytest.mark.parametrize("script", SYSTEM_SCRIPTS, ids=[one.stem for one in SYSTEM_SCRIPTS])
 
 
 @scripts
@@ -41,7 +53,21 @@ def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
     }  # torch makes that on import
 
 
-@scripts
+@system_scripts
+@pytest.mark.timeout(300)
+@pytest.mark.extended
+def test_the_discrepancy_is_there_in_the_environment_of_its_system(script: Path, tmp_path: Path) -> None:
+    system = load(location_of(script.stem.split("_")[0]))
+    try:
+        environment = environment_of(system)
+    except SystemsError as error:
+        pytest.skip(str(error))
+    own = {**environment.variables, **system.environ}
+    output, errors, status = run(script, tmp_path, python=environment.python, environ=own)
+    assert (status, output.splitlines()[-1:]) == (0, ["reproduced"]), output + errors
+
+
+@all_scripts
 def test_the_reproduction_is_short_and_stands_alone(script: Path) -> None:
     text = script.read_text()
     assert len(text.splitlines()) < 60
@@ -53,24 +79,41 @@ def test_the_reproduction_is_short_and_stands_alone(script: Path) -> None:
 
 
 def test_the_document_names_every_script_and_no_other() -> None:
-    named = set(re.findall(r"examples/findings/(\w+\.py)", DOCUMENT))
-    assert named == {script.name for script in SCRIPTS}
+    named = set(re.findall(r"python examples/findings/((?:systems/)?\w+\.py)", DOCUMENT))
+    assert named == {
+        str(script.relative_to(ROOT / "examples" / "findings")) for script in [*SCRIPTS, *SYSTEM_SCRIPTS]
+    }
+
+
+def test_every_known_finding_of_a_system_has_its_section_and_its_cells() -> None:
+    headings = re.findall(r"^## (.*)$", DOCUMENT, re.MULTILINE)
+    by_anchor = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-"): one for one in headings}
+    assert len({finding.name for finding in FINDINGS}) == len(FINDINGS)
+    for finding in FINDINGS:
+        section = DOCUMENT.split(f"\n## {by_anchor[finding.anchor]}\n")[1].split("\n## ")[0]
+        assert "python examples/findings/" in section, finding.name
+        assert f"| {finding.name} |" in DOCUMENT
+        cells = [cell.name for cell in load(location_of(finding.system)).cells()]
+        for pattern in finding.cells:
+            assert any(fnmatchcase(name, pattern) for name in cells), (finding.name, pattern)
 
 
 def test_the_table_leads_to_every_finding() -> None:
     headings = re.findall(r"^## (.*)$", DOCUMENT, re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    linked = re.findall(r"\]\(#(.*?)\)", DOCUMENT)
-    assert len(linked) == len(set(linked)) == len(SCRIPTS)
-    assert set(linked) <= anchors
+    first, second = (
+        re.findall(r"\]\(#(.*?)\)", part) for part in DOCUMENT.split("\n## In trainers under test\n")
+    )
+    assert len(first) == len(set(first)) == len(SCRIPTS)
+    assert len(set(second) - set(first)) == len(SYSTEM_SCRIPTS)
+    assert {*first, *second} <= anchors
 
 
-@scripts
+@all_scripts
 def test_the_document_says_all_of_a_finding(script: Path) -> None:
     """Kind, effect on training, source and remedy of each finding."""
-    sections = [
-        section for section in DOCUMENT.split("\n## ") if f"python examples/findings/{script.name}" in section
-    ]
+    name = script.relative_to(ROOT).as_posix()
+    sections = [section for section in DOCUMENT.split("\n## ") if f"python {name}" in section]
     assert len(sections) == 1
     for part in ("**Kind.**", "**Training.**", "**Source.**", "**Upstream.**", "**Instead.**", "reproduced"):
         assert part in sections[0], part
@@ -80,11 +123,14 @@ def checked_versions() -> bool:
     return all(f"{name} {version(name).split('+')[0]}" in DOCUMENT for name in FRAMEWORKS)
 
 
-def run(script: Path, folder: Path) -> tuple[str, str, int]:
+def run(
+    script: Path, folder: Path, python: Path | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[str, str, int]:
     """Output, errors and exit status. A rank that is left behind holds the pipe open until it is killed for it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder)}
+    environment |= environ or {}
     with subprocess.Popen(
-        [sys.executable, script],
+        [str(python or sys.executable), script],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

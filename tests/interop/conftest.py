@@ -72,6 +72,7 @@ class Nexrl:
     step: int = 0
     junk: float = -17.25
     ids: bool = True
+    kl: float = 0.0
 
     @property
     def rows(self) -> list[Sample]:
@@ -186,7 +187,7 @@ class Nexrl:
             payload = {"step": self.step, "rank": rank, "micro_idx": micro, "loss": value, "pg_loss": value}
             payload |= {
                 "entropy_loss": 0.25,
-                "metrics": {"kl": 0.0},
+                "metrics": {"kl": self.kl, "tokens": "many"},
                 "extra_info": {"epoch": 0, "batch_idx": 0},
             }
             self.write("loss", f"{self.stem}_rank{rank}_micro{micro}", payload)

@@ -63,6 +63,22 @@ def test_losses_of_other_microbatches_cannot_be_compared_and_that_is_said(nexrl:
     assert "means do not add up" in found.problems[0]
 
 
+@pytest.mark.parametrize("format", ["pt", "jsonl"])
+def test_metrics_beside_the_losses_are_compared(nexrl: Setup, format: str) -> None:
+    golden = nexrl("golden", format=format).self_hosted()
+    same = compared(golden, nexrl("same", format=format).self_hosted())
+    assert same.exit_code == 0
+    assert {v.name for v in same.verdicts if v.quantity == "metrics"} == {"kl"}
+    found = compared(golden, nexrl("changed", format=format, kl=0.01).self_hosted())
+    assert [(v.quantity, v.name, v.place.rank) for v in found.failed] == [
+        ("metrics", "kl", 0),
+        ("metrics", "kl", 1),
+    ]
+    # in another number of microbatches the metrics are of other tokens
+    split = compared(golden, nexrl("split", format=format, micros=2).self_hosted())
+    assert not [v for v in split.verdicts if v.quantity == "metrics"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("old", [False, True], ids=["since 5bd3f78", "before"])
 @pytest.mark.parametrize("format", ["pt", "jsonl"])

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trl_loop import make_trainer, make_world
+from trl_loop import make_trainer, make_world, start_ranks
 
 import regress
 from regress.errors import GuardError
@@ -68,7 +68,12 @@ def nan(output: dict[str, Any]) -> None:
     output["advantages"][3] = float("nan")
 
 
+def ratio(output: dict[str, Any]) -> None:
+    output["old_per_token_logps"] = output["sampling_per_token_logps"] * 1.01
+
+
 FAULTS = {
+    "ratio": (ratio, "the ratio is"),
     "baseline": (baseline, "add up to"),
     "zeros": (zeros, "are exactly 0, a filled-in value"),
     "shifted": (shifted, "those of the previous token"),
@@ -116,6 +121,57 @@ def test_a_fault_stops_training_at_its_step(world: Path, fault: str) -> None:
     assert f"step {STEP}, rank 0: " in str(caught.value)
     assert words in str(caught.value)
     assert "_compute_loss" not in vars(trainer)
+
+
+def test_a_share_that_counts_twice_stops_training_at_its_step(world: Path) -> None:
+    trainer = make_trainer(
+        world, beta=0.0, num_iterations=1, per_device_train_batch_size=4, gradient_accumulation_steps=4
+    )
+    scored(trainer, healthy)
+    own, calls = trainer._compute_loss, [0]
+
+    def twice(model: Any, inputs: Any) -> Any:
+        calls[0] += 1
+        return own(model, inputs) * (2 if calls[0] == 4 * STEP + 2 else 1)
+
+    trainer._compute_loss = twice
+    with pytest.raises(GuardError) as caught, regress.guard(trainer):
+        trainer.train()
+    assert f"step {STEP}, rank 0: microbatch 1 of rank 0 weighs 2.000 times as much" in str(caught.value)
+
+
+def test_a_sampler_with_earlier_weights_stops_training_at_its_step(world: Path) -> None:
+    trainer = make_trainer(world, beta=0.0, num_iterations=1)
+    own, held = trainer._generate_and_score_completions, [list[torch.Tensor]()]
+
+    def stale(inputs: Any) -> Any:
+        output, parameters = own(inputs), [*trainer.model.parameters()]
+        now = [p.detach().clone() for p in parameters]
+        if len(held) == STEP + 1:
+            _put(parameters, held[-1])
+        output["sampling_per_token_logps"] = _log_probs(trainer, output)
+        _put(parameters, now)
+        held.append(now)
+        return output
+
+    trainer._generate_and_score_completions = stale
+    with pytest.raises(GuardError) as caught, regress.guard(trainer):
+        trainer.train()
+    assert f"step {STEP}, rank 0: " in str(caught.value)
+    assert "they are those of the weights before the last update" in str(caught.value)
+
+
+@torch.no_grad()
+def _put(parameters: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for p, value in zip(parameters, values, strict=True):
+        p.copy_(value)
+
+
+def test_replicas_that_come_apart_stop_both_ranks_at_their_step(world: Path, tmp_path: Path) -> None:
+    start_ranks(2, Path(__file__).with_name("guard_ranks.py"), str(tmp_path), str(world))
+    told = [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)]
+    assert told[0] == told[1]
+    assert f"step {STEP}, rank 0: model.embed_tokens.weight differs between ranks 0 and 1" in told[0]
 
 
 def test_training_is_the_same_bit_for_bit(world: Path) -> None:

@@ -288,12 +288,17 @@ FAULTS: dict[str, Any] = {
 
 def train_on_ranks(ranks: int, folder: Path, work: Path, **changes: Any) -> None:
     """Train on several processes, each of which records."""
+    start_ranks(ranks, Path(__file__), str(folder), str(work), json.dumps(changes))
+
+
+def start_ranks(ranks: int, script: Path, *arguments: str) -> None:
+    """Run a script on several processes with the environment of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, __file__, str(folder), str(work), json.dumps(changes)]
+    command = [sys.executable, str(script), *arguments]
     children = [
         subprocess.Popen(
             command,

@@ -89,6 +89,19 @@ class Judged:
 
 
 @pytest.fixture
+def micros() -> Callable[[Any], list[Local]]:
+    """``micros(judged)``: the microbatches of the update in which a replay went wrong first, as they should be."""
+
+    def of(found: Any) -> list[Local]:
+        place = found.divergence.first.place
+        (update,) = (u for u in found.plan if (u.step, u.update) == (place.step, place.update))
+        truth = found.replay.case.truth(update.where)
+        return [Local(layout.targets, update, truth) for layout in update.layouts[0]]
+
+    return of
+
+
+@pytest.fixture
 def judge(tmp_path: Path) -> Callable[..., Judged]:
     """``judge(case, variant)``: replay it now, by the engine as it is, and judge it."""
 

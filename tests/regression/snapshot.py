@@ -1,16 +1,17 @@
 """Snapshot of the verdicts on every fault and on healthy replays, short enough to be kept in a file.
 
 ``python tests/regression/snapshot.py`` judges all of them anew and writes the file; the tests compare with it.
-``--missing`` judges only those that the file lacks, and leaves the others as they are.
+``--missing`` judges only those that the file lacks, and leaves the others as they are; so does ``--only PATTERN``, of
+those whose names match.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,15 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.session import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
-from regress.faults import gradient, loss, model
-from regress.faults.corpus import CORPUS
-from regress.faults.patch import Fault
+from regress.faults.registry import corpus
 from regress.golden.store import GoldenStore
+from regress.replay.fault_trial import variant_named
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variants import Precision
 from regress.report.comparison import run_context_of as run_context_of_comparison
-
-sys.path.insert(0, str(Path(__file__).parent))
-import layout_faults as bugs  # by the name under which the ranks import it
-import test_divergence
-from test_faults import FAULTS as PLACES
-from test_layout_faults import FAULTS as OF_RANKS
-from test_layout_faults import variant_named
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILE = Path(__file__).parent / "snapshot.json"
@@ -50,10 +43,6 @@ HEALTHY = (
         for variant in ("base", "left", "reversed", "dp2", "tp2-sp", "pp2-1f1b-packed-mbs3")
     ),
 )
-FIRST = (loss.ratio_inverted, model.temperature_ignored)
-"""Faults that come first, so that tests of the first few have them."""
-OTHER_CASES: dict[Any, str] = {gradient.entropy_detached: "dr_grpo"}
-"""Where faults show that have no row in the tests of faults."""
 WORDS = ("formula", "equals", "fitted", "class:")
 """Patterns whose words have no measured numbers in them."""
 
@@ -63,69 +52,47 @@ class Subject:
     """A replay that is judged, broken or healthy.
 
     Attributes:
-        fault: of this process, or ``ranks`` of every rank.
+        fault: name of a fault of the registry; None for a healthy replay.
     """
 
     case: str
     variant: str
     precision: Precision = Precision.FLOAT64
-    fault: Fault | None = None
-    ranks: bugs.Fault | None = None
+    fault: str | None = None
 
     @property
     def name(self) -> str:
         """As in test ids."""
-        broken = self.fault.inject if self.fault is not None else self.ranks
-        what = "healthy" if broken is None else broken.__name__
-        return f"{what}-{self.case}-{self.variant}{self.precision.suffix}"
+        return f"{self.fault or 'healthy'}-{self.case}-{self.variant}{self.precision.suffix}"
 
     @property
     def chosen(self) -> Replay:
         """The case under the variant."""
-        variant = VARIANTS.get(self.variant) or variant_named(self.variant)
-        return Replay(GoldenStore(GOLDEN).case(self.case), variant, self.precision)
+        return Replay(GoldenStore(GOLDEN).case(self.case), variant_named(self.variant), self.precision)
 
     def dump(self, folder: Path, *, steps: int | None = 1) -> DumpReader:
         """Run it: the first step, or all of them."""
         one = self.chosen
-        with nullcontext() if self.fault is None else self.fault.injected() as prepare:
-            launch: Any = None if self.ranks is None else bugs.Broken(self.ranks)
-            return replay(
-                one.case, one.variant, one.precision, folder, steps=steps, prepare=prepare, launch=launch
-            )
+        return replay(one.case, one.variant, one.precision, folder, steps=steps, fault=self.fault)
 
 
 def of_faults() -> Iterator[Subject]:
-    """Every fault of one process, in a case in which it shows."""
-    known = {case.fault.inject: case for case in test_divergence.CASES}
-    places = {fault.inject: fault for fault in PLACES}
-    for case in test_divergence.CASES:
-        yield Subject(case.case, case.fault.variant, fault=case.fault)
-    for fault in CORPUS:
-        if fault.inject not in known:
-            place = places.get(fault.inject)
-            where = (OTHER_CASES.get(fault.inject, "dense"), fault.variant)
-            where = where if place is None else (place.case, place.variant)
-            yield Subject(*where, fault=fault)
-
-
-def of_ranks() -> Iterator[Subject]:
-    """Faults of several ranks."""
-    chosen = [(fault.inject, fault.case, fault.variant) for fault in OF_RANKS]
-    chosen += [row[:3] for row in test_divergence.RANKS]
-    for inject, case, variant in dict.fromkeys(chosen):
-        yield Subject(case, variant, ranks=inject)
+    """Every fault of the registry in the replays in which it shows."""
+    for name, fault in corpus().items():
+        if fault.wrong:
+            for shown in fault.shown:
+                yield Subject(shown.case, shown.variant, fault=name)
+    yield Subject("dense", "tp2-sp", fault="averaged_over_ranks")
 
 
 def subjects() -> list[Subject]:
     """All that the file tells of, one for each name."""
-    faults = sorted(of_faults(), key=lambda one: one.fault is None or one.fault.inject not in FIRST)
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    faults = [one for one in of_faults() if not known or one.name in known]
     healthy = [
         Subject(case, variant, precision) for case, variant in HEALTHY for precision in _precisions(variant)
     ]
-    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    ranks = [one for one in of_ranks() if not known or one.name in known]
-    return [*{one.name: one for one in (*faults, *healthy, *ranks)}.values()]
+    return [*{one.name: one for one in (*faults, *healthy)}.values()]
 
 
 def _precisions(variant: str) -> tuple[Precision, ...]:
@@ -177,9 +144,14 @@ def compared(golden: str, actual: str) -> tuple[RunContext, list[Verdict]]:
 
 def main() -> None:
     """Judge all anew, or what is missing, and write the file."""
-    rows: dict[str, Any] = json.loads(FILE.read_text()) if "--missing" in sys.argv[1:] else {}
-    for one in subjects():
-        if one.name in rows:
+    some = re.compile(sys.argv[sys.argv.index("--only") + 1]) if "--only" in sys.argv[1:] else None
+    known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    wanted = subjects()
+    rows = {one.name: known[one.name] for one in wanted if one.name in known}
+    for one in wanted:
+        if one.name in rows and (some is not None and not some.search(one.name)):
+            continue
+        if one.name in rows and "--missing" in sys.argv[1:]:
             continue
         for steps in (1, None):  # what does not show in the first step may do so in a later one
             with tempfile.TemporaryDirectory() as folder:
@@ -188,8 +160,8 @@ def main() -> None:
             if one.fault is None or "first" in rows[one.name]:
                 break
         print(one.name, rows[one.name].get("first", "-"), rows[one.name].get("rules", ""), flush=True)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    FILE.write_text(f"{{\n{lines}\n}}\n")
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        FILE.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -5,92 +5,27 @@ The stage is to be right for every fault, the tensor too, and so is the pattern 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
-from regress.engine.build import Run
-from regress.faults import inputs, loss, model, update
-from regress.faults.patch import Fault as Injected
+from regress.faults import advantages, inputs, layers, loss, model, normalization, optimizer, rounding, update
+from regress.faults.fault import Inject, injected
+from regress.faults.ranks import data, pipeline, state, sums, tensor
 from regress.golden.store import GoldenStore
+from regress.replay.fault_trial import variant_named
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision
 
-sys.path.insert(0, str(Path(__file__).parent))
-import layout_faults as bugs  # by the name under which the ranks import it
-from test_layout_faults import variant_named
-
 GOLDEN = Path(__file__).parents[2] / "golden"
-
-
-# faults of one layer
-
-
-def attention_scale_of_layer_1(run: Run) -> None:
-    run.trainer.policy.model.model.layers[1].self_attn.scaling *= 1.01
-
-
-def norm_epsilon_of_layer_0(run: Run) -> None:
-    run.trainer.policy.model.model.layers[0].post_attention_layernorm.variance_epsilon = 1e-5
-
-
-def norm_epsilon_of_layer_1(run: Run) -> None:
-    run.trainer.policy.model.model.layers[1].input_layernorm.variance_epsilon = 1e-5
-
-
-def final_norm_epsilon(run: Run) -> None:
-    run.trainer.policy.model.model.norm.variance_epsilon = 1e-5
-
-
-def embeddings_doubled(run: Run) -> None:
-    run.trainer.policy.model.model.embed_tokens.register_forward_hook(
-        lambda module, args, out: out * 2, prepend=True
-    )
-
-
-def logits_scaled(run: Run) -> None:
-    run.trainer.policy.model.lm_head.register_forward_hook(lambda module, args, out: out * 1.5, prepend=True)
-
-
-def last_rows_of_a_batch_dropped_from_layer_1(run: Run) -> None:
-    """The output of a layer at the last position of each row is that of the position before."""
-
-    def wrong(module: Any, args: Any, out: Tensor) -> Tensor:
-        changed = out.clone()
-        changed[:, -1] = out[:, -2]
-        return changed
-
-    run.trainer.policy.model.model.layers[1].register_forward_hook(wrong, prepend=True)
-
-
-def gradient_of_one_weight(run: Run) -> None:
-    weight = run.trainer.policy.model.model.layers[1].mlp.up_proj.weight
-    weight.register_hook(lambda gradient: 2 * gradient)
-
-
-def backward_of_layer_0(run: Run) -> None:
-    """The gradient that enters layer 0 from above is halved: its own parameters and the embeddings see it."""
-
-    def halved(module: Any, args: Any, out: Tensor) -> None:
-        out.register_hook(lambda gradient: gradient / 2)
-
-    run.trainer.policy.model.model.layers[0].register_forward_hook(halved)
-
-
-def gradients_of_norms(run: Run) -> None:
-    for name, parameter in run.trainer.policy.named_parameters():
-        if "norm" in name:
-            parameter.register_hook(lambda gradient: 2 * gradient)
 
 
 @dataclass(frozen=True)
@@ -103,7 +38,8 @@ class Case:
         rule: that must be among the diagnoses; empty if no more than the place can be known.
     """
 
-    fault: Injected
+    inject: Inject
+    variant: str
     case: str
     first: str
     patterns: Collection[str] = ()
@@ -111,163 +47,182 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.fault.inject.__name__}-{self.case}-{self.fault.variant}"
-
-
-def code(inject: Any, variant: str = "mbs4") -> Injected:
-    return Injected(inject, variant=variant)
-
-
-def of_run(inject: Any, variant: str = "mbs4") -> Injected:
-    return Injected(run=inject, variant=variant)
+        return f"{self.inject.__name__}-{self.case}-{self.variant}"
 
 
 BEHIND = ("class:packed_behind",)
 CASES = (
-    Case(of_run(attention_scale_of_layer_1), "dense", "activations model.layers.1", (), "module"),
-    Case(of_run(backward_of_layer_0), "dense", "gradient model.layers.0.mlp.down_proj.weight", (), ""),
-    Case(code(model.temperature_ignored), "dr_grpo", "log_probs log_probs", ("tempered",), "temperature"),
+    Case(layers.attention_scale_of_layer_1, "mbs4", "dense", "activations model.layers.1", (), "module"),
+    Case(layers.backward_of_layer_0, "mbs4", "dense", "gradient model.layers.0.mlp.down_proj.weight", (), ""),
+    Case(model.temperature_ignored, "mbs4", "dr_grpo", "log_probs log_probs", ("tempered",), "temperature"),
     Case(
-        code(inputs.columns_as_positions, "packed-dynamic"),
+        inputs.columns_as_positions,
+        "packed-dynamic",
         "gpt2",
         "batch_inputs position_ids",
         (*BEHIND, "columns"),
         "position-columns",
     ),
     Case(
-        code(update.no_weight_decay), "dense", "param model.embed_tokens.weight", ("formula",), "weight-decay"
+        optimizer.no_weight_decay,
+        "mbs4",
+        "dense",
+        "param model.embed_tokens.weight",
+        ("formula",),
+        "weight-decay",
     ),
     Case(
-        code(update.divided_twice),
+        update.divided_twice,
+        "mbs4",
         "dense",
         "gradient lm_head.weight",
         ("scaled:micros",),
         "gradient-divided-by-microbatches",
     ),
-    Case(of_run(norm_epsilon_of_layer_0), "dense", "activations model.layers.0", (), "module"),
-    Case(of_run(norm_epsilon_of_layer_1), "dense", "activations model.layers.1", (), "module"),
-    Case(of_run(final_norm_epsilon), "dense", "activations model.norm"),
-    Case(of_run(embeddings_doubled), "dense", "activations model.embed_tokens", ("scaled:power_of_two",)),
-    Case(of_run(logits_scaled), "dense", "activations lm_head", ("scaled",), "output-projection"),
-    Case(of_run(last_rows_of_a_batch_dropped_from_layer_1), "dense", "activations model.layers.1"),
+    Case(layers.norm_epsilon_of_layer_0, "mbs4", "dense", "activations model.layers.0", (), "module"),
+    Case(layers.norm_epsilon_of_layer_1, "mbs4", "dense", "activations model.layers.1", (), "module"),
+    Case(layers.final_norm_epsilon, "mbs4", "dense", "activations model.norm"),
     Case(
-        of_run(gradient_of_one_weight),
+        layers.embeddings_doubled, "mbs4", "dense", "activations model.embed_tokens", ("scaled:power_of_two",)
+    ),
+    Case(layers.logits_scaled, "mbs4", "dense", "activations lm_head", ("scaled",), "output-projection"),
+    Case(layers.last_rows_of_a_batch_dropped_from_layer_1, "mbs4", "dense", "activations model.layers.1"),
+    Case(
+        layers.gradient_of_one_weight,
+        "mbs4",
         "dense",
         "gradient model.layers.1.mlp.up_proj.weight",
         ("scaled:power_of_two",),
-        "gradient-power-of-two",
+        "gradient-of-one-tensor",  # the factor of one tensor is no loss scale
     ),
-    Case(of_run(gradients_of_norms), "dense", "gradient model.norm.weight", ("names:norms",), ""),
+    Case(layers.gradients_of_norms, "mbs4", "dense", "gradient model.norm.weight", ("names:norms",), ""),
     Case(
-        code(inputs.positions_ignored, "packed-dynamic"),
+        inputs.positions_ignored,
+        "packed-dynamic",
         "gpt2",
         "activations transformer.wpe",
         BEHIND,
         "positions-not-passed",
     ),
+    Case(inputs.causal_only, "packed-mbs3", "dense", "activations model.layers.0", BEHIND, "packed-leak"),
     Case(
-        code(inputs.causal_only, "packed-mbs3"), "dense", "activations model.layers.0", BEHIND, "packed-leak"
-    ),
-    Case(
-        code(inputs.positions_ignored, "left"),
+        inputs.positions_ignored,
+        "left",
         "gpt2",
         "activations transformer.wpe",
         ("class:behind_padding",),
         "positions-not-passed",
     ),
-    Case(code(inputs.one_segment, "varlen"), "dense", "activations model.layers.0", BEHIND, "packed-leak"),
+    Case(inputs.one_segment, "varlen", "dense", "activations model.layers.0", BEHIND, "packed-leak"),
     Case(
-        code(inputs.tool_tokens_in_the_loss),
+        inputs.tool_tokens_in_the_loss,
+        "mbs4",
         "tools",
         "batch_inputs response_mask",
         ("class:tool",),
         "tool-tokens",
     ),
     Case(
-        code(inputs.population_deviation),
+        advantages.population_deviation,
+        "mbs4",
         "dense",
         "advantages advantages",
         ("class:varied", "scaled:ddof"),
         "deviation-ddof",
     ),
-    Case(code(inputs.groups_interleaved), "dense", "advantages advantages", (), "advantage-groups"),
-    Case(code(inputs.mean_of_means), "dapo", "weights weights", ("factors",), "mean-of-means"),
+    Case(advantages.groups_interleaved, "mbs4", "dense", "advantages advantages", (), "advantage-groups"),
+    Case(normalization.mean_of_means, "mbs4", "dapo", "weights weights", ("factors",), "mean-of-means"),
     Case(
-        code(inputs.order_not_restored, "reversed"),
+        inputs.order_not_restored,
+        "reversed",
         "dense",
         "ref_log_probs ref_log_probs",
         ("permuted",),
         "order-not-restored",
     ),
-    Case(of_run(model.router_not_normalized), "moe", "activations model.layers.0", ("all_tokens",), "router"),
+    Case(model.router_not_normalized, "mbs4", "moe", "activations model.layers.0", ("all_tokens",), "router"),
     Case(
-        of_run(model.rotary_in_bfloat16), "dense", "activations model.layers.0", ("positions_from",), "rotary"
+        rounding.rotary_in_bfloat16,
+        "mbs4",
+        "dense",
+        "activations model.layers.0",
+        ("positions_from",),
+        "rotary",
     ),
-    Case(code(model.logits_one_late), "dense", "activations lm_head", ("shifted",), "logits-shifted"),
+    Case(model.logits_one_late, "mbs4", "dense", "activations lm_head", ("shifted",), "logits-shifted"),
     Case(
-        code(model.targets_one_early),
+        model.targets_one_early,
+        "mbs4",
         "dense",
         "log_probs log_probs",
         ("class:after_other", "formula"),
         "targets-off-by-one",
     ),
-    Case(code(model.old_is_current), "dapo", "old_log_probs old_log_probs", ("equals",), "old-is-current"),
+    Case(model.old_is_current, "mbs4", "dapo", "old_log_probs old_log_probs", ("equals",), "old-is-current"),
     Case(
-        code(model.reference_is_the_policy),
+        model.reference_is_the_policy,
+        "mbs4",
         "dense",
         "ref_log_probs ref_log_probs",
         ("equals",),
         "reference-is-the-policy",
     ),
     Case(
-        code(model.no_sampler_correction),
+        model.no_sampler_correction,
+        "mbs4",
         "cispo",
         "sampler_weights sampler_weights",
         ("formula",),
         "sampler-correction-off",
     ),
-    Case(code(loss.another_estimator), "dense", "kl kl", ("formula",), "kl-estimator"),
-    Case(code(loss.ratio_of_sums), "gspo", "ratio prob_ratio", ("formula",), "ratio-level"),
-    Case(code(loss.clip_sides_swapped), "dapo", "policy_loss policy_loss", ("formula",), "clip-sides"),
+    Case(loss.another_estimator, "mbs4", "dense", "kl kl", ("formula",), "kl-estimator"),
+    Case(loss.ratio_of_sums, "mbs4", "gspo", "ratio prob_ratio", ("formula",), "ratio-level"),
+    Case(loss.clip_sides_swapped, "mbs4", "dapo", "policy_loss policy_loss", ("formula",), "clip-sides"),
     Case(
-        code(loss.minimum_before_the_advantage),
+        loss.minimum_before_the_advantage,
+        "mbs4",
         "dense",
         "policy_loss policy_loss",
         ("class:clipped_negative",),
         "minimum-before-advantage",
     ),
     Case(
-        code(loss.entropy_bonus_reversed),
+        loss.entropy_bonus_reversed,
+        "mbs4",
         "dr_grpo",
         "token_loss elementwise_loss",
         ("formula",),
         "term-left-out",
     ),
-    Case(code(update.last_microbatch_left_out), "dense", "coverage batch_inputs", (), "batch-left-out"),
-    Case(code(update.only_the_last_survives), "dense", "gradient lm_head.weight", (), "accumulation"),
+    Case(update.last_microbatch_left_out, "mbs4", "dense", "coverage batch_inputs", (), "batch-left-out"),
+    Case(update.only_the_last_survives, "mbs4", "dense", "gradient lm_head.weight", (), "accumulation"),
     Case(
-        code(update.clipping_left_out),
+        update.clipping_left_out,
+        "mbs4",
         "dense",
         "optimizer model.embed_tokens.weight/exp_avg",
         ("formula",),
         "clip-of-gradients-left-out",
     ),
     Case(
-        code(update.epsilon_inside_the_correction),
+        optimizer.epsilon_inside_the_correction,
+        "mbs4",
         "dense",
         "param model.embed_tokens.weight",
         ("formula",),
         "optimizer-eps",
     ),
     Case(
-        of_run(update.counter_one_ahead),
+        optimizer.counter_one_ahead,
+        "mbs4",
         "dense",
         "optimizer model.embed_tokens.weight/step",
         ("names:step counters",),
         "step-counter",
     ),
     Case(
-        code(update.learning_rate_off),
+        optimizer.learning_rate_off,
+        "mbs4",
         "dense",
         "param model.embed_tokens.weight",
         ("fitted",),
@@ -284,8 +239,8 @@ def found(tmp_path: Path) -> Callable[[Case], Found]:
     """The divergence of a replay with a fault, and its diagnoses."""
 
     def run(case: Case) -> Found:
-        chosen = Replay(GoldenStore(GOLDEN).case(case.case), VARIANTS[case.fault.variant], Precision.FLOAT64)
-        with case.fault.injected() as prepare:
+        chosen = Replay(GoldenStore(GOLDEN).case(case.case), VARIANTS[case.variant], Precision.FLOAT64)
+        with injected(case.inject) as prepare:
             folder = tmp_path / case.name
             dump = replay(chosen.case, chosen.variant, chosen.precision, folder, prepare=prepare)
         verdicts = judge_replay(chosen.case, dump, chosen.plan, chosen.precision)
@@ -322,25 +277,32 @@ def test_at_least_25_faults_have_a_known_place() -> None:
 
 RANKS = (
     (
-        bugs.other_weights_on_a_rank,
+        data.other_weights_on_a_rank,
         "dense",
         "dp2",
         "activations model.embed_tokens",
         "rank",
         "weights-of-a-rank",
     ),
-    (bugs.averaged_over_ranks, "dense", "tp2-sp", "gradient", "", ""),
+    (sums.averaged_over_ranks, "dense", "tp2-sp", "gradient", "", ""),
     (
-        bugs.norms_of_columns_not_summed,
+        tensor.norms_of_columns_not_summed,
         "dense",
         "tp2-sp",
         "gradient model.norm.weight",
         "names:norms of hidden states",
         "",
     ),
-    (bugs.update_lost_on_a_rank, "dense", "fsdp2", "", "rank", "state-of-a-rank"),
-    (bugs.last_microbatch_survives_on_a_stage, "dense", "pp2-1f1b-packed-mbs3", "gradient", "mesh:pp", ""),
-    (bugs.decay_on_one_rank_only, "dense", "dp2", "param", "rank", ""),
+    (state.update_lost_on_a_rank, "dense", "fsdp2", "", "rank", "state-of-a-rank"),
+    (
+        pipeline.last_microbatch_survives_on_a_stage,
+        "dense",
+        "pp2-1f1b-packed-mbs3",
+        "gradient",
+        "mesh:pp",
+        "",
+    ),
+    (state.decay_on_one_rank_only, "dense", "dp2", "param", "rank", ""),
 )
 
 
@@ -351,11 +313,11 @@ RANKS = (
     ids=lambda part: getattr(part, "__name__", None),
 )
 def test_ranks_are_named(
-    inject: bugs.Fault, case: str, variant: str, first: str, pattern: str, rule: str, tmp_path: Path
+    inject: Inject, case: str, variant: str, first: str, pattern: str, rule: str, tmp_path: Path
 ) -> None:
     chosen = Replay(GoldenStore(GOLDEN).case(case), variant_named(variant), Precision.FLOAT64)
     dump = replay(
-        chosen.case, chosen.variant, chosen.precision, tmp_path / "r", steps=1, launch=bugs.Broken(inject)
+        chosen.case, chosen.variant, chosen.precision, tmp_path / "r", steps=1, fault=inject.__name__
     )
     plan = [one for one in chosen.plan if one.step == 0]
     judged = judge_replay(chosen.case, dump, plan, chosen.precision)

@@ -1,84 +1,47 @@
-"""Bugs of real training systems, injected into the running engine: each must fail first where it broke first.
+"""The corpus of faults: each must fail first where it broke first, and what changes nothing must not be flagged.
 
-Nothing recorded is edited: the engine computes something else, and the golden cases have to notice.
+Nothing recorded is edited: the engine computes something else, and the golden cases have to notice. What is expected of
+a fault stands beside it (regress/faults). One of each category is tried by default, ``-m faults`` tries all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from regress.compare.verdicts.verdict import Status
-from regress.faults.adapter import (
-    adapter_in_the_reference,
-    adapter_of_one_module_left_out,
-    adapter_switched_off,
-    base_model_trained,
-    dropout_in_training,
-    factors_in_bfloat16,
-    factors_read_by_columns,
-    gradients_of_factors_scaled_again,
-    merged_and_applied,
-    scaled_by_the_root_of_the_rank,
-    scaling_left_out,
-    second_factor_frozen,
+from regress.compare.verdicts.verdict import Place, Status
+from regress.faults.fault import REFUSED, Fault, Shown
+from regress.faults.registry import corpus
+from regress.golden.store import GoldenStore
+from regress.replay.common_practice import measured, noticed
+from regress.replay.fault_trial import (
+    Judged,
+    Trial,
+    judged,
+    score,
+    stage_right,
+    tensor_of,
+    tensor_right,
+    trials_of,
+    variant_named,
 )
-from regress.faults.corpus import CORPUS
-from regress.faults.inputs import (
-    causal_only,
-    columns_as_positions,
-    groups_interleaved,
-    mean_of_means,
-    one_segment,
-    order_not_restored,
-    population_deviation,
-    positions_ignored,
-    tool_tokens_in_the_loss,
-)
-from regress.faults.loss import (
-    another_estimator,
-    clip_sides_swapped,
-    entropy_bonus_reversed,
-    minimum_before_the_advantage,
-    ratio_of_sums,
-)
-from regress.faults.model import (
-    logits_one_late,
-    no_sampler_correction,
-    norm_epsilon,
-    old_is_current,
-    reference_is_the_policy,
-    rotary_in_bfloat16,
-    router_not_normalized,
-    targets_one_early,
-    temperature_ignored,
-)
-from regress.faults.update import (
-    clipped_every_microbatch,
-    clipping_left_out,
-    counter_one_ahead,
-    divided_twice,
-    epsilon_inside_the_correction,
-    last_microbatch_left_out,
-    no_weight_decay,
-    only_the_last_survives,
-)
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.matrix import Replay
+from regress.replay.variants import Precision
+from regress.report.fault_rows import MARGINS
 
-Patch = pytest.MonkeyPatch
+GOLDEN = Path(__file__).parents[2] / "golden"
 Hit = NDArray[np.bool_]
 
 
 # which tokens have to be wrong: [B, T] of a microbatch, of which those in the loss count
-
-
-def all_of(micro: Any) -> Hit:
-    return micro.layout.attention_mask
 
 
 def behind_another(micro: Any) -> Hit:
@@ -87,15 +50,6 @@ def behind_another(micro: Any) -> Hit:
     for segment in micro.layout.segments:
         hit[segment.row, segment.col :] |= segment.col > 0
     return hit
-
-
-def behind_padding(micro: Any) -> Hit:
-    return np.broadcast_to(~micro.layout.attention_mask[:, :1], micro.layout.shape)
-
-
-def of_varied_groups(micro: Any) -> Hit:
-    """A group of equal rewards has no advantages, whatever they are divided by."""
-    return micro.advantages != 0
 
 
 def after_another_token(micro: Any) -> Hit:
@@ -108,232 +62,216 @@ def above_or_below(low: float, high: float) -> Callable[[Any], Hit]:
     return lambda m: ((m.ratio > high) & (m.advantages > 0)) | ((m.ratio < low) & (m.advantages < 0))
 
 
-def clipped_and_disliked(micro: Any) -> Hit:
-    return ((micro.ratio < 0.8) | (micro.ratio > 1.2)) & (micro.advantages < 0)
+TOKENS: dict[str, Callable[[Any], Hit]] = {
+    "all": lambda micro: micro.layout.attention_mask,
+    "behind another": behind_another,
+    "behind padding": lambda m: np.broadcast_to(~m.layout.attention_mask[:, :1], m.layout.shape),
+    # a group of equal rewards has no advantages, whatever they are divided by
+    "of varied groups": lambda micro: micro.advantages != 0,
+    "after another": after_another_token,
+    "above or below 0.8 1.2": above_or_below(0.8, 1.2),
+    "above or below 0.9 1.1": above_or_below(0.9, 1.1),
+    "clipped and disliked": lambda m: ((m.ratio < 0.8) | (m.ratio > 1.2)) & (m.advantages < 0),
+}
+"""Words of `Shown.tokens` -> those tokens."""
+WRONG = [fault for fault in corpus().values() if fault.wrong]
+QUIET = [fault for fault in corpus().values() if not fault.wrong]
+REST = (pytest.mark.faults, pytest.mark.extended)
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A bug, and how it has to show.
-
-    Attributes:
-        inject: breaks the engine, or a run that is about to start.
-        case, variant: where it is looked for.
-        first: quantity and tensor that fail first.
-        place: where they do.
-        hit, probe: at which tokens the tensor ``probe`` is beyond its tolerance, and nowhere else.
-    """
-
-    inject: Callable[[Any], None]
-    case: str
-    variant: str
-    first: str
-    place: str = "step0/rank0/micro0"
-    hit: Callable[[Any], Hit] | None = None
-    probe: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.inject.__name__}-{self.case}-{self.variant}"
+@cache
+def store() -> GoldenStore:
+    return GoldenStore(GOLDEN)
 
 
-LAYER = "activations model.layers.0"
-EMBEDDED = "model.embed_tokens.weight"
-FACTOR_B = "model.layers.0.self_attn.q_proj.lora_B.weight"
-UPDATE = "step0/rank0"
-FAULTS = (
-    Fault(
-        columns_as_positions,
-        "gpt2",
-        "packed-dynamic",
-        "batch_inputs position_ids",
-        hit=behind_another,
-        probe="log_probs",
-    ),
-    Fault(
-        positions_ignored,
-        "gpt2",
-        "packed-dynamic",
-        "activations transformer.wpe",
-        hit=behind_another,
-        probe="log_probs",
-    ),
-    Fault(
-        positions_ignored,
-        "gpt2",
-        "left",
-        "activations transformer.wpe",
-        hit=behind_padding,
-        probe="log_probs",
-    ),
-    Fault(causal_only, "dense", "packed-mbs3", LAYER, hit=behind_another, probe="log_probs"),
-    Fault(causal_only, "dense", "left-mbs3", LAYER, hit=behind_padding, probe="log_probs"),
-    Fault(one_segment, "dense", "varlen", LAYER, hit=behind_another, probe="log_probs"),
-    Fault(tool_tokens_in_the_loss, "tools", "mbs4", "batch_inputs response_mask"),
-    Fault(population_deviation, "dense", "mbs4", "advantages advantages", hit=of_varied_groups),
-    Fault(groups_interleaved, "dense", "mbs4", "advantages advantages"),
-    Fault(mean_of_means, "dapo", "mbs4", "weights weights", "step0/update0/rank0/micro0", hit=all_of),
-    Fault(mean_of_means, "dense", "longest-first", "weights weights", hit=all_of),
-    Fault(router_not_normalized, "moe", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(norm_epsilon, "dense", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(rotary_in_bfloat16, "dense", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(logits_one_late, "dense", "mbs4", "activations lm_head", hit=all_of, probe="log_probs"),
-    Fault(targets_one_early, "dense", "mbs4", "log_probs log_probs", hit=after_another_token),
-    Fault(temperature_ignored, "dr_grpo", "mbs4", "log_probs log_probs", hit=all_of),
-    Fault(
-        old_is_current,
-        "dapo",
-        "mbs4",
-        "old_log_probs old_log_probs",
-        "step0/update1/rank0/micro0",
-        hit=all_of,
-    ),
-    Fault(order_not_restored, "dense", "reversed", "ref_log_probs ref_log_probs"),
-    Fault(reference_is_the_policy, "dense", "mbs4", "ref_log_probs ref_log_probs", hit=all_of),
-    Fault(another_estimator, "dense", "mbs4", "kl kl", hit=all_of),
-    Fault(ratio_of_sums, "gspo", "mbs4", "ratio prob_ratio", hit=all_of),
-    Fault(
-        no_sampler_correction,
-        "cispo",
-        "mbs4",
-        "sampler_weights sampler_weights",
-        "step0/update0/rank0/micro0",
-    ),
-    Fault(
-        clip_sides_swapped,
-        "dapo",
-        "mbs4",
-        "policy_loss policy_loss",
-        "step0/update1/rank0/micro0",
-        hit=above_or_below(0.8, 1.2),
-    ),
-    Fault(
-        clip_sides_swapped,
-        "gspo",
-        "mbs4",
-        "policy_loss policy_loss",
-        "step0/rank0/micro1",
-        hit=above_or_below(0.9, 1.1),
-    ),
-    Fault(minimum_before_the_advantage, "dense", "mbs4", "policy_loss policy_loss", hit=clipped_and_disliked),
-    Fault(entropy_bonus_reversed, "dr_grpo", "mbs4", "token_loss elementwise_loss", hit=all_of),
-    Fault(last_microbatch_left_out, "dense", "mbs4", "coverage batch_inputs", "step0"),
-    Fault(only_the_last_survives, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
-    Fault(divided_twice, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
-    Fault(clipped_every_microbatch, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
-    Fault(clipping_left_out, "dense", "mbs4", f"optimizer {EMBEDDED}/exp_avg", "step2/rank0"),
-    Fault(no_weight_decay, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
-    Fault(epsilon_inside_the_correction, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
-    Fault(counter_one_ahead, "dense", "mbs4", f"optimizer {EMBEDDED}/step", UPDATE),
-    Fault(scaling_left_out, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(scaled_by_the_root_of_the_rank, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(dropout_in_training, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(adapter_switched_off, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(
-        adapter_of_one_module_left_out,
-        "lora",
-        "mbs4",
-        "activations model.layers.1",
-        hit=all_of,
-        probe="log_probs",
-    ),
-    Fault(merged_and_applied, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(factors_read_by_columns, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(factors_in_bfloat16, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
-    Fault(adapter_in_the_reference, "lora", "mbs4", "ref_log_probs ref_log_probs", hit=all_of),
-    Fault(gradients_of_factors_scaled_again, "lora", "mbs4", f"gradient {FACTOR_B}", UPDATE),
-    Fault(second_factor_frozen, "lora", "mbs4", f"optimizer {FACTOR_B}/step", UPDATE),
-    Fault(base_model_trained, "lora", "mbs4", "gradient model.layers.0.self_attn.q_proj.weight", UPDATE),
+def some(trials: Iterable[Trial], *, of: Callable[[Trial], object]) -> list[Any]:
+    """The trials as parameters, of which the first for each value of ``of`` is tried by default."""
+    seen: set[object] = set()
+    found = []
+    for one in trials:
+        default = of(one) not in seen and not one.fault.held_out
+        seen |= {of(one)} if default else set()
+        found.append(pytest.param(one, id=one.name, marks=pytest.mark.faults if default else REST))
+    return found
+
+
+def silent_trials() -> list[Trial]:
+    """Trials of faults where they are said to be unable to show, in a replay that is named."""
+    found = []
+    for fault in WRONG:
+        for where in fault.silent:
+            case, slash, variant = where.partition("/")
+            precision = Precision.FLOAT32 if variant.endswith("-fp32") else Precision.FLOAT64
+            steps = fault.shown[0].steps
+            if slash:
+                shown = Shown(case, variant.removesuffix("-fp32"), "", steps=steps)
+                found.append(Trial(fault, shown, precision))
+    return found
+
+
+def require_place(trial: Trial, found: Judged) -> None:
+    """Fail unless the first that failed is what the fault broke, where it broke it, and nothing beside."""
+    shown = trial.shown
+    assert not found.problem, found.problem
+    assert found.divergence is not None, "not caught"
+    first, failed = found.divergence.first, found.with_the_first
+    assert stage_right(shown, found), f"{first.quantity} {first.name} at {first.place}"
+    if trial.precision is not Precision.FLOAT32 or trial.fault.kind == "precision":
+        assert tensor_right(shown, found), sorted({tensor_of(verdict) for verdict in failed})
+    assert shown.status in ("", first.status)
+    assert shown.says in " ".join(verdict.detail for verdict in failed)
+    if shown.place:
+        assert str(first.place) == shown.place
+    if shown.update is not None:
+        assert first.place.update == shown.update
+    if shown.ranks is not None:
+        assert {v.place.rank for v in failed if v.place.rank is not None} == set(shown.ranks)
+    if shown.names != ".*" and first.status is Status.DRIFT and trial.precision is Precision.FLOAT64:
+        (update,) = (u for u in found.plan if (u.step, u.update) == (first.place.step, first.place.update))
+        known = found.replay.case.truth(update.where).get(shown.quantity, {})
+        wanted = {name for name in known if re.fullmatch(shown.names, name)}
+        assert wanted <= {tensor_of(verdict) for verdict in failed}
+
+
+def require_tokens(trial: Trial, found: Judged, micros: Callable[[Judged], list[Any]]) -> None:
+    """Fail unless the tokens that fail are those that the fault breaks."""
+    shown = trial.shown
+    here, place = micros(found), found.with_the_first[0].place
+    hits = [int((TOKENS[shown.tokens](micro) & (micro.response_mask != 0)).sum()) for micro in here]
+    assert sum(hits) > 0
+    name = shown.probe or found.with_the_first[0].name
+    where = (place.step, place.update)
+    over = {
+        v.place.micro: v.over
+        for v in found.failed
+        if v.name == name and (v.place.step, v.place.update) == where
+    }
+    assert over == {index: count for index, count in enumerate(hits) if count}
+
+
+@pytest.mark.parametrize("trial", some(trials_of(WRONG), of=lambda one: one.fault.category))
+def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged], list[Any]]) -> None:
+    found = judged(trial, store(), diagnosed=trial.fault.category == "R")
+    if trial.shown.first == REFUSED:
+        assert trial.shown.says in found.problem
+        return
+    require_place(trial, found)
+    exact = trial.precision is Precision.FLOAT64
+    if trial.shown.tokens and exact:
+        require_tokens(trial, found, micros)
+    multiple = max(verdict.multiple for verdict in (found.with_the_first if exact else found.failed))
+    print(f"{trial.name}: {multiple:.2g} times the tolerance ({trial.fault.source})")
+    least = MARGINS[trial.fault.kind] if exact else MARGINS["precision"]
+    assert multiple >= least or math.isinf(multiple) or found.with_the_first[0].status is not Status.DRIFT
+    common = noticed(measured(found.replay.case, found.plan, found.verdicts))
+    assert [check for check in trial.fault.blind if common.get(check)] == []
+    if found.diagnoses and not trial.fault.held_out:
+        assert score(trial.fault, found) == "right", found.diagnoses[0]
+
+
+@pytest.mark.parametrize(
+    "trial", some(trials_of(QUIET), of=lambda one: (one.fault.kind, "HTB".find(one.fault.category)))
 )
-OF_A_RUN = [fault.run for fault in CORPUS if fault.run is not None]
-"""Faults of a run that was built; the others are faults of the code that builds and drives it."""
+def test_what_changes_nothing_is_not_flagged(trial: Trial) -> None:
+    found = judged(trial, store())
+    assert not found.problem, found.problem
+    assert [f"{v.quantity} {v.name} at {v.place}: {v.multiple:.3g}" for v in found.failed] == []
+    assert found.verdicts
 
-NO_FAULT_THERE = (
-    (positions_ignored, "dense", "packed-dynamic"),  # rotary: only distances within a sample count
-    (positions_ignored, "dense", "left"),
-    (causal_only, "dense", "base"),  # nothing lies before a right padded sample
-    (mean_of_means, "dense", "mbs4"),  # a mean over samples, of which every microbatch has four
-    (clip_sides_swapped, "dense", "mbs4"),  # both sides are 0.2
-    (temperature_ignored, "dense", "mbs4"),  # it is 1
+
+@pytest.mark.parametrize("trial", some(silent_trials(), of=lambda one: one.fault.category in "GC"))
+def test_where_it_changes_nothing_it_is_no_fault(trial: Trial) -> None:
+    found = judged(trial, store())
+    assert not found.problem, found.problem
+    assert found.failed == []
+
+
+HEALTHY = dict.fromkeys(
+    (shown.case, shown.variant)
+    for fault in WRONG
+    for shown in fault.shown
+    if not variant_named(shown.variant).applies_to(shown.case)
 )
-"""Why the faults above are looked for in those cases and variants."""
+"""Replays of the faults that the matrix does not already prove right without a fault."""
 
 
-def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, *replay: str, **options: Any) -> Any:
-    """The verdicts on the replay of a case under a variant, with the fault."""
-    if fault in OF_A_RUN:
-        return judge(*replay, prepare=fault, **options)
-    fault(patch)
-    return judge(*replay, **options)
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize(("case", "variant"), HEALTHY)
+def test_without_a_fault_everything_passes(case: str, variant: str, tmp_path: Path) -> None:
+    from regress.replay.judge import judge_replay
+    from regress.replay.run import replay
+
+    chosen = Replay(store().case(case), variant_named(variant), Precision.FLOAT64)
+    dump = replay(chosen.case, chosen.variant, chosen.precision, tmp_path / "replay", steps=1)
+    plan = [update for update in chosen.plan if update.step == 0]
+    verdicts = judge_replay(chosen.case, dump, plan, chosen.precision)
+    assert [v for v in verdicts if not v.ok and v.place.step == 0] == []
 
 
-@pytest.mark.one_in(6)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_fails_first_where_it_is(
-    fault: Fault, judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = broken(fault.inject, judge, monkeypatch, fault.case, fault.variant)
-    assert found.failed, "not caught"
-    first = found.first
-    assert (f"{first.quantity} {first.name}", str(first.place)) == (fault.first, fault.place)
-    if fault.hit is not None:
-        hits = [int((fault.hit(micro) & (micro.response_mask != 0)).sum()) for micro in found.micros]
-        assert sum(hits) > 0
-        expected = {index: count for index, count in enumerate(hits) if count}
-        assert found.over(fault.probe or first.name) == expected
-
-
-def test_tool_tokens_in_the_loss_are_counted(judge: Callable[..., Any], monkeypatch: Patch) -> None:
-    tool_tokens_in_the_loss(monkeypatch)
-    found = judge("tools", "mbs4")
+def test_tool_tokens_in_the_loss_are_counted(micros: Callable[[Judged], list[Any]]) -> None:
+    (trial,) = trials_of([corpus()["tool_tokens_in_the_loss"]])
+    found = judged(trial, store(), diagnosed=False)
     samples = {t.key: t for t in found.replay.case.trajectories()[0]}
     expected = {}
-    for index, micro in enumerate(found.micros):
+    for index, micro in enumerate(micros(found)):
         keys = [micro.update.frame.samples[segment.sample] for segment in micro.layout.segments]
         masks = [samples[key].loss_mask[samples[key].prompt_length :] for key in keys]
         expected[index] = sum(mask.count(0) for mask in masks)
-    assert found.over("response_mask") == {index: count for index, count in expected.items() if count}
+    over = {v.place.micro: v.over for v in found.failed if v.name == "response_mask"}
+    assert over == {index: count for index, count in expected.items() if count}
 
 
-def test_a_microbatch_left_out_is_named_with_its_tokens(
-    judge: Callable[..., Any], monkeypatch: Patch
-) -> None:
-    last_microbatch_left_out(monkeypatch)
-    found = judge("dense", "mbs4")
-    last = found.micros[-1]
+def test_a_microbatch_left_out_is_named_with_its_tokens(micros: Callable[[Judged], list[Any]]) -> None:
+    (trial,) = trials_of([corpus()["last_microbatch_left_out"]])
+    found = judged(trial, store(), diagnosed=False)
+    last = micros(found)[-1]
+    first = found.failed[0]
     start = last.update.frame.samples[last.layout.segments[0].sample]
-    assert f"sample {start[0]}/{start[1]}, position 0" in found.first.detail
-    assert "was produced by no microbatch" in found.first.detail
-    assert found.first.over == last.layout.num_tokens
+    assert f"sample {start[0]}/{start[1]}, position 0" in first.detail
+    assert "was produced by no microbatch" in first.detail
+    assert first.over == last.layout.num_tokens
     missing = {str(v.place) for v in found.failed if v.status is Status.MISSING and v.place.step == 0}
     assert missing == {"step0/rank0/micro2"}
 
 
-@pytest.mark.parametrize(
-    "fault", [epsilon_inside_the_correction, norm_epsilon, no_weight_decay, rotary_in_bfloat16]
-)
-def test_the_smallest_faults_show_in_float32(
-    fault: Callable[[Any], None], judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measured tolerances leave room for rounding, and not for these."""
-    found = broken(fault, judge, monkeypatch, "dense", "mbs4", precision=Precision.FLOAT32)
-    assert max((verdict.multiple for verdict in found.failed), default=0) > 3
+@pytest.mark.extended
+def test_rolled_labels_are_wrong_at_the_border_alone() -> None:
+    (trial,) = trials_of([corpus()["labels_rolled_after_the_split"]])
+    found = judged(trial, store(), diagnosed=False)
+    update = found.replay.plan[0]
+    targets = update.layouts[0][0].targets
+    last = targets.shape[1] - 1
+    positions = [
+        (segment.sample, segment.start + last - segment.col)
+        for segment in targets.segments
+        if segment.col <= last < segment.col + segment.stop - segment.start
+    ]
+    wanted = [
+        f"sample {update.frame.samples[sample][0]}/{update.frame.samples[sample][1]}, position {position},"
+        for sample, position in positions
+        if update.loss_mask[update.frame.offsets[sample] + position]
+    ]
+    first = found.failed[0]
+    assert first.place == Place(0, None, 0, 0)
+    assert (first.over, len(wanted) > 0) == (len(wanted), True)
+    assert first.worst is not None
+    assert first.worst.where.startswith(tuple(wanted))
 
 
-@pytest.mark.parametrize(
-    ("inject", "case", "variant"), NO_FAULT_THERE, ids=lambda part: getattr(part, "__name__", part)
-)
-def test_where_it_changes_nothing_it_is_no_fault(
-    inject: Callable[[Any], None], case: str, variant: str, judge: Callable[..., Any], monkeypatch: Patch
-) -> None:
-    assert broken(inject, judge, monkeypatch, case, variant).failed == []
+def test_words_for_tokens_are_known() -> None:
+    told = {shown.tokens for fault in WRONG for shown in fault.shown} - {""}
+    assert told == {*TOKENS}
 
 
-HEALTHY = dict.fromkeys((f.case, f.variant) for f in FAULTS if not VARIANTS[f.variant].applies_to(f.case))
-"""Replays of the faults' cases and variants that the matrix does not already prove right without a fault."""
+def replays_of(fault: Fault) -> set[tuple[str, str]]:
+    return {(shown.case, shown.variant) for shown in fault.shown}
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(("case", "variant"), HEALTHY)
-def test_without_a_fault_everything_passes(case: str, variant: str, judge: Callable[..., Any]) -> None:
-    assert judge(case, variant).failed == []
+def test_replays_exist_and_are_told_apart() -> None:
+    cases = {*store().names()}
+    for fault in corpus().values():
+        assert len(replays_of(fault)) == len(fault.shown), fault.name
+        for shown in fault.shown:
+            assert shown.case in cases, fault.name
+            assert variant_named(shown.variant)
+            assert re.compile(shown.names)

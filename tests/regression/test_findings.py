@@ -1,6 +1,6 @@
 """Findings of docs/findings.md on released frameworks, as variants under test: their own path, and the verdicts.
 
-Those that need several ranks and a change of the engine stand in test_layout_faults.py.
+Those that need several ranks and a change of the engine stand in test_faults.py.
 """
 
 from __future__ import annotations

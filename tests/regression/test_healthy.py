@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.faults.corpus import CORPUS
-from regress.faults.patch import Fault
+from regress.faults.fault import Fault
+from regress.faults.registry import corpus
 from regress.golden.store import GoldenStore
 from regress.replay import validation as module
 from regress.replay.calibrate import LAYOUTS
@@ -20,7 +20,7 @@ from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAMILIES = ("dense", "moe", "gpt2", "tied", "tools")
-FAULTS = {fault.name: fault for fault in CORPUS}
+FAULTS = {fault.words: fault for fault in corpus().values()}
 
 
 def tried(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.faults import loss
-from regress.faults.patch import Fault
+from regress.faults.fault import injected
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
@@ -22,6 +22,7 @@ REPLAYS = [
     Replay(STORE.case(name), variant, precision)
     for variant in REMOTE.values()
     for name in STORE.names()
+    if not STORE.case(name).precisions  # wires round to float32
     for precision in dict.fromkeys((*variant.precisions, Precision.FLOAT32))
 ]
 
@@ -48,7 +49,7 @@ def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
 
 @pytest.mark.extended
 def test_a_fault_of_the_service_is_found(tmp_path: Path) -> None:
-    with Fault(loss.ratio_inverted).injected():
+    with injected(loss.ratio_inverted):
         replay = Replay(STORE.case("cispo"), REMOTE["remote-weaver"], Precision.FLOAT32)
         found = ReplayCache(tmp_path, project_variants(ROOT)).outcome(replay)
     assert found.error is None

@@ -16,6 +16,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import snapshot
 
+from regress.compare.diagnosis.causes import UNKNOWN
+
 KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
 ALL = snapshot.subjects()
 BY_DEFAULT = (
@@ -43,6 +45,20 @@ def counts(row: dict[str, Any], known: dict[str, Any]) -> dict[str, dict[str, in
 
 
 SAME = ("first", "held", "patterns", "rules")
+FROM_THE_CASE = ("formula", "microbatches", "samples")
+"""Patterns that may come from facts which a replay hands to the judge beside the golden values."""
+
+
+def require_alike(found: dict[str, Any], known: dict[str, Any]) -> None:
+    """A comparison of dumps says what a replay says, but for what rewards and samples' own gradients prove."""
+    assert [found.get(key) for key in ("first", "held")] == [known.get(key) for key in ("first", "held")]
+    told, all_of = ({*row.get("patterns", ())} for row in (found, known))
+    assert told <= all_of
+    assert {pattern.split(":")[0] for pattern in all_of - told} <= {*FROM_THE_CASE}
+    if told == all_of:
+        assert found.get("rules") == known.get("rules")
+    else:
+        assert {*found["rules"]} <= {*known["rules"], UNKNOWN}
 
 
 @pytest.mark.parametrize("one", rows())
@@ -55,11 +71,11 @@ def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, t
         key: known.get(key) for key in (*SAME, "broken")
     }
     assert counts(found, known) == counts(known, known)
-    good = replace(one, fault=None, ranks=None).dump(tmp_path / "good", steps=known["steps"])
+    good = replace(one, fault=None).dump(tmp_path / "good", steps=known["steps"])
     for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(good.folder)):
         scene, verdicts = snapshot.compared(golden, str(dump.folder))
         found = snapshot.told(verdicts, scene)
-        assert {key: found.get(key) for key in SAME} == {key: known.get(key) for key in SAME}
+        require_alike(found, known)
 
 
 def test_the_snapshot_has_every_fault_and_no_other() -> None:

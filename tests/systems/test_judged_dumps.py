@@ -72,7 +72,7 @@ def test_another_objective_is_another_truth(workspace: Workspace) -> None:
 
 def test_the_step_is_explained(workspace: Workspace) -> None:
     case = ExportedCase(workspace.export("dense"))
-    found = explained(DUMPS / "trainer-fsdp2-accumulation", case)
+    found = explained(DUMPS / "trainer-fsdp2-accumulation", case, CLAIMED)
     assert found["preset"] == "the same gradients as sft, in this update"
     assert found["advantages"] == "1 for every sample"
 

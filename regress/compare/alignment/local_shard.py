@@ -44,7 +44,7 @@ def local_shard(key: Key, record: Record, name: str) -> Shard:
         return Shard(array, whole_layout(array.shape), key)
     try:
         layout = ShardLayout.from_json(shards[name])
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise CompareError(
             f"{name} in {key} has no usable shard layout ({type(error).__name__}: {error}); write "
             'ShardLayout.to_json() into meta["shards"]'

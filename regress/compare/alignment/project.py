@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
+from regress.compare.alignment.metric_scale import metric_scale
 from regress.compare.alignment.token_overlap import Part
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
+    METRICS,
     SHARES,
     Kind,
     Source,
@@ -60,6 +64,7 @@ class Projection:
         frame: the samples of the update.
         text: text of a token id, for words.
         config: configuration of the run, nested; hypotheses depend on its sections ``algorithm`` and ``optimizer``.
+        beside: further facts about the update, for hypotheses.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Projection:
         text: TokenText | None = None,
         config: Mapping[str, Any] | None = None,
         whole: Projection | None = None,
+        beside: Beside = NOTHING,
     ) -> None:
         self.truth = truth
         self.frame = frame
@@ -79,6 +85,7 @@ class Projection:
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
         self._whole = whole or self
+        self._beside = beside
 
     @cached_property
     def locator(self) -> Locator:
@@ -106,7 +113,18 @@ class Projection:
             name: Chosen(tensors, chosen) if quantity_named(name).kind in AT_TOKENS else tensors
             for name, tensors in self.truth.items()
         }
-        return Projection(truth, frame, self._text, self._config, self)
+        beside = self._known_beside.of_tokens(tokens)
+        return Projection(truth, frame, self._text, self._config, self, beside)
+
+    @cached_property
+    def _known_beside(self) -> Beside:
+        """Further facts, with the number of loss tokens of each sample."""
+        loss = self.known_loss_mask
+        if self._beside.counts or loss is None:
+            return self._beside
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(loss)])
+        counts = np.diff(before[self.frame.offsets])
+        return replace(self._beside, counts=dict(zip(self.frame.samples, counts.tolist(), strict=True)))
 
     @cached_property
     def _loss_rows(self) -> NDArray[np.int64]:
@@ -183,7 +201,9 @@ class Projection:
     @cached_property
     def around(self) -> FailureContexts:
         """Failure contexts of the tensors of the update."""
-        return FailureContexts(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
+        return FailureContexts(
+            self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool, self._known_beside
+        )
 
     def pool(self, source: Source) -> NDArray[np.float64] | None:
         """Return the distinct golden values of a token quantity in the update, sorted; None for too many, or none."""
@@ -208,6 +228,11 @@ class Projection:
         weights, terms = self._summands(name)
         total = math.fsum((weights[tokens] * terms[tokens]).tolist())
         return np.array(total), self._share_scale(weights[tokens], terms), lambda _: words
+
+    def _size_of_share(self, name: str) -> float:
+        """Return `share_scale`; 1 where nothing tells it, as advantages and ratios are of the order of 1."""
+        known = {"weights", SHARES[name]} <= self.truth.keys() and self.known_loss_mask is not None
+        return self.share_scale(name) if known else 1.0
 
     def share_scale(self, name: str) -> float:
         """Return the scale of the total of a loss over the update, see `_share_scale`."""
@@ -251,8 +276,13 @@ class Projection:
             )
 
     def scale(self, source: Source) -> float:
-        """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches."""
+        """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches; see
+        `metric_scale` for metrics."""
         key = (source.quantity, source.name)
         if key not in self._scales:
-            self._scales[key] = largest(self.truth[source.quantity][source.name])
+            values = self.truth[source.quantity][source.name]
+            if source.quantity in METRICS:
+                self._scales[key] = metric_scale(source.name, values, self.truth, self._size_of_share)
+            else:
+                self._scales[key] = largest(values)
         return self._scales[key]

@@ -37,7 +37,7 @@ class Spans:
             keys = [(str(group), int(run)) for group, run in meta["samples"]]
             table = [[*map(int, segment)] for segment in meta["layout"]["segments"]]
             runs = [(start, stop, row, col) for _, start, stop, row, col in table]
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise CompareError(
                 f"{name} has no usable token layout ({type(error).__name__}: {error}): {NO_LAYOUT}"
             ) from None

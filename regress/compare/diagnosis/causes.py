@@ -15,6 +15,7 @@ from typing import Any
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, listed, name_of
 from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.diagnosis.proof import VALUES, may_speak
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.run_context import RunContext
@@ -76,13 +77,14 @@ def diagnose(
     if not found:
         return [_unknown(divergence, known)]
     best = min(row[0] for row in found)
-    told = sorted((row for row in found if row[0] <= best / 2), key=lambda row: row[0])[:AT_MOST]
+    likely = [row for row in found if row[0] <= best / 2]
+    told = sorted(likely, key=lambda row: (row[1].hint, row[0]))[:AT_MOST]
     return [_told(rule, divergence, evidence, known) for _, rule, evidence in told]
 
 
 def specificity(rule: Rule) -> int:
     """Rank a rule by its conditions: proven patterns weigh more than names."""
-    proofs = 4 * len(rule.patterns) + 3 * bool(rule.any_of) + 4 * bool(rule.what)
+    proofs = 4 * len(rule.patterns) + 3 * bool(rule.any_of) + 5 * bool(rule.what)
     return (
         proofs
         + 2 * (bool(rule.tensor) + bool(rule.says) + bool(rule.when))
@@ -109,7 +111,10 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     said = [p for p in divergence.patterns if rule.what and re.search(rule.what, p.words)]
     if (rule.what and not said) or not all(met(divergence, scene) for met in rule.when):
         return None
-    proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said))
+    if not may_speak(rule, divergence, scene):
+        return None
+    beside = [p for p in divergence.patterns if p.id in VALUES]
+    proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said, *beside))
     return _evidence(divergence, [*proofs])
 
 
@@ -147,7 +152,8 @@ def _unknown(divergence: Divergence, scene: RunContext) -> Diagnosis:
         if made_of
         else "no rule knows it"
     )
-    return Diagnosis(UNKNOWN, cause, tuple(_evidence(divergence, [])), next_command(scene, quantity, ""))
+    beside = [pattern.words for pattern in divergence.patterns if pattern.id in VALUES]
+    return Diagnosis(UNKNOWN, cause, tuple(_evidence(divergence, beside)), next_command(scene, quantity, ""))
 
 
 def next_command(scene: RunContext, quantity: str, variants: str) -> str:

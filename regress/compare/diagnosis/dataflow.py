@@ -38,6 +38,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "grad_norm": ("gradient",),
     "optimizer": ("gradient", "grad_norm"),
     "param": ("optimizer", "gradient"),
+    "metrics": ("loss", "ratio", "log_probs", "grad_norm"),
+    "step_metrics": ("metrics", "advantages"),
     "replicas": ("param",),
     "invariants": (),
 }
@@ -46,6 +48,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 OPTIONAL = (
     *("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss"),
     *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
+    "metrics",
 )
 """Quantities that not every objective or dump has."""
 

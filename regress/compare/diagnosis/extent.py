@@ -22,6 +22,12 @@ LIMIT = 1 << 24
 """Most elements of a tensor that is examined, since several copies of it are made."""
 
 
+ROUNDINGS: dict[str, Any] = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float16": np.float16,
+    "float32": np.float32,
+}
+"""Dtypes that values may be rounded to, the narrowest first."""
 _LISTED = 8  # samples named
 
 
@@ -96,20 +102,76 @@ def constant_offset(actual: Array, golden: Array, over: NDArray[np.bool_], bound
 
 
 def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | None:
-    """Return the narrowest dtype that holds all affected values, where the golden ones need more; None without one."""
+    """Return the narrowest dtype that holds all affected values, where the golden ones need more; None without one.
+
+    The errors must be those of rounding, too: of the size of the dtype's spacing, and of either sign.
+    """
     if dtype_name(actual.dtype) not in ("float32", "float64") or int(over.sum()) < 8:
         return None
     values, before = actual[over].astype(np.float64), golden[over].astype(np.float64)
-    if not np.isfinite(values).all() or np.unique(values).size < 8:
+    if not np.isfinite(values).all():
         return None
-    names = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
-    for name, dtype in names.items():
+    few = np.unique(values).size < 8
+    for name, dtype in ROUNDINGS.items():
+        if few:  # whose sizes and signs prove nothing: each must be the golden value, rounded
+            with np.errstate(over="ignore"):
+                same = np.array_equal(before.astype(dtype).astype(np.float64), values)
+            if same and name != dtype_name(actual.dtype) and np.unique(values).size > 1:
+                return name
+            continue
         with np.errstate(over="ignore"):
             fits = np.array_equal(values.astype(dtype).astype(np.float64), values)
             golden_fits = before.astype(dtype).astype(np.float64) == before
         if fits and np.mean(golden_fits) < 0.5 and name != dtype_name(actual.dtype):
-            return name
+            return name if _by_rounding(values - before, before, dtype) else None
     return None
+
+
+def _by_rounding(errors: NDArray[np.float64], golden: NDArray[np.float64], dtype: Any) -> bool:
+    """Return True for errors of a few spacings of a dtype without a common sign."""
+    units = np.abs(errors) / np.maximum(np.abs(golden) * float(ml_dtypes.finfo(dtype).eps), 1e-300)
+    return float(np.median(units)) <= 1.0 and not one_sided(errors)
+
+
+def one_sided(errors: NDArray[np.float64]) -> bool:
+    """Return True if errors share a sign more often than chance lets them."""
+    signs = np.sign(errors[errors != 0])
+    count = signs.size
+    if not count:
+        return False
+    return abs(float(signs.sum())) > 3.0 * math.sqrt(count) or (count >= 8 and abs(signs.sum()) == count)
+
+
+def of_samples(
+    actual: Array, golden: Array, compared: NDArray[np.bool_] | None, samples: NDArray[np.int64]
+) -> dict[str, dict[str, Any]]:
+    """Return the pattern of values that are, sample by sample, the golden ones times a number; empty without one.
+
+    Args:
+        samples: ``[P]`` sample of each place, -1 for padding.
+    """
+    there = samples >= 0 if compared is None else (compared.reshape(-1) & (samples >= 0))
+    values, before = (array.reshape(-1).astype(np.float64) for array in (actual, golden))
+    there = there & (before != 0)
+    if not np.isfinite(values[there]).all() or (values[(samples >= 0) & ~there & (before == 0)] != 0).any():
+        return {}
+    factors, own = values[there] / before[there], samples[there]
+    known, number = np.unique(own, return_inverse=True)
+    if len(known) < 2 or len(own) - len(known) < 8:
+        return {}
+    mean = np.bincount(number, factors) / np.bincount(number)
+    off = np.abs(factors - mean[number]) > 1e-6 * np.maximum(np.abs(mean[number]), 1e-3)
+    if off.any() or np.ptp(mean) <= 1e-6 * float(np.abs(mean).max()):
+        return {}
+    return {"per_sample": {}}
+
+
+def one_value(actual: Array, golden: Array, over: NDArray[np.bool_]) -> float | None:
+    """Return the number that all affected values equal, at least eight of them in place of different ones."""
+    if not is_float(golden.dtype) or int(over.sum()) < 8 or np.unique(golden[over]).size < 4:
+        return None
+    values = np.unique(actual[over])
+    return float(f"{float(values[0]):.6g}") if values.size == 1 and np.isfinite(values[0]) else None
 
 
 def _spacing(actual: Array, values: NDArray[np.float64]) -> float:

@@ -9,9 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.extent import LIMIT, affected_tokens, blocks, constant_offset, rounded_to
+from regress.compare.diagnosis.extent import (
+    LIMIT,
+    affected_tokens,
+    blocks,
+    constant_offset,
+    of_samples,
+    one_value,
+    rounded_to,
+)
 from regress.compare.diagnosis.hypotheses import Hypothesis, explains, fitted, permuted
 from regress.compare.diagnosis.temperature import temperature
+from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.verdicts.affected import Affected, Count
 from regress.dump.arrays import Array, is_float
@@ -26,6 +35,7 @@ class FailureContext:
         traits: attributes of the tokens at the places of its leading dimensions; None for a tensor without tokens.
         leading: shape of those dimensions.
         guesses: hypotheses with arrays in the shape of the whole tensor.
+        sums: decompositions of the whole tensor into known parts.
         logits: ``(logits, targets)`` of the places, ``[P, V]`` and ``[P]``; for log-probs and entropies. Rows of
             places without logits are NaN. ``entropy`` is True for entropies.
         pool: all golden values of the quantity in this update.
@@ -36,6 +46,7 @@ class FailureContext:
     traits: Callable[[], TokenAttributes] | None = None
     leading: tuple[int, ...] = ()
     guesses: Callable[[], Iterable[Hypothesis]] = tuple
+    sums: Callable[[], Iterable[Terms]] = tuple
     logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
     entropy: bool = False
     pool: Callable[[], NDArray[np.float64] | None] | None = None
@@ -75,7 +86,13 @@ class FailureContext:
         found["parts"] = tuple(blocks(over, first))
         found["offset"] = constant_offset(actual, golden, over, bound)
         found["rounded"] = rounded_to(actual, golden, over) if is_float(golden.dtype) else None
-        found["held"] = self._held(actual, golden, over, bound)
+        held, hits = self._held(actual, golden, over, bound, _spread(compared, golden.ndim))
+        found["held"] = held | self._summed(actual, golden, compared, bound)
+        if self.traits is not None and golden.shape == self.leading and is_float(golden.dtype):
+            found["held"] |= of_samples(actual, golden, compared, self.traits().sample)
+        if (value := one_value(actual, golden, over)) is not None:
+            found["held"] |= {"constant": {"value": value}}
+        found["hits"] = hits
         return Affected(**found)
 
     def _units(self, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None) -> dict[str, Any]:
@@ -86,28 +103,62 @@ class FailureContext:
         return affected_tokens(over, places, traits)
 
     def _held(
-        self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
-    ) -> Mapping[str, Mapping[str, Any]]:
+        self,
+        actual: Array,
+        golden: Array,
+        over: NDArray[np.bool_],
+        bound: float,
+        compared: NDArray[np.bool_] | None,
+    ) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]:
+        """Return the hypotheses that explain the affected values, with their numbers, and on how many elements."""
         known: dict[str, Mapping[str, Any]] = {}
+        hits: dict[str, int] = {}
         for guess in self.guesses():
-            if guess.id in known and not guess.everywhere:
+            if guess.id in known and guess.id != "formula":
                 continue
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
-            if not explains(found, actual, golden, over, bound):
+            if not explains(found, actual, golden, over, bound, compared):
                 continue
-            if found.id not in known:
+            hits[found.id] = int((over & np.isfinite(found.values)).sum())
+            if found.id == "formula":  # several that say the same of these values: any may be meant
+                titles = [*known.get("formula", {"titles": ()})["titles"], found.numbers["what"]]
+                known["formula"] = {"titles": titles}
+            else:
                 known[found.id] = dict(found.numbers)
-            elif found.id == "formula":  # that says the same of these values: either may be meant
-                known[found.id] = {"what": f"{known[found.id]['what']}, or {found.numbers['what']}"}
         if "formula" in known:  # which says the same without a number that was fitted
             known.pop("fitted", None)
         pool = None if self.pool is None or known else self.pool()
         if pool is not None and permuted(actual, golden, pool, over, bound):
             known["permuted"] = {}
         tempered = self._tempered(actual, golden, over, bound)
-        return known | ({"tempered": tempered} if tempered is not None else {})
+        return known | ({"tempered": tempered} if tempered is not None else {}), hits
+
+    def _summed(
+        self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None, bound: float
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return the first sum whose parts explain the tensor, by id, with the count of each that counts wrongly."""
+        where, mask = np.ones(golden.shape, bool), _spread(compared, golden.ndim)
+        where = where if mask is None else where & mask
+        for found in self.sums():
+            local = self._own_terms(found, golden.shape)
+            counts = None if local is None else local.counts(actual, golden, where, bound)
+            if counts:
+                return {found.id: {**found.numbers, "counts": counts}}
+        return {}
+
+    def _own_terms(self, found: Terms, shape: tuple[int, ...]) -> Terms | None:
+        """Return the parts of a sum that lie at hand; None for those of another shape."""
+        terms: list[Term] = []
+        for term in found.terms:
+            values = term.values
+            if self.shards is not None and values.shape == self.shards.shape:
+                values = self.shards.project(values)
+            if values.shape != shape:
+                return None
+            terms.append(replace(term, values=values))
+        return replace(found, terms=tuple(terms))
 
     def _local(self, guess: Hypothesis, shape: tuple[int, ...]) -> Hypothesis | None:
         """Return the part of a hypothesis that lies at hand; None for one of another shape."""
@@ -139,3 +190,8 @@ class FailureContext:
                 return None
             told.append(float(f"{t:.6g}"))
         return {"actual": told[0], "golden": told[1]} if told[0] != told[1] else None
+
+
+def _spread(compared: NDArray[np.bool_] | None, ndim: int) -> NDArray[np.bool_] | None:
+    """Return a mask of places as one of elements, able to be broadcast."""
+    return None if compared is None else compared.reshape(*compared.shape, *[1] * (ndim - compared.ndim))

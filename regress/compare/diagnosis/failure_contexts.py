@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.formulas import TokenGuesses, clip_range, shifted
 from regress.compare.diagnosis.hypotheses import Hypothesis, Truth
+from regress.compare.diagnosis.terms import Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes, token_classes, traits_of
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.quantities import EVERYWHERE, Source
@@ -30,6 +32,7 @@ class FailureContexts:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
         config: configuration of the run, nested, as far as it is known.
         pool: the different golden values of a token quantity in the whole update, sorted.
+        beside: further facts about the update.
     """
 
     truth: Truth
@@ -37,6 +40,7 @@ class FailureContexts:
     loss_mask: NDArray[np.bool_] | None
     config: Mapping[str, Any]
     pool: Callable[[Source], NDArray[np.float64] | None] = lambda _: None
+    beside: Beside = NOTHING
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
@@ -59,6 +63,14 @@ class FailureContexts:
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
                 yield Hypothesis("columns", columns)
 
+        def sums() -> Iterator[Terms]:
+            for found in self._guesses.sums(source.quantity):
+                terms = [
+                    replace(term, values=placed(term.values, math.nan).reshape(leading))
+                    for term in found.terms
+                ]
+                yield replace(found, terms=terms)
+
         def logits() -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
             found = self._guesses.logits
             if found is None or source.quantity not in _OF_LOGITS:
@@ -69,6 +81,7 @@ class FailureContexts:
             lambda: self.traits(layout),
             leading,
             guesses,
+            sums if known.ndim == 1 else tuple,
             logits,
             source.quantity == "entropy",
             (lambda: self.pool(source)) if known.ndim == 1 else None,
@@ -106,12 +119,19 @@ class FailureContexts:
             for guess in self._guesses.gradients(source.quantity):
                 yield replace(guess, values=guess.values[tokens].reshape(shape))
 
-        return FailureContext(traits, shape[:-1], guesses)
+        def sums() -> Iterator[Terms]:
+            for found in self._guesses.sums(source.quantity):
+                own = [replace(t, values=t.values[tokens].reshape(shape)) for t in found.terms]
+                yield replace(found, terms=own)
+
+        return FailureContext(traits, shape[:-1], guesses, sums)
 
     def whole(self, quantity: str, name: str) -> FailureContext:
         """Return the context of a full tensor of the update."""
-        known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {})
-        return FailureContext(guesses=lambda: known.of(quantity, name))
+        known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {}, self.beside)
+        return FailureContext(
+            guesses=lambda: known.of(quantity, name), sums=lambda: known.sums(quantity, name)
+        )
 
     def traits(self, layout: TokenLayout) -> TokenAttributes:
         """Return the attributes of the tokens of a layout."""
@@ -125,7 +145,7 @@ class FailureContexts:
 
     @cached_property
     def _guesses(self) -> TokenGuesses:
-        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective)
+        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective, self.beside)
 
     @property
     def _objective(self) -> Mapping[str, Any]:

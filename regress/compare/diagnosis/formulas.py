@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.batch_formulas import advantage_guesses, rounded_inputs, weight_guesses
+from regress.compare.diagnosis.beside import NOTHING, Beside
+from regress.compare.diagnosis.extent import ROUNDINGS
 from regress.compare.diagnosis.gradient_formulas import TokenGradients
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
-from regress.compare.diagnosis.temperature import log_sum_exp
+from regress.compare.diagnosis.temperature import log_sum_exp, temperature
+from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
 from regress.layout import TokenFrame
@@ -37,12 +41,14 @@ class TokenGuesses:
     Attributes:
         loss_mask: ``[frame.size]``.
         objective: section ``algorithm`` of the configuration, as far as it is known.
+        beside: further facts about the update.
     """
 
     truth: Truth
     frame: TokenFrame
     loss_mask: NDArray[np.bool_] | None
     objective: Mapping[str, Any]
+    beside: Beside = NOTHING
 
     def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
         """Yield hypotheses about a tensor of token values."""
@@ -64,6 +70,18 @@ class TokenGuesses:
             offsets = np.asarray(self.frame.offsets)
             known = TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
             yield from known.of(quantity)
+
+    def sums(self, quantity: str) -> Iterator[Terms]:
+        """Yield decompositions of a token quantity into terms of the loss."""
+        if self.loss_mask is None:
+            return
+        if quantity == "token_loss":
+            yield from _loss_terms(self)
+        elif quantity in TOKEN_GRADIENTS:
+            logits = self.logits if quantity == "logit_gradient" else None
+            offsets = np.asarray(self.frame.offsets)
+            known = TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
+            yield from known.sums(quantity)
 
     def token(self, quantity: str) -> Floats | None:
         """Return the golden values ``[frame.size]`` of a quantity with one tensor; None if they are unknown."""
@@ -151,6 +169,21 @@ def _kl(of: TokenGuesses) -> Hypotheses:
         yield _formula("the estimator k2", 0.5 * gap**2)
         yield _formula("the estimator k3", np.exp(-gap) + gap - 1)
         yield _formula("the divergence the other way round", np.exp(gap) - gap - 1)
+        yield _formula("its absolute log-ratio", np.abs(gap))
+        ratio, golden = of.token("ratio"), of.token("kl")
+        if ratio is not None and golden is not None and of.loss_mask is not None:
+            bare = np.divide(golden, ratio, out=np.zeros_like(golden), where=ratio != 0)
+            biased = bool(of.objective.get("kl_bias_correction"))
+            title = "without" if biased else "with"
+            yield _formula(
+                f"the divergence {title} a correction by the ratio", bare if biased else golden * ratio
+            )
+            inputs = {"the log-probs": policy, "the reference's log-probs": reference}
+            yield from rounded_inputs(_k3, inputs, golden, of.loss_mask)
+
+
+def _k3(policy: Floats, reference: Floats) -> Floats:
+    return np.asarray(np.exp(reference - policy) - (reference - policy) - 1)
 
 
 def _ratio(of: TokenGuesses) -> Hypotheses:
@@ -164,6 +197,17 @@ def _ratio(of: TokenGuesses) -> Hypotheses:
     yield _formula("the product over the sample", np.exp(np.minimum(of.sample_means(gap, total=True), 700.0)))
     yield _formula("its inverse", np.exp(-gap))
     yield _formula("the log-ratio", gap)
+    golden = of.token("ratio")
+    if golden is not None:
+        inputs = {"the log-probs": policy, "the old log-probs": old}
+        yield from rounded_inputs(lambda new, before: np.exp(new - before), inputs, golden, of.loss_mask)
+        yield from rounded_inputs(np.exp, {"the log-ratio": gap}, golden, of.loss_mask)
+        sampler, reference = of.beside.sampler, of.token("ref_log_probs")
+        for title, other in (("the sampler's log-probs", sampler), ("the reference's log-probs", reference)):
+            if other is not None:
+                yield _formula(f"the ratio to {title}", np.exp(policy - other))
+        for title, bound in (("10", 10.0), ("20", 20.0), ("1", 1.0)):
+            yield _formula(f"the ratio of log-ratios within {title}", np.exp(np.clip(gap, -bound, bound)))
 
 
 def _policy_loss(of: TokenGuesses) -> Hypotheses:
@@ -199,14 +243,121 @@ def _policy_loss(of: TokenGuesses) -> Hypotheses:
         yield _formula(f"the advantage without a ratio{words}", -advantages * factor)
         if policy is not None:
             yield _formula(f"the loss of plain policy gradients{words}", -policy * advantages * factor)
+    yield from _other_bounds(of, ratio, advantages)
+
+
+def _other_bounds(of: TokenGuesses, ratio: Floats, advantages: Floats) -> Hypotheses:
+    """Yield the clipped loss with one bound of the range fitted, and with inputs that were rounded."""
+    correction, golden = of.token("sampler_weights"), of.token("policy_loss")
+    factor = np.ones_like(ratio) if correction is None else correction
+    if of.clip is None or golden is None or of.loss_mask is None:
+        return
+    low, high = of.clip
+
+    def clipped(r: Floats, a: Floats) -> Floats:
+        return np.asarray(-np.minimum(r * a, np.clip(r, low, high) * a) * factor)
+
+    yield from rounded_inputs(
+        clipped, {"the ratio": ratio, "the advantages": advantages}, golden, of.loss_mask
+    )
+    size = float(np.abs(golden[of.loss_mask]).max(initial=0.0))
+    if float(np.abs(clipped(ratio, advantages) - golden)[of.loss_mask].max(initial=0.0)) > 1e-9 * size:
+        return
+    for key, stopped in (
+        ("clip_high", (advantages > 0) & (ratio > 1.0)),
+        ("clip_low", (advantages < 0) & (ratio < 1.0)),
+    ):
+        along = np.where(stopped & of.loss_mask, -advantages * factor, np.nan)
+        said = {"what": f"the loss with {key} moved, a bound of"}
+        yield Hypothesis("fitted", np.zeros_like(along), said, along)
 
 
 def _ones(of: TokenGuesses) -> Hypotheses:
     yield _formula("1 everywhere", np.ones(of.frame.size))
 
 
-def _zeros(of: TokenGuesses) -> Hypotheses:
+def _advantages(of: TokenGuesses) -> Hypotheses:
     yield _formula("0 everywhere", np.zeros(of.frame.size))
+    golden = of.token("advantages")
+    if golden is not None and of.loss_mask is not None:
+        yield from advantage_guesses(golden, of.frame, of.loss_mask, of.beside, of.objective)
+
+
+def _weights(of: TokenGuesses) -> Hypotheses:
+    golden = of.token("weights")
+    if golden is not None and of.loss_mask is not None:
+        yield from weight_guesses(golden, of.frame, of.loss_mask, of.beside, of.objective)
+
+
+def _old_log_probs(of: TokenGuesses) -> Hypotheses:
+    golden = of.token("old_log_probs")
+    if golden is not None and of.beside.sampler is not None:
+        yield Hypothesis("equals", of.beside.sampler, {"what": "those that the sampler reported"})
+
+
+def _entropy(of: TokenGuesses) -> Hypotheses:
+    """Yield entropies of other distributions, or other sums over the vocabulary."""
+    policy = of.token("log_probs")
+    if policy is not None:
+        yield _formula("the negative log-prob of the token, not an entropy", -policy)
+    if of.logits is None or of.loss_mask is None:
+        return
+    golden = of.token("entropy")
+    rows = np.flatnonzero(np.isfinite(of.logits[0][:, 0]))
+    z = of.logits[0][rows]
+    if golden is None or not rows.size:
+        return
+    t, error = temperature(golden[rows], z, of.logits[1][rows], entropy=True)
+    if error > 1e-6 * max(float(np.abs(golden[rows]).max(initial=0.0)), 1e-300):
+        return
+    normal = z / t - log_sum_exp(z / t)[:, None]
+    p = np.exp(normal)
+    found = {
+        "the entropy of the probabilities taken for logits": _entropy_of(p),
+        "the entropy of the tempered logits, tempered again": _entropy_of(z / t / t),
+        "the mean over the vocabulary in place of the sum": -(p * normal).mean(axis=1),
+        "minus the largest log-prob": -normal.max(axis=1),
+        "the sum of p times the logit, not normalized": -(p * z / t).sum(axis=1),
+        "the collision entropy": -np.log((p**2).sum(axis=1)),
+    }
+    for name, dtype in ROUNDINGS.items():
+        with np.errstate(over="ignore"):
+            found[f"that of the logits rounded to {name}"] = _entropy_of(
+                z.astype(dtype).astype(np.float64) / t
+            )
+    for title, values in found.items():
+        out = np.full(of.frame.size, np.nan)
+        out[rows] = values
+        yield _formula(title, out)
+
+
+def _entropy_of(z: Floats) -> Floats:
+    normal = z - log_sum_exp(z)[:, None]
+    return np.asarray(-(np.exp(normal) * normal).sum(axis=1))
+
+
+def _loss_terms(of: TokenGuesses) -> Iterator[Terms]:
+    """Yield the loss of each token as a sum of its terms, those of coefficient 0 included."""
+    policy, mask = of.token("policy_loss"), of.loss_mask
+    if policy is None or mask is None:
+        return
+    terms = [Term("the policy loss", np.where(mask, policy, np.nan))]
+    entropy = of.token("entropy_loss")
+    entropy = of.token("entropy") if entropy is None else entropy
+    for name, values, key, sign in (
+        ("the KL term", of.token("kl"), "kl_coef", 1.0),
+        ("the entropy term", entropy, "entropy_coef", -1.0),
+    ):
+        coefficient = of.objective.get(key)
+        if values is None or not isinstance(coefficient, int | float):
+            continue
+        in_loss = key != "kl_coef" or of.objective.get("kl_placement", "loss") == "loss"
+        known = np.where(mask, values, np.nan)
+        if coefficient and in_loss:
+            terms.append(Term(name, sign * float(coefficient) * known))
+        else:
+            terms.append(Term(name, sign * known, 0.0))
+    yield Terms("terms", terms)
 
 
 def _token_loss(of: TokenGuesses) -> Hypotheses:
@@ -229,6 +380,20 @@ def _token_loss(of: TokenGuesses) -> Hypotheses:
         yield _formula(f"the loss without its {title} term", golden - term)
         yield _formula(f"the loss with its {title} term reversed", golden - 2 * term)
         yield _formula(f"the loss with its {title} term twice", golden + term)
+    yield from _exchanged(of, policy, terms)
+
+
+def _exchanged(
+    of: TokenGuesses, policy: Floats, terms: Mapping[str, tuple[Floats | None, str, float]]
+) -> Hypotheses:
+    """Yield the loss with the coefficients of KL and entropy on each other's terms."""
+    (kl, kl_key, _), (entropy, entropy_key, _) = terms["KL"], terms["entropy"]
+    first, second = of.objective.get(kl_key), of.objective.get(entropy_key)
+    if kl is None or entropy is None or first == second:
+        return
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        values = policy + float(second) * kl - float(first) * entropy
+        yield _formula("the loss with the coefficients of KL and entropy exchanged", values)
 
 
 def _log_probs(of: TokenGuesses) -> Hypotheses:
@@ -245,6 +410,47 @@ def _log_probs(of: TokenGuesses) -> Hypotheses:
     unnormal = np.full(of.frame.size, np.nan)
     unnormal[rows] = logits[rows, ids[rows]]
     yield _formula("logits, not normalized", unnormal)
+    yield from _other_softmax(of, logits[rows], ids[rows], rows)
+
+
+def _other_softmax(
+    of: TokenGuesses, z: Floats, target: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Hypotheses:
+    """Yield log-probs of logits that were rounded, or of a normalization by other sums, at the right temperature."""
+    golden = of.token("log_probs")
+    if golden is None or not rows.size:
+        return
+    t, error = temperature(golden[rows], z, target)
+    if error > 1e-6 * max(float(np.abs(golden[rows]).max(initial=0.0)), 1e-300):
+        return
+    own, index = z / t, np.arange(len(rows))
+    normal = own - log_sum_exp(own)[:, None]
+    others = own.copy()
+    others[index, target] = -np.inf
+    found = {
+        "log-probs relative to all other tokens": own[index, target] - log_sum_exp(others),
+        "log-probs relative to the largest logit": own[index, target] - own.max(axis=1),
+        "log-probs that are normalized twice at the temperature": _chosen(normal / t, target),
+        "probabilities, not their logarithms": np.exp(normal[index, target]),
+    }
+    half = z.shape[1] // 2
+    for name, dtype in ROUNDINGS.items():
+        with np.errstate(over="ignore"):
+            coarse = z.astype(dtype).astype(np.float64)
+            found[f"that of the logits rounded to {name}"] = _chosen(coarse / t, target)
+            tempered = own.astype(dtype).astype(np.float64)
+            found[f"that of the tempered logits rounded to {name}"] = _chosen(tempered, target)
+    if half:
+        first = own[index, target] - log_sum_exp(own[:, :half])
+        found["log-probs normalized over half of the vocabulary"] = first
+    for title, values in found.items():
+        out = np.full(of.frame.size, np.nan)
+        out[rows] = values
+        yield _formula(title, out)
+
+
+def _chosen(z: Floats, target: NDArray[np.int64]) -> Floats:
+    return np.asarray(z[np.arange(len(target)), target] - log_sum_exp(z))
 
 
 _FORMULAS: dict[str, Callable[[TokenGuesses], Hypotheses]] = {
@@ -253,6 +459,9 @@ _FORMULAS: dict[str, Callable[[TokenGuesses], Hypotheses]] = {
     "policy_loss": _policy_loss,
     "token_loss": _token_loss,
     "sampler_weights": _ones,
-    "advantages": _zeros,
+    "advantages": _advantages,
+    "weights": _weights,
+    "entropy": _entropy,
+    "old_log_probs": _old_log_probs,
     "log_probs": _log_probs,
 }

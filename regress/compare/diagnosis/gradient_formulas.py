@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis
 from regress.compare.diagnosis.temperature import log_sum_exp, temperature
+from regress.compare.diagnosis.terms import Term, Terms
 
 Token = Callable[[str], Floats | None]
 _AGREES = 1e-6
@@ -52,6 +53,44 @@ class TokenGradients:
         elif quantity == "logit_gradient":
             yield from self._of_logits()
 
+    def sums(self, quantity: str) -> Iterator[Terms]:
+        """Yield the values of a quantity as a sum of the gradients of the terms of the loss."""
+        if quantity == "token_gradient":
+            yield from self._terms()
+        elif quantity == "logit_gradient":
+            yield from self._parts_of_logits()
+
+    def _terms(self) -> Iterator[Terms]:
+        policy, divergence = self._policy, self._divergence
+        if policy is None or divergence is None:
+            return
+        terms = [Term("the gradient of the policy loss", policy)]
+        if divergence.any():
+            terms.append(Term("the gradient of the KL term", divergence))
+        yield Terms("terms", terms)
+
+    def _parts_of_logits(self) -> Iterator[Terms]:
+        known = self._at_temperature
+        if known is None:
+            return
+        z, target, rows, t, up, of_entropy = known
+        log_p = z / t - log_sum_exp(z / t)[:, None]
+        p = np.exp(log_p)
+        entropy = -(p * log_p).sum(axis=1, keepdims=True)
+        parts = {
+            "the gradient of the target's logit": up * _one_hot(target, z.shape),
+            "the gradient of the normalization": -up * p,
+            "the gradient of the entropy's p log p": -of_entropy * p * log_p,
+            "the gradient of the entropy's normalization": -of_entropy * p * entropy,
+        }
+        terms = []
+        for name, values in parts.items():
+            if values.any():
+                whole = np.full((len(self.loss_mask), z.shape[1]), np.nan)
+                whole[rows] = values
+                terms.append(Term(name, whole))
+        yield Terms("terms", terms)
+
     def _of_log_probs(self) -> Iterator[Hypothesis]:
         golden = self.token("token_gradient")
         if golden is None:
@@ -73,7 +112,7 @@ class TokenGradients:
         if weights is not None:
             said = {"what": "the gradient of a loss with entropy_coef"}
             along = -weights * self.loss_mask
-            yield Hypothesis("fitted", np.zeros_like(weights), said, along, everywhere=True)
+            yield Hypothesis("fitted", np.zeros_like(weights), said, along)
 
     # by log-probs
 
@@ -131,7 +170,7 @@ class TokenGradients:
                 other = rest + weights * coefficient * slope * self.loss_mask
                 yield _gradient(f"of the estimator {estimator}", other)
         said = {"what": "the gradient of a loss with kl_coef"}
-        yield Hypothesis("fitted", rest, said, divergence / coefficient, everywhere=True)
+        yield Hypothesis("fitted", rest, said, divergence / coefficient)
 
     def _other_policy(self, policy: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield titles and values of other gradients of the policy loss."""
@@ -174,31 +213,47 @@ class TokenGradients:
 
     def _of_samples(self, policy: Floats, own: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield gradients of per-sample ratios that reach all tokens of a sample, or each one's own log-prob."""
-        mean = np.zeros_like(own)
+        mean, longer = np.zeros_like(own), np.zeros_like(own)
         live = np.where(policy != 0, own, 0.0)
         for start, stop in zip(self.offsets[:-1], self.offsets[1:], strict=True):
             chosen = self.loss_mask[start:stop]
             if chosen.any():
                 mean[start:stop][chosen] = live[start:stop][chosen].mean()
+                longer[start:stop] = policy[start:stop] * int(chosen.sum())
         yield "of each token's own log-prob, not of its sample's", live
         yield "of the mean over the sample, not of each token's own log-prob", mean
+        yield "of the sum over the sample by each token's own log-prob, not of its mean", longer
 
     # by logits
 
-    def _of_logits(self) -> Iterator[Hypothesis]:
-        """Yield gradients of log-softmax and entropy with one part left out or replaced."""
+    @cached_property
+    def _at_temperature(
+        self,
+    ) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64], float, Floats, Floats] | None:
+        """Logits ``[K, V]`` and targets of the loss tokens, these tokens, the temperature, and both gradients over it.
+
+        None where something else is done to the logits before they become log-probs.
+        """
         g, h, policy = self.token("token_gradient"), self.token("entropy_gradient"), self.token("log_probs")
         if self.logits is None or g is None or policy is None:
-            return
+            return None
         logits, ids = self.logits
         rows = np.flatnonzero(self.loss_mask)
         z, target = logits[rows], ids[rows]
         t, error = temperature(policy[rows], z, target)
         if error > _AGREES * max(1.0, float(np.abs(policy[rows]).max(initial=0.0))):
-            return  # something is done to the logits before they become log-probs
-        up, of_entropy = g[rows, None] / t, np.zeros((len(rows), 1)) if h is None else h[rows, None] / t
-        for title, values in _softmax_gradients(z, target, ids, rows, t, up, of_entropy):
-            whole = np.full(logits.shape, np.nan)
+            return None
+        of_entropy = np.zeros((len(rows), 1)) if h is None else h[rows, None] / t
+        return z, target, rows, t, g[rows, None] / t, of_entropy
+
+    def _of_logits(self) -> Iterator[Hypothesis]:
+        """Yield gradients of log-softmax and entropy with one part left out or replaced."""
+        known = self._at_temperature
+        if known is None or self.logits is None:
+            return
+        z, target, rows, t, up, of_entropy = known
+        for title, values in _softmax_gradients(z, target, self.logits[1], rows, t, up, of_entropy):
+            whole = np.full(self.logits[0].shape, np.nan)
             whole[rows] = values
             yield _gradient(title, whole)
 
@@ -240,4 +295,4 @@ def _one_hot(ids: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
 
 
 def _gradient(title: str, values: Floats) -> Hypothesis:
-    return Hypothesis("formula", values, {"what": f"the gradient {title}"}, everywhere=True)
+    return Hypothesis("formula", values, {"what": f"the gradient {title}"})

@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 
 _CHANCE = 1e-6
 _AT_LEAST = 2
+LEFT = 1e-3
+"""Largest part of an error that a formula or factor may leave if it is to explain it."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,12 @@ class Hypothesis:
         numbers: further numbers of the pattern.
         values: in the shape of the golden tensor, NaN where it says nothing.
         direction: array of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
-        everywhere: True if it has to hold wherever it has a value, not at the affected values alone.
     """
 
     id: str
     values: Floats
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
-    everywhere: bool = False
 
 
 def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothesis:
@@ -55,13 +55,24 @@ def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothe
         return replace(guess, values=np.full(guess.values.shape, np.nan), direction=None)
     value = float(((actual[said].astype(np.float64) - guess.values[said]) * along).sum()) / square
     numbers = {**guess.numbers, "value": float(f"{value:.6g}")}
-    return Hypothesis(guess.id, guess.values + value * guess.direction, numbers, everywhere=guess.everywhere)
+    return Hypothesis(guess.id, guess.values + value * guess.direction, numbers)
 
 
-def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
+def explains(
+    guess: Hypothesis,
+    actual: Array,
+    golden: Array,
+    over: NDArray[np.bool_],
+    bound: float,
+    compared: NDArray[np.bool_] | None = None,
+) -> bool:
     """Return True if the affected values equal those of the hypothesis in too many places for chance.
 
-    Chance is the probability that as many random values, spread like the golden tensor, fall within the bound.
+    Chance is the probability that as many random values, spread like the golden tensor, fall within the bound. Where
+    the hypothesis says something of values that hold, it must be right about them, too.
+
+    Args:
+        compared: elements that count, in the shape of the tensor; None for all.
     """
     said = over & np.isfinite(guess.values)
     hits = int(said.sum())
@@ -70,18 +81,28 @@ def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.b
     values = guess.values[said]
     exact = not is_float(golden.dtype)
     slack = 0.0 if exact else max(bound, _rounding(actual, values))
-    asked = np.isfinite(guess.values) if guess.everywhere else said
+    asked = np.isfinite(guess.values)
+    asked = asked if compared is None else asked & compared
     with np.errstate(invalid="ignore"):
         if not (np.abs(actual[asked].astype(np.float64) - guess.values[asked]) <= slack).all():
             return False
     moved = np.abs(values - golden[said].astype(np.float64))
     if float(np.median(moved)) <= 4 * slack:
         return False  # it equals the golden tensor
+    if not exact and not leaves_little(actual[said], golden[said], values):
+        return False
     if exact:
         return hits >= 3 or np.unique(values).size > 1
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))
     chance = min(2 * slack / room, 1.0) if room else 1.0
     return hits * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
+
+
+def leaves_little(actual: Array, golden: Array, values: Floats) -> bool:
+    """Return True if values leave at most `LEFT` of the error of the actual ones, in norm."""
+    found = actual.astype(np.float64)
+    error = float(np.linalg.norm(found - golden.astype(np.float64)))
+    return float(np.linalg.norm(found - values)) <= LEFT * error
 
 
 def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_], bound: float) -> bool:

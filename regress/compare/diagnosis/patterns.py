@@ -5,17 +5,17 @@ A pattern with one counter-example is not stated, and neither is one that chance
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Any
 
+from regress.compare.diagnosis.dataflow import depth
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.layers import layer_of
+from regress.compare.diagnosis.pattern import Pattern as Pattern
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.token_attributes import CLASSES, OF_LAYOUTS, OF_SAMPLES
+from regress.compare.diagnosis.value_patterns import value_patterns
 from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
@@ -25,27 +25,6 @@ CHANCE_OF_SAMPLES = 5e-3
 """The same for patterns of whole samples, of which a golden case has a dozen."""
 CHANCE_OF_LAYOUTS = 0.1
 """The same where every token of a class of places in a row is affected, and no other: a row has few samples."""
-EXPLAINED = 1e-3
-"""Largest part of an error that a scale factor may leave if it is to explain it."""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A property that all affected values have in common.
-
-    Attributes:
-        id: for rules, such as ``"rank"`` or ``"class:packed_behind"``.
-        words: for people, such as ``"only rank 1"``.
-        numbers: its numbers, plain JSON.
-    """
-
-    id: str
-    words: str
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a plain dict; ``Pattern(**data)`` is its inverse."""
-        return asdict(self)
 
 
 def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext) -> list[Pattern]:
@@ -58,16 +37,23 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
     """
     if not failed:
         return []
-    same = [verdict for verdict in failed if verdict.name == failed[0].name]
+    same = _telling(failed)
     return [
         *_precisions(scene),
         *_places(failed, judged, scene),
         *_names(failed, judged),
         *_tokens([verdict.affected for verdict in same if verdict.affected is not None]),
         *_parts(same),
-        *_values(same, scene),
+        *value_patterns(same, failed, judged, scene),
         *_nonfinite(same),
     ]
+
+
+def _telling(failed: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts on the tensor that failed first; on the moment beside it, if that is a number of updates."""
+    name = failed[0].name
+    moment = f"{name.removesuffix('step')}exp_avg" if name.endswith("/step") else name
+    return [v for v in failed if v.name == moment] or [v for v in failed if v.name == name]
 
 
 def _precisions(scene: RunContext) -> Iterator[Pattern]:
@@ -139,6 +125,11 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
     there = {verdict.name for verdict in judged}
     if len(hit) == len(there) or len(there) < 3:
         return
+    if failed[0].quantity == "gradient":
+        yield from _from_a_module(hit, there)
+        compared = {verdict.name for verdict in judged if verdict.count}
+        if not any("lm_head" in name for name in compared) and kinds_of(compared & hit):
+            yield Pattern("tied", "no output projection of its own")
     found: list[tuple[int, Pattern]] = []
     for title, expression in NAMES.items():
         members = {name for name in there if re.search(expression, name)}
@@ -157,6 +148,19 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
     if len(experts) == 1 and all(".experts." in name for name in hit):
         found.append((0, Pattern("expert", f"only expert {min(experts)}", {"expert": int(min(experts))})))
     yield from (pattern for _, pattern in found)
+
+
+def _from_a_module(hit: Collection[str], there: Collection[str]) -> Iterator[Pattern]:
+    """Yield a pattern where all parameters from a module back to the input have wrong gradients, and none behind it.
+
+    Those of one module are no evidence: it must be several layers, or a layer and the embeddings.
+    """
+    held = {*there} - {*hit}
+    if not held or len({depth(name)[:2] for name in hit}) < 2:
+        return
+    last = max(hit, key=depth)
+    if all(depth(name) >= depth(last) for name in held):
+        yield Pattern("from_module", f"all tensors from {last} back to the input, and none behind it")
 
 
 def _tokens(found: Sequence[Affected]) -> Iterator[Pattern]:
@@ -263,64 +267,6 @@ def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
             words += f" (part {start // width} of {share} equal ones: a head or a shard)"
         if share is not None or width * 2 <= size:
             yield Pattern("block" if share is None else "shard", words, numbers)
-
-
-def _values(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
-    """Yield patterns of the wrong values that are the same in all failing tensors."""
-    yield from _scaled(failed, scene)
-    found = [verdict.affected for verdict in failed if verdict.affected is not None]
-    if not found or len(found) < len(failed):
-        return
-    offsets = [item.offset for item in found]
-    first = offsets[0]
-    if first is not None and all(o is not None and math.isclose(o, first, rel_tol=1e-5) for o in offsets):
-        yield Pattern("offset", f"constant offset {first:.6g}", {"offset": first})
-    if found[0].rounded is not None and len({item.rounded for item in found}) == 1:
-        yield Pattern("rounded", f"rounded to {found[0].rounded}", {"dtype": found[0].rounded})
-    for key, numbers in found[0].held.items():
-        if all(item.held.get(key) == numbers for item in found):
-            yield Pattern(key, _HELD[key].format(**numbers), numbers)
-
-
-_HELD = {
-    "shifted": "shifted by one position (each holds what belongs {by:+d} position on)",
-    "equals": "equal to {what}",
-    "formula": "equal to {what}",
-    "fitted": "equal to {what} {value:g}",
-    "permuted": "each equal to the value of another token",
-    "columns": "equal to the columns of the row",
-    "tempered": "those of the recorded logits at temperature {actual:g}, golden {golden:g}",
-}
-
-
-def _scaled(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
-    """Yield a pattern where a scale factor explains all failing tensors."""
-    known = [(verdict.alpha, verdict.residual, verdict.relative_l2) for verdict in failed]
-    alphas = [alpha for alpha, _, _ in known if alpha is not None]
-    if len(alphas) < len(known) or any(verdict.status is not Status.DRIFT for verdict in failed):
-        return
-    alpha = alphas[0]
-    whole = sum(verdict.count for verdict in failed)
-    explained = all(r is not None and r <= EXPLAINED * max(off, 1e-300) for _, r, off in known)
-    alike = all(math.isclose(a, alpha, rel_tol=1e-4, abs_tol=1e-9) for a in alphas)
-    if explained and whole > 1 and not alike:
-        listed = ", ".join(f"{a:.4g}" for a in alphas[:4])
-        yield Pattern("factors", f"each scaled by a factor of its own ({listed})", {"alphas": alphas})
-    if not explained or whole < 2 or not alike:
-        return
-    residual = max((r or 0.0) for _, r, _ in known)
-    if abs(alpha) < 1e-12:
-        yield Pattern("zero", "all zero")
-        return
-    numbers = {"alpha": alpha, "residual": residual}
-    if math.isclose(alpha, -1.0, rel_tol=1e-4):
-        yield Pattern("sign", "sign flipped", numbers)
-        return
-    exact, names = scene.named_factor(alpha)
-    words = f"scaled by {exact or f'{alpha:.6g}'} (alpha={alpha:.6g}, residual {residual:.1g})"
-    yield Pattern("scaled", words, numbers)
-    for name, what in names:
-        yield Pattern(f"scaled:{name}", f"that factor is {what}", numbers)
 
 
 def _nonfinite(failed: Sequence[Verdict]) -> Iterator[Pattern]:

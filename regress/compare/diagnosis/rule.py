@@ -34,6 +34,9 @@ class Rule:
         variants: variants to replay next, as ``--variants`` takes them: those that tell this cause from others.
         look: the quantity whose tensors tell most, if both sides have it; by default that of the divergence.
         of_records: True if records that the actual dump lacks are its evidence.
+        claims: what it speaks of, which must be there: names in `regress.compare.diagnosis.proof.CLAIMS`.
+        open: True if it says what to record, and so needs no inputs that hold.
+        hint: True if it names one cause of several that are possible: it is told after all that are proven.
     """
 
     id: str
@@ -51,3 +54,6 @@ class Rule:
     variants: str = ""
     look: str = ""
     of_records: bool = False
+    claims: Collection[str] = ()
+    open: bool = False
+    hint: bool = False

@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
+from regress.compare.diagnosis.terms import Term, Terms
+
+_LAST = "the gradient plus that of the last update"
 
 
 class _Made(NamedTuple):
@@ -43,17 +47,80 @@ class UpdateHypotheses:
 
     Attributes:
         settings: section ``optimizer`` of the configuration, as far as it is known.
+        beside: further facts about the update.
     """
 
     truth: Truth
     settings: Mapping[str, Any]
+    beside: Beside = NOTHING
 
     def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """Yield hypotheses about a tensor of ``optimizer`` or ``param``."""
-        if quantity == "optimizer":
+        """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``."""
+        if quantity == "gradient":
+            yield from self._gradient(name)
+        elif quantity == "optimizer":
             yield from self._state(name)
         elif quantity == "param":
             yield from self._parameter(name)
+
+    def sums(self, quantity: str, name: str) -> Iterator[Terms]:
+        """Yield decompositions of a tensor into what it is made of."""
+        if quantity == "gradient":
+            yield from self._shares(name)
+        elif quantity == "optimizer":
+            yield from self._moment(name)
+
+    def _gradient(self, name: str) -> Iterator[Hypothesis]:
+        """Yield gradients to which something is added that is none of this update."""
+        golden, held = self._values("gradient", name), self._before(name)
+        if golden is None:
+            return
+        earlier = self.beside.before.get("gradient", {}).get(name)
+        if earlier is not None and earlier.shape == golden.shape:
+            last = earlier.astype(np.float64)
+            factor = self._clip_factor(self.beside.before)
+            yield Hypothesis("formula", golden + factor * last, {"what": _LAST})
+            if factor != 1.0:
+                yield Hypothesis("formula", golden + last, {"what": f"{_LAST}, before it was clipped"})
+            yield Hypothesis("formula", last, {"what": "the gradient of the last update"})
+        if held is not None:
+            yield Hypothesis("fitted", golden, {"what": "the gradient plus its parameters times"}, held)
+        factor = self._clip_factor()
+        if factor != 1.0:
+            yield Hypothesis("formula", golden * factor, {"what": "the gradient after it was clipped"})
+
+    def _shares(self, name: str) -> Iterator[Terms]:
+        """Yield a gradient as the sum of its microbatches' own, and of its samples' own."""
+        own = None if self.beside.gradients is None else self.beside.gradients(name)
+        if own is None:
+            return
+        micros = self.beside.microbatches
+        there = [Term(name, own[one.samples].sum(axis=0)) for name, one in micros.items()]
+        if len(there) > 1:
+            places = {
+                "of": {name: [one.ranks[0], one.number] for name, one in micros.items()},
+                "holders": {name: [*one.ranks] for name, one in micros.items()},
+            }
+            yield Terms("microbatches", there, len(there), places)
+        samples = [Term(f"sample {number}", values) for number, values in enumerate(own) if values.any()]
+        if len(samples) > 1:
+            yield Terms("samples", samples, most=len(samples))
+
+    def _moment(self, name: str) -> Iterator[Terms]:
+        """Yield a moment as the sum of the last one and the gradient, to which parameters may have been added."""
+        parameter, _, kind = name.rpartition("/")
+        gradient, state = self._values("gradient", parameter), self._values("optimizer", name)
+        decays = dict(zip(("exp_avg", "exp_avg_sq"), self._numbers("betas") or (), strict=False))
+        if gradient is None or state is None or kind not in decays or gradient.shape != state.shape:
+            return
+        decay, power = decays[kind], 1 if kind == "exp_avg" else 2
+        entered = (1 - decay) * (gradient * self._clip_factor()) ** power
+        kept = state - entered
+        terms = [Term("the state before this update", kept), Term("the gradient", entered)]
+        held = self._before(parameter)
+        if held is not None and power == 1:
+            terms.append(Term("the parameters", (1 - decay) * held, 0.0))
+        yield Terms("terms", terms)
 
     def _state(self, name: str) -> Iterator[Hypothesis]:
         parameter, _, kind = name.rpartition("/")
@@ -81,6 +148,21 @@ class UpdateHypotheses:
         for title, (base, along) in fits.items():
             yield Hypothesis("fitted", base, {"what": title}, along)
         yield Hypothesis("formula", decay * before, {"what": "the state after a gradient of zero"})
+        yield Hypothesis("formula", entered * (1 - decay), {"what": "the state of a first update"})
+        again = decay * state + (1 - decay) * entered
+        yield Hypothesis("formula", again, {"what": "the state after this update made twice"})
+        yield from self._coupled(parameter, kind, gradient * factor, decay * before, decay)
+
+    def _coupled(
+        self, parameter: str, kind: str, entered: Floats, kept: Floats, decay: float
+    ) -> Iterator[Hypothesis]:
+        """Yield the moments after weight decay was added to the gradient, before or after it was clipped."""
+        held, rate = self._before(parameter), self._number("weight_decay")
+        if held is None or not rate:
+            return
+        power = 1 if kind == "exp_avg" else 2
+        values = kept + (1 - decay) * (entered + rate * held) ** power
+        yield Hypothesis("formula", values, {"what": "the state after the gradient plus its weight decay"})
 
     def _parameter(self, name: str) -> Iterator[Hypothesis]:
         made = self._made(name)
@@ -135,9 +217,10 @@ class UpdateHypotheses:
         values = self.truth.get(quantity, {}).get(name)
         return None if values is None else values.astype(np.float64)
 
-    def _clip_factor(self) -> float:
-        """Return the factor by which the golden gradient was clipped."""
-        norm, bound = self._values("grad_norm", "grad_norm"), self._number("max_grad_norm")
+    def _clip_factor(self, truth: Truth | None = None) -> float:
+        """Return the factor by which the golden gradient of this or another update was clipped."""
+        norm = (self.truth if truth is None else truth).get("grad_norm", {}).get("grad_norm")
+        bound = self._number("max_grad_norm")
         if norm is None or bound is None:
             return 1.0
         return min(bound / (float(norm) + 1e-6), 1.0)

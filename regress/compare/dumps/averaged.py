@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,8 @@ import numpy as np
 from regress.dump.arrays import Array, is_float
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.interop.readers import Source
+from regress.dump.sums import Span
+from regress.interop.readers import Source, spans_of, verify_span
 
 PREFIX = "ranks-average:"
 SHARES: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +44,7 @@ class AveragedSide(Source):
             whole.mesh,
             whole.config,
         )
+        self.unsealed = getattr(whole, "unsealed", False)
 
     @cached_property
     def ranks(self) -> int:
@@ -83,9 +85,13 @@ class AveragedSide(Source):
         """Return an unrecorded file of the dump."""
         return self.whole.raw(type, step)
 
-    def verify(self, name: str) -> None:
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a record's file that are left to `verify`."""
+        return spans_of(self.whole, name, tensors)
+
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Verify a record of the dump."""
-        self.whole.verify(name)
+        verify_span(self.whole, name, span)
 
     def root(self, rank: int) -> int:
         """Return the rank whose tokens a rank repeats."""

@@ -34,6 +34,8 @@ EPS_MULTIPLES: Mapping[str, int] = {
     "log_probs": 16,
     "old_log_probs": 16,
     "ref_log_probs": 16,
+    "metrics": 512,
+    "step_metrics": 512,
 }
 """Multiples of the spacing of the dtype, relative to the largest value; `COMMON` for all other quantities.
 
@@ -56,6 +58,8 @@ COARSE: Mapping[str, int] = {
     "entropy_loss": 8,
     "token_gradient": 64,
     "logit_gradient": 64,
+    "metrics": 16,
+    "step_metrics": 16,
 }
 """The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
 

@@ -64,7 +64,9 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
     config = merged(open_side(actual).config, golden_side.config)
     if isinstance(golden_side, TruthSide):
         where = Coordinates(step or 0, update=update).stem
-        return Projection(golden_side.values(where), golden_side.frame(where), golden_side.text, config)
+        beside = golden_side.beside(where)
+        frame = golden_side.frame(where)
+        return Projection(golden_side.values(where), frame, golden_side.text, config, beside=beside)
     names = [
         name
         for name, (type, place) in golden_side.entries.items()

@@ -7,7 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from regress.compare.alignment.locate import TokenText
+from regress.compare.diagnosis.beside import Beside
 from regress.compare.dumps.truth import TruthSide
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
@@ -122,6 +126,17 @@ class GoldenSide(TruthSide):
         """Return the tensor names of each quantity of one update."""
         return self._recorded[where]
 
+    def beside(self, where: str) -> Beside:
+        """Return rewards, the sampler's log-probs and the update before."""
+        samples = self._trajectories.get(self.places[where].step, [])
+        names = [*self.places]
+        number = names.index(where)
+        return Beside(
+            rewards={sample.key: float(sample.reward) for sample in samples},
+            sampler=sampler_log_probs(self.frame(where), samples),
+            before=self.values(names[number - 1]) if number else {},
+        )
+
     @cached_property
     def text(self) -> TokenText | None:
         """Text of a token id, if the case holds a tokenizer."""
@@ -152,6 +167,15 @@ class GoldenSide(TruthSide):
             for update, frame in whole.updates(*cuts):
                 found[Coordinates(step, update=update).stem] = frame
         return found
+
+
+def sampler_log_probs(frame: TokenFrame, samples: Sequence[Trajectory]) -> NDArray[np.float64] | None:
+    """Return the log-probs that the sampler reported, ``[frame.size]``; None unless it did for every sample."""
+    known = {sample.key: sample.log_probs for sample in samples}
+    parts = [part for key in frame.samples if (part := known.get(key)) is not None]
+    if len(parts) < len(frame.samples) or not parts:
+        return None
+    return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
 def text_of(*sides: object) -> TokenText | None:

@@ -93,7 +93,7 @@ class Listed:
             return ShardLayout.whole(self.tensors[name][1])
         try:
             return ShardLayout.from_json(self.shards[name])
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, ArithmeticError):
             return None
 
 
@@ -110,7 +110,7 @@ def listed(name: str, record: Record) -> Listed:
             rows = spans if told is None else Spans.of(told, f"meta['rows'] of {key}")
             _refuse_more_than_held(key, (spans, rows), record)
         except CompareError as error:
-            problem = str(error)
+            spans, rows, problem = None, None, str(error)
     tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
     shards: Any = record.meta.get("shards") or {}
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}

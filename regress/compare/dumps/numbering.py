@@ -1,8 +1,12 @@
-"""Mapping of a dump's updates to those of a golden case, where steps or updates are counted otherwise."""
+"""Mapping of a dump's updates to those of a golden case or of another dump, where they are counted otherwise.
+
+Trainers of our own count updates within the step of their rollouts. A captured one does not tell its rollouts, so each
+step of its optimizer counts as a step: several updates of a rollout batch are steps of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +18,10 @@ from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sums import Span
+from regress.interop.readers import spans_of, verify_span
+
+_OF_STEPS = ("trajectory", "old_log_probs", "ref_log_probs")
 
 
 class Number(NamedTuple):
@@ -27,16 +35,40 @@ class Number(NamedTuple):
 
 
 class Numbered(Side):
-    """A golden case with its updates numbered as those of a dump; see `regress.compare.dumps.sides.Side`.
+    """A golden case or dump with its updates numbered as those of another dump; see `regress.compare.dumps.sides.Side`.
 
     Args:
         numbers: recorded number -> that of the dump; other updates are not compared.
     """
 
-    def __init__(self, side: GoldenSide, numbers: Mapping[Number, Number]) -> None:
+    def __init__(self, side: Side, numbers: Mapping[Number, Number]) -> None:
         self._side = side
         self._numbers = numbers
         self.folder, self.system, self.config = side.folder, side.system, side.config
+        self.mesh = side.mesh
+        self.unsealed = getattr(side, "unsealed", False)
+
+    @property
+    def precision(self) -> str | None:
+        """Dtype that the model computed in."""
+        return self._side.precision
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Unknown facts of the records read so far."""
+        return self._side.notes
+
+    def root(self, rank: int) -> int:
+        """Return the rank whose tokens a rank repeats."""
+        return self._side.root(rank)
+
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a record's file that are left to `verify`."""
+        return spans_of(self._side, name, tensors)
+
+    def verify(self, name: str, span: Span | None = None) -> None:
+        """Raise `DumpError` if a record is not what was written."""
+        verify_span(self._side, name, span)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
@@ -45,11 +77,11 @@ class Numbered(Side):
         found = {}
         for name, (type, place) in self._side.entries.items():
             own = Number(place.step, place.update)
-            if type == "trajectory" and place.step in steps:
-                found[name] = type, replace(place, step=steps[place.step])
-            elif type != "trajectory" and own in self._numbers:
+            if type != "trajectory" and own in self._numbers:
                 number = self._numbers[own]
                 found[name] = type, replace(place, step=number.step, update=number.update)
+            elif type in _OF_STEPS and place.update is None and place.step in steps:
+                found[name] = type, replace(place, step=steps[place.step])
         return found
 
     def read(self, name: str) -> Record:
@@ -62,13 +94,20 @@ class Numbered(Side):
         return self._side.writes(stage, tensor)
 
 
-def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
-    """Return the case numbered as the dump counts updates, and a sentence where the two count differently.
+def counted_otherwise(golden: Side, actual: Side) -> bool:
+    """Return True if the actual dump is of a captured trainer, and the golden one counts updates within steps."""
+    captured = bool(actual.config.get("capture")) and not golden.config.get("capture")
+    within = [any(number.update is not None for number in _numbers(side)) for side in (golden, actual)]
+    return captured and within == [True, False]
+
+
+def numbered_as(golden: Side, actual: Side) -> tuple[Side, list[str]]:
+    """Return the golden side numbered as the dump counts updates, and a sentence where the two count differently.
 
     Numbers are used if the samples agree with them, otherwise the order of the updates; if samples do not agree with
     that either, updates are matched by samples alone.
     """
-    known = [Number(place.step, place.update) for place in golden.places.values()]
+    known = _known(golden)
     others = _numbers(actual)
     same = {number: number for number in known if number in others}
     if len(same) == len(others) and _agree(golden, actual, same):
@@ -77,46 +116,56 @@ def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
     if not _agree(golden, actual, ordered):
         chosen = _by_content(golden, actual, known, others)
         ordered = chosen or same or ordered
+    of = "the case" if isinstance(golden, GoldenSide) else "the golden dump"
     if all(own == number for own, number in ordered.items()):
         return Numbered(golden, ordered), _left(golden, known, ordered)
-    told = ", ".join(f"{number} with {own} of the case" for own, number in [*ordered.items()][:4])
+    told = ", ".join(f"{number} with {own} of {of}" for own, number in [*ordered.items()][:4])
     more = " ..." if len(ordered) > 4 else ""
     notes = [
-        f"steps are counted otherwise than in {golden.case.name}, so the actual {told}{more} were compared"
+        f"steps are counted otherwise than in {_named(golden)}, so the actual {told}{more} were compared"
     ]
     left = [str(number) for number in others if number not in ordered.values()]
     if left:
-        notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {golden.case.name}")
+        notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {_named(golden)}")
     return Numbered(golden, ordered), [*notes, *_left(golden, known, ordered)]
 
 
-def _left(golden: GoldenSide, known: Sequence[Number], numbers: Mapping[Number, Number]) -> list[str]:
+def _known(golden: Side) -> list[Number]:
+    """Return the updates of a golden case, or of a dump."""
+    if isinstance(golden, GoldenSide):
+        return [Number(place.step, place.update) for place in golden.places.values()]
+    return _numbers(golden)
+
+
+def _named(golden: Side) -> str:
+    return golden.case.name if isinstance(golden, GoldenSide) else "the golden dump"
+
+
+def _left(golden: Side, known: Sequence[Number], numbers: Mapping[Number, Number]) -> list[str]:
     """Return a sentence on recorded updates that are not compared."""
     left = [str(number) for number in known if number not in numbers]
     if not left:
         return []
     more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-    return [f"{', '.join(left[:4])}{more} of {golden.case.name} has no counterpart in the actual dump"]
+    return [f"{', '.join(left[:4])}{more} of {_named(golden)} has no counterpart in the actual dump"]
 
 
 def _numbers(side: Side) -> list[Number]:
     """Return the updates that a dump has, in order."""
     found = {
-        Number(place.step, place.update)
-        for type, place in side.entries.values()
-        if type not in ("trajectory", "old_log_probs", "ref_log_probs")
+        Number(place.step, place.update) for type, place in side.entries.values() if type not in _OF_STEPS
     }
     return sorted(found, key=lambda number: (number.step, number.update or 0))
 
 
-def _agree(golden: GoldenSide, actual: Side, numbers: Mapping[Number, Number]) -> bool:
+def _agree(golden: Side, actual: Side, numbers: Mapping[Number, Number]) -> bool:
     """Return True unless a pair of updates is known to have no samples in common."""
     pairs = ((_tokens(golden, own), _tokens(actual, number)) for own, number in numbers.items())
     return bool(numbers) and all(not mine or not theirs or mine & theirs for mine, theirs in pairs)
 
 
 def _by_content(
-    golden: GoldenSide, actual: Side, known: Sequence[Number], others: Sequence[Number]
+    golden: Side, actual: Side, known: Sequence[Number], others: Sequence[Number]
 ) -> dict[Number, Number]:
     """Return updates in order, each with the first remaining one that has samples in common with it."""
     found: dict[Number, Number] = {}

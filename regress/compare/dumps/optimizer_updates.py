@@ -208,9 +208,11 @@ def difference(
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
     runs = [_made(side, own, name, chosen, adam) for side, own in zip(sides, (golden, actual), strict=True)]
-    for place, first, second in zip(golden, *runs, strict=True):
-        if first is None or second is None or first.stage != second.stage:
+    for place, one, other in zip(golden, *runs, strict=True):
+        stage = next((stage for stage in ("optimizer", "gradient") if stage in one and stage in other), None)
+        if stage is None:
             return Difference(limit=limit)
+        first, second = one[stage], other[stage]
         bound = relative[first.stage] * _scale(sides[0], first, place, name)
         alike = np.abs(first.source - second.source) <= bound
         allowed += np.where(alike, adam.rate * np.abs(first.direction - second.direction), 0.0)
@@ -260,25 +262,30 @@ class Made:
     suffix: str = ""
 
 
-def _made(side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam) -> Iterable[Made | None]:
-    """Yield each update, from its recorded state, else from all gradients so far; None where nothing tells."""
+def _made(
+    side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam
+) -> Iterable[Mapping[str, Made]]:
+    """Yield each update as its recorded state makes it, and as all gradients so far do, by stage; what is recorded."""
     first: Floats | None = np.zeros(chosen.places.size)
     second: Floats | None = np.zeros(chosen.places.size)
     beta1, beta2 = adam.betas
     for count, at in enumerate(updates, 1):
+        found: dict[str, Made] = {}
         moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
         gradient, norm = _part(side, "gradient", at, name, chosen)
-        if moment is not None and square is not None:
-            first, second = moment, square
-            yield Made(adam.direction(first, second, count), moment, "optimizer", f"/{STATE[0]}")
-        elif gradient is None or first is None or second is None:
+        if gradient is None or first is None or second is None:
             first = second = None
-            yield None
         else:
             clipped = adam.clipped(gradient, norm)
             first = beta1 * first + (1 - beta1) * clipped
             second = beta2 * second + (1 - beta2) * clipped**2
-            yield Made(adam.direction(first, second, count), gradient, "gradient")
+            found["gradient"] = Made(adam.direction(first, second, count), gradient, "gradient")
+        if moment is not None and square is not None:
+            first, second = moment, square
+            found["optimizer"] = Made(
+                adam.direction(moment, square, count), moment, "optimizer", f"/{STATE[0]}"
+            )
+        yield found
 
 
 def _part(side: Side, stage: str, at: At, name: str, chosen: Chosen) -> tuple[Floats | None, object]:

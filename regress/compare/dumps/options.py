@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.integrity import IntegrityUnit
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit
@@ -12,7 +13,7 @@ from regress.compare.dumps.single import SingleUnit
 from regress.compare.dumps.units import Unit
 from regress.compare.verdicts.verdict import Verdict
 
-AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit
+AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit | IntegrityUnit
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Options:
         steps: the first and the last; None for all that both dumps have.
         ranks, micros: number of ranks of the actual dump to compare, and of microbatches of each; None for all.
         common: quantities and tensors that one side alone has are listed, and are no difference.
+        verify: verify the bytes that are read by the checksums of their dump.
     """
 
     steps: tuple[int, int] | None = None
@@ -31,6 +33,16 @@ class Options:
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
     common: bool = False
+    verify: bool = True
+
+    @property
+    def everywhere(self) -> bool:
+        """True if neither tensors nor ranks nor microbatches are chosen."""
+        return not self.only.patterns and self.ranks is None and self.micros is None
+
+    def has(self, step: int) -> bool:
+        """Return True if a step is asked for."""
+        return self.steps is None or self.steps[0] <= step <= self.steps[1]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from regress.compare.dumps.contents import samples_of, values_of
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.match import Matching, match_samples
-from regress.compare.dumps.numbering import numbered_as
+from regress.compare.dumps.numbering import counted_otherwise, numbered_as
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.pairing import Update
 from regress.compare.dumps.presence import one_sided, unmatched
@@ -32,7 +32,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     asked = options or Options()
     golden_side, actual_side = open_side(golden), open_side(actual)
     planned = Planned()
-    if isinstance(golden_side, GoldenSide):
+    if isinstance(golden_side, GoldenSide) or counted_otherwise(golden_side, actual_side):
         golden_side, planned.notes = numbered_as(golden_side, actual_side)
     names = by_step(golden_side), by_step(actual_side)
     for step in _steps(golden_side, actual_side, asked, planned):

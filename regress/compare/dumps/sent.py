@@ -17,8 +17,9 @@ import numpy as np
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sums import Span
 from regress.dump.trajectory import rollouts_in
-from regress.interop.readers import Source
+from regress.interop.readers import Source, spans_of, verify_span
 from regress.layout import SampleKey
 
 PREFIX = "sent-"
@@ -81,6 +82,7 @@ class SentSide(Source):
             whole.mesh,
             whole.config,
         )
+        self.unsealed = getattr(whole, "unsealed", False)
 
     @property
     def precision(self) -> str | None:
@@ -137,9 +139,13 @@ class SentSide(Source):
         """Return an unrecorded file of the dump."""
         return self.whole.raw(type, step)
 
-    def verify(self, name: str) -> None:
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a record's file that are left to `verify`."""
+        return spans_of(self.whole, name, tensors)
+
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Verify a record of the dump."""
-        self.whole.verify(name)
+        verify_span(self.whole, name, span)
 
     def root(self, rank: int) -> int:
         """Return the rank whose tokens a rank repeats."""

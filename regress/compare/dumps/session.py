@@ -10,6 +10,14 @@ from typing import Any, TypeAlias
 from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.findings import Finding, settle, told
 from regress.compare.dumps.golden import GoldenSide
+from regress.compare.dumps.integrity import (
+    NOT_VERIFIED,
+    IntegrityUnit,
+    Records,
+    integrity_units,
+    unsealed,
+    verify_parts,
+)
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
@@ -21,6 +29,7 @@ from regress.compare.dumps.unknown import unknown
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
+from regress.interop.readers import spans_of
 
 Scales: TypeAlias = Mapping[tuple[str, str], float]
 Job: TypeAlias = tuple[AnyUnit, Scales | None]
@@ -107,9 +116,13 @@ def compare_dumps(
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
         asked = replace(asked, bounds=asked.bounds.over(golden_side.case))
     planned = limited(plan_units(golden, actual, asked), asked, open_side(actual))
-    advance(-len(planned.units))
+    sides = golden_side, open_side(actual)
+    planned.notes += unsealed(sides) if asked.verify else [NOT_VERIFIED]
+    checks = _checks(golden, actual, planned, asked) if asked.verify else []
+    work_of: list[AnyUnit] = [*checks, *planned.units]
+    advance(-len(work_of))
     run = engine or serial
-    results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
+    results = list(_done(work_of, run([(unit, None) for unit in work_of]), advance))[len(checks) :]
     results = _without_common(results, planned)
     notes, problems = told(results)
     planned.notes += notes
@@ -132,8 +145,15 @@ def compare_dumps(
         why = f" ({planned.problems[0]})" if planned.problems else ""
         only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
         raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
-    _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
+    if asked.verify:
+        _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
+
+
+def _checks(golden: str, actual: str, planned: Planned, options: Options) -> list[IntegrityUnit]:
+    """Return the verification of what is read, or, where no part of it was chosen, of all records of the steps."""
+    every = [Records.of(open_side(golden), open_side(actual), options.has)] if options.everywhere else []
+    return integrity_units(golden, actual, [*every, *planned.units], options.only)
 
 
 def _without_common(
@@ -196,13 +216,15 @@ def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:
 
 
 def _verify(differing: Iterable[AnyUnit]) -> None:
-    """Verify the hashes of files that differ, each once; other files are not hashed."""
+    """Read the files that differ again, as far as their bytes were not verified before."""
     files: dict[tuple[str, str], None] = {}
     for unit in differing:
         files |= dict.fromkeys((unit.golden, name) for name in unit.golden_names)
         files |= dict.fromkeys((unit.actual, name) for name in unit.actual_names)
     for path, name in files:
-        open_side(path).verify(name)
+        side = open_side(path)
+        if not spans_of(side, name):
+            side.verify(name)
 
 
 def serial(jobs: Sequence[Job]) -> Iterator[list[Finding]]:
@@ -213,6 +235,9 @@ def serial(jobs: Sequence[Job]) -> Iterator[list[Finding]]:
 def work(job: Job) -> list[Finding]:
     """Run one job; a module-level function, so that it can be pickled."""
     unit, scales = job
+    if isinstance(unit, IntegrityUnit):
+        verify_parts(unit)
+        return []
     if isinstance(unit, ShareUnit):
         return compare_shares(unit)
     if isinstance(unit, RolloutUnit):

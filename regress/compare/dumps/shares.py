@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import SampleKey, ShardLayout, TokenFrame
 
-QUANTITY = "loss"
+QUANTITY, REPORTED = "loss", "metrics"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,52 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
         found += [
             _judged(unit, group, source, records, (golden_side, actual_side), scales) for source in sources
         ]
+        found += _reported(unit, group, records, (golden_side, actual_side))
     return found
+
+
+def _reported(
+    unit: ShareUnit,
+    group: Group,
+    records: tuple[Sequence[Record], Sequence[Record]],
+    sides: tuple[Side, Side],
+) -> Iterator[Finding]:
+    """Yield findings on the metrics that a microbatch reports in both dumps beside its loss.
+
+    They are means over tokens and shares of them, of the order of 1, so that is the least scale.
+    """
+    if len(records[0]) != 1 or len(records[1]) != 1 or group.samples is not None:
+        return
+    golden, actual = (_metrics(own[0]) for own in records)
+    models = [side.precision for side in sides if side.precision is not None]
+    for name in (name for name in golden if name in actual and unit.only.has(REPORTED, name)):
+        tolerance = unit.bounds.of(REPORTED, ["float32", *models])
+        verdict = judge_tensor(
+            np.array(actual[name]),
+            np.array(golden[name]),
+            tolerance,
+            quantity=REPORTED,
+            name=name,
+            place=group.place,
+            scale=max(1.0, abs(golden[name])),
+            locate=partial(_named, f"{name} of {group.words}" if group.words else name),
+        )
+        yield Finding(verdict, tolerance)
+
+
+def _named(words: str, index: int) -> str:
+    return words
+
+
+def _metrics(record: Record) -> dict[str, float]:
+    """Return the finite numbers among the metrics of a loss record."""
+    told: Any = record.meta.get("metrics")
+    rows = told.items() if isinstance(told, Mapping) else ()
+    return {
+        str(name): float(value)
+        for name, value in rows
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:

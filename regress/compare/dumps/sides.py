@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.requests import INDEX
+from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.readers import Source, open_source
 from regress.interop.service import ServiceDump
@@ -54,9 +55,13 @@ class OwnDump(Source):
         """Read one record."""
         return self._reader.read(name)
 
-    def verify(self, name: str) -> None:
-        """Compare a file with the hash in the manifest."""
-        self._reader.verify(name)
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a mapped file; others are verified as they are read."""
+        return self._reader.spans(name, tensors) if self._reader.mapped else None
+
+    def verify(self, name: str, span: Span | None = None) -> None:
+        """Compare a file with the checksums in the manifest."""
+        self._reader.verify(name, span)
 
     def root(self, rank: int) -> int:
         """Return the first rank of the same dp and cp place: ranks that share a model share its tokens."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.alignment.locate import TokenText
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.quantities import (
     MICRO_STAGES,
@@ -88,6 +89,10 @@ class TruthSide(readers.Source):
     def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
         """Return the tensor names of each quantity of one update."""
 
+    def beside(self, where: str) -> Beside:
+        """Return what else is known of an update, for hypotheses; nothing by default."""
+        return NOTHING
+
     def values(self, where: str) -> Truth:
         """Return all canonical values of an update, each read when it is asked for."""
 
@@ -158,8 +163,10 @@ class HeldTruth(TruthSide):
         frame: TokenFrame,
         place: tuple[int, int | None],
         text: TokenText | None = None,
+        beside: Beside = NOTHING,
     ) -> None:
         self._truth, self._frame, self._text = truth, frame, text
+        self._beside = beside
         self._place = Coordinates(place[0], update=place[1])
         self._records: dict[str, Record] = {}
 
@@ -176,6 +183,10 @@ class HeldTruth(TruthSide):
     def frame(self, where: str) -> TokenFrame:
         """Return the samples of the update."""
         return self._frame
+
+    def beside(self, where: str) -> Beside:
+        """Return what else is known of the update."""
+        return self._beside
 
     def truth(self, where: str, quantity: str) -> Mapping[str, Array]:
         """Return the values of one quantity."""

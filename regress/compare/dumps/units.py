@@ -37,6 +37,9 @@ from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
+    EVERYWHERE,
+    METRICS,
+    RECOVERABLE,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -51,6 +54,11 @@ from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey, ShardLayout, TokenFrame
+
+_HIDDEN = (
+    "derivatives by log-probs and entropies that rounding hides (where token_gradient tells recoverable as 0, as where "
+    "the probability of a token is next to 1) were not compared"
+)
 
 
 @dataclass(frozen=True)
@@ -204,7 +212,9 @@ class _Work:
             elif isinstance(found, str):
                 yield self._plain(Status.SHAPE, source, found)
             else:
-                yield self._judged(source, found)
+                finding = self._judged(source, found)
+                hides = source.quantity in EVERYWHERE and self._hidden.size > 0
+                yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
@@ -233,8 +243,31 @@ class _Work:
                 if mask and self._held is not None:
                     yield source, _everywhere(found, golden[0], words, around)
                 else:
-                    rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
+                    rows = TokenRows(found.part, golden, self._selected(source, found, loss))
                     yield source, Aligned.of_tokens(rows, words, around)
+
+    def _selected(self, source: Source, found: Placed, loss: Mask | None) -> Index:
+        """Return the local rows whose values count: not those that rounding hides on one side."""
+        selected = selected_rows(source, found.part.rows, loss)
+        hidden = self._hidden if source.stage == "token_gradient" and source.quantity in EVERYWHERE else None
+        if hidden is None or not hidden.size:
+            return selected
+        return selected[~np.isin(found.part.rows[selected], hidden)]
+
+    @cached_property
+    def _hidden(self) -> Index:
+        """Tokens whose gradient could not be recovered, on either side; their recorded value is 0 whatever it was."""
+        if self._held is not None:
+            return np.zeros(0, np.int64)  # ranks of our engine have the exact derivatives
+        golden = [(record, self._golden_places[name]) for name, record in self.golden.items()]
+        lost = [np.zeros(0, np.int64)]
+        for record, places in [(self.actual, self._actual_places), *golden]:
+            if RECOVERABLE.tensor in record.tensors:
+                found = _placed(record, RECOVERABLE, places, None)
+                if not isinstance(found, str):
+                    lost.append(found.part.rows[~found.part.array.reshape(-1).astype(bool)])
+        tokens = np.unique(np.concatenate(lost))
+        return tokens[tokens >= 0]
 
     def _golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
         """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
@@ -307,7 +340,7 @@ class _Work:
 
     def _scale(self, source: Source, label: str) -> float | None:
         """Return the largest golden value over all records, as far as it is known."""
-        if isinstance(self.golden_side, TruthSide):
+        if isinstance(self.golden_side, TruthSide) or source.quantity in METRICS:
             return self._whole_update.scale(source)
         return self.scales.get((source.quantity, label))
 

@@ -10,6 +10,7 @@ from typing import Any
 from regress.compare.alignment.keys import Key, norm_of
 from regress.compare.alignment.locate import TokenText
 from regress.compare.alignment.project import Projection
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.dumps.bounds import StoredBounds
 from regress.compare.dumps.canonical import golden_at
@@ -57,6 +58,7 @@ def judge_update(
     dtype: Dtype | None = None,
     text: TokenText | None = None,
     config: Mapping[str, Any] | None = None,
+    beside: Beside = NOTHING,
 ) -> list[Verdict]:
     """Return all verdicts on one optimizer update, in the order of computation.
 
@@ -76,12 +78,13 @@ def judge_update(
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: text of a token id.
         config: configuration of the run, nested, for failure contexts and the invariants of its objective.
+        beside: further facts about the update, for failure contexts.
 
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
     kept, plan = [*records], Plan.of(planned)
-    golden = HeldTruth(truth, frame, place, text)
+    golden = HeldTruth(truth, frame, place, text, beside)
     placed = RecordIndex(kept, frame)
     actual = HeldRecords(kept, placed, config or {})
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))

@@ -20,8 +20,10 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.metrics.ulps import spacing
 from regress.compare.quantities import SHARES
 from regress.compare.updates.checked import Checked
+from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
+from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -75,9 +77,14 @@ class _Update:
             "advantages": (self._advantages, "advantages of a group add up to 0"),
             "log_probs": (self._log_probs, "no log-prob is above 0"),
             "entropy": (self._entropies, "entropies lie between 0 and the logarithm of the vocabulary"),
+            "given_logits": (self._given_logits, "log-probs and entropies are those of the recorded logits"),
             "on_policy": (self._on_policy, "at the first update every ratio is 1"),
             "ratio": (self._ratios, "the ratio is exp(log p - log p_old)"),
             "loss": (self._losses, "the loss is the sum of weights times token losses"),
+            "metrics": (
+                self._metrics,
+                "a metric of the update is that of all microbatches together, and theirs is that of their tokens",
+            ),
         }
         found = []
         for name, (check, sentence) in checks.items():
@@ -159,14 +166,35 @@ class _Update:
         found = [record.meta for _, record in self._records("loss")]
         if not found or any(meta.get("aggregation") not in _MEANS for meta in found):
             return
+        total = self._total_weight(found)
         sums = [float(s) for meta in found if isinstance(s := meta.get("weight_sum"), int | float)]
-        if len(sums) == len(found) and any(meta.get("num_loss_tokens") for meta in found):
-            known.number(1.0, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
+        if total is None or len(sums) != len(found) or not any(meta.get("num_loss_tokens") for meta in found):
+            return
+        known.number(total, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
+
+    def _total_weight(self, found: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return the sum of all weights: 1, less where samples without loss tokens count, None if it is not known."""
+        scope = found[0].get("denominator_scope")
+        if scope == "microbatch_sum":
+            return None
+        empty_rows = self._objective.get("count_empty_rows", True) is not False
+        if found[0].get("aggregation") == "seq-mean-token-mean" and empty_rows:
+            values = self._values("is_loss_debug", ["weights"])
+            offsets = self.frame.offsets
+            held = {int(n) for _, at, _ in values for n in np.searchsorted(offsets, at, side="right") - 1}
+            count = len(self.frame.samples)
+            return len(held) / count if scope != "microbatch" else 1.0 if len(held) == count else None
+        if scope == "microbatch" and not all(meta.get("num_loss_tokens") for meta in found):
+            return None
+        return 1.0
 
     def _advantages(self, known: Checked) -> None:
         size = (self.config.get("data") or {}).get("group_size")
         if self._objective.get("advantage") not in ("grpo", "rloo") or not isinstance(size, int) or size < 2:
             return
+        by_function = self._objective.get("reward_aggregation", "sum_then_normalize") != "sum_then_normalize"
+        if by_function or self._objective.get("normalize_advantages"):
+            return  # they are shifted by a mean over the batch
         values: dict[int, float] = {}
         eps = 0.0
         for _, canonical, (advantages,) in self._values("is_loss_debug", ["advantages"]):
@@ -212,13 +240,39 @@ class _Update:
                     sizes.add(int(values.shape[-1]))
         return sizes.pop() if len(sizes) == 1 else None
 
+    def _given_logits(self, known: Checked) -> None:
+        temperature = temperature_of(self.config)
+        if temperature is None:
+            return
+        groups: dict[tuple[int, int | None], list[Key]] = {}
+        for key in self.placed.of_stages(["activations"]):
+            groups.setdefault((self.plan.root(key.rank), key.micro), []).append(key)
+        found = {place: logits_at(self.placed, keys) for place, keys in groups.items()}
+        for key, record in self._records("forward_data", once=False):
+            logits = found.get((self.plan.root(key.rank), key.micro))
+            names = [name for name in ("log_probs", "entropy") if name in record.tensors]
+            shape = self.placed.layouts[key].shape
+            read = [*names, "input_ids"]
+            if logits is None or "log_probs" not in names:
+                continue
+            if any(n not in record.tensors or record.tensors[n].shape != shape for n in read):
+                continue
+            canonical, local = self._loss_tokens(key, record)
+            values = {name: record.tensors[name].reshape(-1)[local] for name in read}
+            tokens = TokenValues(canonical, values.pop("input_ids").astype(np.int64), values)
+            check_given_logits(
+                known, *logits, tokens, temperature, self._token(canonical, "given its logits")
+            )
+
     def _on_policy(self, known: Checked) -> None:
         source = self._objective.get("old_log_probs")
         if source != "current" and (source != "recompute" or (self.place.update or 0) > 0):
             return
         for _, canonical, (new, old) in self._values("is_loss_debug", ["log_probs", "old_log_probs"]):
             wide = np.exp(new.astype(np.float64) - old.astype(np.float64))
-            known.elements(np.ones(wide.shape), wide, 0.0, self._token(canonical, "the ratio"))
+            # without the tokens that were rejected since, products have other sizes, which may round otherwise
+            bound = 0.0 if not self._objective.get("rejection") else 1024 * max(_eps(new), _eps(old))
+            known.elements(np.ones(wide.shape), wide, bound, self._token(canonical, "the ratio"))
 
     def _ratios(self, known: Checked) -> None:
         objective = self._objective
@@ -249,6 +303,20 @@ class _Update:
                 )
                 bound = 4 * (len(products) + 4) * max(map(_eps, (terms, actual))) * scale
                 known.number(total, float(actual[0]), bound, f"{share} of {key} ({SHARES[share]})")
+
+    def _metrics(self, known: Checked) -> None:
+        reports = {
+            f"of rank {key.rank}": record
+            for key in self.placed.of_stages(["metrics"])
+            if (record := self.placed.get(key)) is not None
+        }
+        check_combined(known, [record for _, record in self._records("loss")], reports)
+        told = {(key.rank, key.micro): parts_of(record) for key, record in self._records("loss", once=False)}
+        for name, (stage, tensor) in TOKENS.items():
+            for key, _, (values,) in self._values(stage, [tensor]):
+                part = told.get((key.rank, key.micro), {}).get(name)
+                if part is not None:
+                    check_part(known, name, part, values.astype(np.float64), f"of {key}")
 
 
 def _eps(array: Array) -> float:

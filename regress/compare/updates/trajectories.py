@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from regress.compare.alignment.locate import Locator
 from regress.compare.verdicts.case import Locate
@@ -16,38 +19,82 @@ from regress.dump.jsontext import dumps
 from regress.dump.record import Record
 from regress.layout import TokenFrame
 
-QUANTITY = "trajectory"
+QUANTITY, SAMPLER, MISMATCH = "trajectory", "sampler_log_probs", "mismatch"
 REPEATED = Tolerance(0.0, bitwise=True, reason="a replay repeats its recorded rollouts byte for byte")
 
 
-def judge_trajectories(record: Record | None, golden: Record) -> list[Verdict]:
+def judge_trajectories(
+    record: Record | None, golden: Record, *, sampled: Tolerance | None = None, prefix: str = ""
+) -> list[Verdict]:
     """Return verdicts on the rollouts of one step: every array byte for byte, and the metadata of each sample.
 
     Args:
         record: record of the replay; None where it recorded nothing.
         golden: the record of the rollouts that it had to repeat.
+        sampled: tolerance of the sampler's log-probs in a replay that samples; all else must be the same.
+        prefix: start of the names in verdicts.
     """
     place = Place(golden.step)
     if record is None:
         detail = f"the rollouts of step {golden.step} were not recorded"
         return [
-            Verdict(Status.MISSING, QUANTITY, name, place, detail) for name in (*golden.tensors, "samples")
+            Verdict(Status.MISSING, QUANTITY, prefix + name, place, detail)
+            for name in (*golden.tensors, "samples")
         ]
     locator = _locator(golden)
     names = dict.fromkeys([*record.tensors, *golden.tensors])
-    found = [
-        judge_tensor(
-            record.tensors.get(name),
-            expected := golden.tensors.get(name),
-            REPEATED,
-            quantity=QUANTITY,
-            name=name,
-            place=place,
-            locate=None if expected is None else _locate(expected, locator),
+    found = []
+    for name in names:
+        expected = golden.tensors.get(name)
+        drawn = sampled is not None and name == "log_probs"
+        found.append(
+            judge_tensor(
+                record.tensors.get(name),
+                expected,
+                sampled if sampled is not None and drawn else REPEATED,
+                quantity=SAMPLER if drawn else QUANTITY,
+                name=prefix + (SAMPLER if drawn else name),
+                place=place,
+                locate=None if expected is None else _locate(expected, locator),
+            )
         )
-        for name in names
-    ]
-    return [*found, _judge_samples(record.meta.get("samples"), golden.meta.get("samples"), place)]
+    samples = _judge_samples(record.meta.get("samples"), golden.meta.get("samples"), place)
+    return [*found, replace(samples, name=prefix + samples.name)]
+
+
+def judge_mismatch(
+    sides: tuple[Record | None, Record], log_probs: tuple[Array, Array], tolerance: Tolerance
+) -> Verdict:
+    """Return the verdict on the sampler's log-probs less the trainer's, at the loss tokens of one step.
+
+    Args:
+        sides: rollouts of the replay, and the golden ones.
+        log_probs: actual and golden log-probs of the trainer, flat over the tokens of the samples; NaN where the
+            golden ones are not known.
+    """
+    actual, golden = sides
+    place, words = Place(golden.step), _locator(golden)
+    mask = golden.tensors["loss_mask"].astype(bool)
+    if log_probs[1].shape == mask.shape:
+        mask = mask & np.isfinite(log_probs[1])
+    sampler = None if actual is None else actual.tensors.get("log_probs")
+    if sampler is None or any(values.shape != mask.shape for values in (sampler, *log_probs)):
+        detail = "the rollouts hold other tokens, so there is nothing to compare"
+        return Verdict(Status.MISSING, MISMATCH, MISMATCH, place, detail)
+    own, its = (
+        np.where(mask, rolled.astype(np.float64) - trained.astype(np.float64), 0.0)
+        for rolled, trained in zip((sampler, golden.tensors["log_probs"]), log_probs, strict=True)
+    )
+    return judge_tensor(
+        own,
+        its,
+        tolerance,
+        quantity=MISMATCH,
+        name=MISMATCH,
+        place=place,
+        scale=float(np.abs(golden.tensors["log_probs"]).max(initial=0.0)),
+        locate=None if words is None else words.token,
+    )
 
 
 def _locator(golden: Record) -> Locator | None:

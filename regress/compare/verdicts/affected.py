@@ -49,6 +49,7 @@ class Affected:
         offset: the number that was added to every affected element, if one was.
         rounded: the narrower dtype that can hold every affected value, while the golden ones need more.
         held: hypotheses that explain the affected values, with numbers: ``{"equals": {"what": "ref_log_probs"}}``.
+        hits: number of affected elements that each hypothesis says something about.
     """
 
     unit: str
@@ -61,6 +62,7 @@ class Affected:
     offset: float | None = None
     rounded: str | None = None
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    hits: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict, the inverse of `from_json`."""
@@ -69,7 +71,7 @@ class Affected:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Affected:
         """Rebuild what `to_json` wrote."""
-        known: dict[str, Any] = {spec.name: data[spec.name] for spec in fields(cls)}
+        known: dict[str, Any] = {spec.name: data[spec.name] for spec in fields(cls) if spec.name in data}
         known["total"] = Count(**known["total"])
         known["classes"] = {name: Count(**count) for name, count in known["classes"].items()}
         for name in ("samples", "positions", "lengths"):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from regress.compare.verdicts.affected import Affected
+from regress.schema import conform
 
 
 class Status(StrEnum):
@@ -76,6 +77,9 @@ class WorstRow:
     relative_l2: float
 
 
+_NESTED = ("place", "worst", "worst_row", "affected")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The judgement of one tensor at one place.
@@ -136,11 +140,13 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict, the inverse of `from_json`."""
-        return asdict(self) | {"status": str(self.status)}
+        nested = {name: asdict(value) for name in _NESTED if (value := getattr(self, name)) is not None}
+        return {**vars(self), **nested, "status": str(self.status)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Rebuild a verdict written by `to_json`."""
+        """Rebuild a verdict written by `to_json`; raises `ValueError` for anything else."""
+        conform(data, cls, "a verdict")
         known = {spec.name: data[spec.name] for spec in fields(cls)}
         worst, row = known["worst"], known["worst_row"]
         known["status"] = Status(known["status"])

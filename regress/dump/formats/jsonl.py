@@ -21,6 +21,7 @@ from regress.dump.jsontext import float_name, loads, nonfinite, tag_floats
 from regress.dump.payload import from_payload, to_payload
 from regress.dump.record import Record, replace_tensors
 from regress.errors import DumpError
+from regress.inputs import parse_json
 
 NAME = "jsonl"
 
@@ -81,7 +82,9 @@ def decode(data: bytes) -> list[Record]:
 def _decode_line(line: bytes) -> Record:
     text, seal, _ = line.rpartition(_SEAL)
     if not seal:
-        return read_foreign(json.loads(line))  # NexRL writes bare NaN; the reader of its files judges it
+        return read_foreign(
+            parse_json(line, finite=False)
+        )  # NexRL writes bare NaN; the reader of its files judges it
     if text + _seal(text) != line + b"\n":
         raise Damage("its text does not match its checksum")
     payload = loads(text + b"}")

@@ -8,7 +8,7 @@ Source of the format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +19,8 @@ from regress.dump.jsontext import loads
 from regress.dump.record import Record, from_head, tensor_table
 
 NAME = "safetensors"
+HEADER = 100_000_000
+"""Most bytes of a header, as for the readers of Hugging Face."""
 
 _Tensor: TypeAlias = Callable[[memoryview, np.dtype[Any], tuple[int, ...]], Array]
 
@@ -72,17 +74,41 @@ def view(data: memoryview) -> Record:
     return _parse(data, _viewed)[0]
 
 
-def _parse(data: memoryview, tensor: _Tensor) -> tuple[Record, Any]:
-    """Return the record, and the checksum stated in its file."""
+def spans(data: memoryview, names: Collection[str]) -> list[tuple[int, int]]:
+    """Return the bytes of a file that hold its description and some of its tensors; names that it lacks are left out.
+
+    Raises `Damage`, or a parser's own exception, for what does not fit.
+    """
+    header, start = _header(data)
+    found = [(0, start)]
+    for name in names:
+        match header.get(name):
+            case {"data_offsets": [int(first), int(last)]} if 0 <= first <= last:
+                found.append((start + first, start + last))
+    return found
+
+
+def _header(data: memoryview) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and where its tensors begin."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data) - 8:
         raise Damage(f"it announces a header of {size} bytes but ends after {len(data)} bytes")
+    if size > HEADER:
+        raise Damage(f"it announces a header of {size} bytes, and no header has more than {HEADER}")
     header = loads(bytes(data[8 : 8 + size]))
-    info = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(header, dict):
+        raise Damage("its header is no JSON object")
+    return header, 8 + size
+
+
+def _parse(data: memoryview, tensor: _Tensor) -> tuple[Record, Any]:
+    """Return the record, and the checksum stated in its file."""
+    header, start = _header(data)
+    info = header.pop("__metadata__", None)
     if not isinstance(info, dict) or not isinstance(info.get("regress"), str):
         raise Damage("it holds tensors but no description of a record")
     head = loads(info["regress"])
-    tensors = _tensors(header, tensor_table(head), data[8 + size :], tensor)
+    tensors = _tensors(header, tensor_table(head), data[start:], tensor)
     return from_head(head, tensors), info.get("sha256")
 
 

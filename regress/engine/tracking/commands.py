@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from regress.printed import echo
+
 
 @click.group()
 def track() -> None:
@@ -60,7 +62,7 @@ def replay(
     done = send(
         run,
         tracker,
-        notice=lambda text: click.echo(f"note: {text}", err=True),
+        notice=lambda text: echo(f"note: {text}", err=True),
         whole=whole,
         project=project,
         run_name=run_name,
@@ -68,4 +70,4 @@ def replay(
         log_dir=log_dir,
     )
     what = "rows of the whole run" if done.whole else "rows that it lacked"
-    click.echo(f"{tracker}: {done.sent} {what} sent to run {done.run_id} of project {done.project}")
+    echo(f"{tracker}: {done.sent} {what} sent to run {done.run_id} of project {done.project}")

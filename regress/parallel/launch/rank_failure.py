@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regress.errors import RankError
+from regress.parallel.launch.collectives import described, waiting
 from regress.parallel.launch.reports import Done, Failed, Tapped
 
 _TAIL = 4000
@@ -88,14 +89,28 @@ def _culprit(states: Sequence[RankState], logs: Sequence[str], timeout: float) -
     if waited and running:
         state = running[0]
         names = _ranks(waited)
-        return state, f"hangs {state.since}: {names} waited for it in vain ({_error(waited[0])})"
+        reason = f"hangs {state.since}: {names} waited for it in vain ({_error(waited[0])})"
+        return state, reason + _collectives(states, logs)
     if waited:
         state = min(waited, key=_when)
         others = _ranks([other for other in waited if other is not state])
         also = f"; so did {others}" if others else ""
-        return state, f"lost the others {state.since} ({_error(state)}){also}"
+        return state, f"lost the others {state.since} ({_error(state)}){also}{_collectives(states, logs)}"
     state = min(running, key=lambda state: _COLLECTIVE in logs[state.rank])
-    return state, f"hangs {state.since}: after {timeout:g} s {_ranks(running)} had not come to an end"
+    reason = f"hangs {state.since}: after {timeout:g} s {_ranks(running)} had not come to an end"
+    return state, reason + _collectives(states, logs)
+
+
+def _collectives(states: Sequence[RankState], logs: Sequence[str]) -> str:
+    """Return the end of a sentence: which ranks wait in which collective, and where the others are."""
+    places = {}
+    for state in states:
+        failed = state.result
+        stack = failed.trace if isinstance(failed, Failed) and failed.connection else logs[state.rank]
+        if (place := waiting(stack or "")) is not None:
+            places[state.rank] = place
+    told = described(places)
+    return f"; {told}" if told else ""
 
 
 def _raised(state: RankState) -> bool:

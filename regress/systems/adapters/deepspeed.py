@@ -1,7 +1,8 @@
-"""DeepSpeed: ZeRO of every stage, and AutoTP, around a training loop with the case's objective.
+"""DeepSpeed: ZeRO of every stage, AutoTP and Ulysses, around a training loop with the case's objective.
 
-DeepSpeed has no loss of its own: the loop computes that of the case from logits and multiplies it by the ranks and the
-microbatches, since the engine divides by both. Gradients and parameters are the engine's, gathered by its own door
+DeepSpeed has no policy loss of its own: the loop computes that of the case from logits and multiplies it by the data
+ranks and the microbatches, since the engine divides by both. The one loss that it has, that of a vocabulary-parallel
+head, is used where a layout says so. Gradients and parameters are the engine's, gathered by its own doors
 (`safe_get_full_grad` and `safe_get_full_fp32_param`), so each rank tells the whole tensor.
 """
 
@@ -13,49 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from regress.systems.adapters.deepspeed_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
-from regress.systems.protocol import Cell, Engaged, Layout, Shim, System
-
-
-def _layout(name: str, ranks: int = 2, **settings: Any) -> Layout:
-    return Layout(name, ranks, settings)
-
-
-def _zero(stage: int, name: str = "", ranks: int = 2, per_device: int = 1, **options: Any) -> Layout:
-    title = f"zero{stage}-dp{ranks}" + (f"-{name}" if name else "")
-    return _layout(title, ranks, stage=stage, per_device=per_device, zero=options)
-
-
-_PERSIST = {"stage3_param_persistence_threshold": 0}
-
-CELLS = (
-    Cell(_zero(0), "grpo", updates=2),
-    Cell(_zero(1), "grpo", updates=2),
-    Cell(_zero(2), "grpo", updates=2),
-    Cell(_zero(3), "grpo", updates=2),
-    Cell(_zero(3, "sharded", **_PERSIST), "grpo", updates=2),
-    Cell(_zero(1, "batches", per_device=2), "grpo"),
-    Cell(_zero(2, "batches", per_device=3), "grpo", "tied"),
-    Cell(_zero(3, "batches", per_device=3, **_PERSIST), "grpo", "tied"),
-    Cell(_zero(2, "overlap", overlap_comm=True), "grpo"),
-    Cell(_zero(2, "non-contiguous", contiguous_gradients=False), "grpo"),
-    Cell(_zero(1, "small-buckets", reduce_bucket_size=512, allgather_bucket_size=512), "grpo"),
-    Cell(_zero(2, "small-buckets", reduce_bucket_size=512), "grpo"),
-    Cell(_zero(1, ranks=4), "grpo"),
-    Cell(_zero(2, ranks=4), "grpo", "tied"),
-    Cell(_zero(3, ranks=4), "grpo"),
-    Cell(_zero(1), "grpo", "gpt2"),
-    Cell(_zero(2), "grpo", "gpt2"),
-    Cell(_zero(3, "sharded", **_PERSIST), "grpo", "gpt2"),
-    Cell(_zero(2), "grpo", "moe"),
-    Cell(_zero(2), "sft", updates=2),
-    Cell(_zero(3, "sharded", **_PERSIST), "sft", "tied"),
-    Cell(_layout("autotp2", 2, stage=0, per_device=1, tensor=2), "grpo"),
-    Cell(_layout("autotp2", 2, stage=0, per_device=1, tensor=2), "grpo", "tied"),
-    Cell(_layout("autotp2-zero1", 2, stage=1, per_device=1, tensor=2), "grpo", "tied"),
-    Cell(_layout("autotp2-zero2-dp2", 4, stage=2, per_device=1, tensor=2), "grpo", "tied"),
-)
+from regress.systems.own_loop import group_advantages, told_config
+from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
 class DeepSpeed(System):
@@ -97,7 +59,8 @@ class DeepSpeed(System):
                 "algorithm.old_log_probs": "sampler",
             }
         )
-        return {**own, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
+        clip = {} if cell.layout.settings.get("clip", True) else {"optimizer.max_grad_norm": None}
+        return {**own, **clip, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Initialize the engine."""
@@ -109,7 +72,8 @@ class DeepSpeed(System):
         self.rank = int(os.environ.get("RANK", "0"))
         settings = cell.layout.settings
         self.tensor = int(settings.get("tensor", 1))
-        self.data_ranks = cell.layout.ranks // self.tensor
+        self.sequence = int(settings.get("sequence", 1))
+        self.data_ranks = cell.layout.ranks // self.tensor // self.sequence
         os.environ.setdefault("CCL_LOCAL_RANK", os.environ.get("LOCAL_RANK", "0"))
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
         options = {"experts_implementation": "eager"} if case.name == "moe" else {}
@@ -123,9 +87,28 @@ class DeepSpeed(System):
             weight_decay=0.0,
         )
         self.engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=self._config(), dist_init_required=False
+            model=model,
+            optimizer=optimizer,
+            config=self._config(),
+            dist_init_required=False,
+            mpu=self._ulysses(model),
         )
         self.names = dict(self.engine.module.named_parameters())
+
+    def _ulysses(self, model: Any) -> Any:
+        """Register sequence parallelism with transformers; return the groups, None without it."""
+        if self.sequence == 1:
+            return None
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        rows = 1 if self.cell.layout.settings.get("packed") else int(self.cell.layout.settings["per_device"])
+        return UlyssesSPAttentionHF.register_with_transformers(
+            model,
+            core_attn_implementation="sdpa",
+            sequence_parallel_size=self.sequence,
+            micro_batch_size=rows,
+            seq_length_is_variable=True,
+        )
 
     def _config(self) -> dict[str, Any]:
         settings = self.cell.layout.settings
@@ -134,14 +117,20 @@ class DeepSpeed(System):
         found: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": per_device,
             "gradient_accumulation_steps": samples // per_device,
-            "gradient_clipping": self.case.numbers["max_grad_norm"] or 0.0,
+            "gradient_clipping": (self.case.numbers["max_grad_norm"] or 0.0) * settings.get("clip", True),
             "zero_optimization": {"stage": settings["stage"], **settings.get("zero", {})},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "communication_data_type": "fp32",
+            **settings.get("config", {}),
         }
         if self.tensor > 1:
+            whole = not settings.get("own_loss", False)
             found["tensor_parallel"] = {"autotp_size": self.tensor}
+            if whole:  # a tied head is split by default, and its logits are then a part of the vocabulary
+                found["tensor_parallel"]["vocab_parallel_lm_head"] = False
+        if self.cell.precision == "bfloat16":
+            found["bf16"] = {"enabled": True}
         return found
 
     def step(self) -> None:
@@ -150,10 +139,15 @@ class DeepSpeed(System):
         from regress.dump.recorder import Recorder
         from regress.dump.taps import at, recording
 
-        mesh = {"world_size": self.cell.layout.ranks, "dp": self.data_ranks, "tp": self.tensor}
-        origin = Provenance(
-            config={"model": {"dtype": "float32"}, "capture": {"system": self.name}}, mesh=mesh
-        )
+        mesh = {
+            "world_size": self.cell.layout.ranks,
+            "dp": self.data_ranks,
+            "cp": self.sequence,
+            "tp": self.tensor,
+        }
+        clip = self.cell.layout.settings.get("clip", True)
+        config = told_config(self.case, self.name, self.cell.precision, clip=clip)
+        origin = Provenance(config=config, mesh=mesh)
         options = dict.fromkeys(_TYPES, True)
         recorder = Recorder(
             str(self.folder), options=options, provenance=origin, rank=self.rank, gather=self._gather
@@ -171,7 +165,8 @@ class DeepSpeed(System):
 
         samples = self.case.steps[step]
         advantages = group_advantages(samples) if self.cell.objective == "grpo" else [1.0] * len(samples)
-        mine = list(zip(samples, advantages, strict=True))[self.rank // self.tensor :: self.data_ranks]
+        group = self.tensor * self.sequence
+        mine = list(zip(samples, advantages, strict=True))[self.rank // group :: self.data_ranks]
         size = int(self.cell.layout.settings["per_device"])
         micros = [mine[start : start + size] for start in range(0, len(mine), size)]
         for number, micro in enumerate(micros):
@@ -189,7 +184,8 @@ class DeepSpeed(System):
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         tap("gradient", whole, meta=None if norm is None else {"grad_norm": float(norm)})
-        after = {name: p if stage == 0 else safe_get_full_fp32_param(p) for name, p in self.names.items()}
+        # up to stage 2 a rank has all parameters, those that the next forward pass uses
+        after = {name: p if stage < 3 else safe_get_full_fp32_param(p) for name, p in self.names.items()}
         tap("param", {name: self._whole(name, value) for name, value in after.items() if value is not None})
 
     def _share(self, micro: list[tuple[Sample, float]], tokens: int) -> Any:
@@ -197,35 +193,30 @@ class DeepSpeed(System):
         import torch
 
         from regress.dump.taps import tap
-        from regress.layout import Segment, TokenLayout
+        from regress.systems.adapters.deepspeed_batches import batch_of
 
-        rows = [sample.tokens for sample, _ in micro]
-        B, T = len(rows), max(map(len, rows))
-        ids = torch.tensor([row + [0] * (T - len(row)) for row in rows])
-        seen = torch.tensor([[1] * len(row) + [0] * (T - len(row)) for row in rows])
-        mask = torch.tensor([[*loss_mask(sample), *[0] * (T - len(sample.tokens))] for sample, _ in micro])
-        logits = self.engine(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1]
-        found = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-        log_probs = torch.nn.functional.pad(found, (1, 0))
-        advantage = torch.tensor([value for _, value in micro])[:, None].expand(B, T)
-        losses = -log_probs * advantage
+        settings = self.cell.layout.settings
+        part = self.rank // self.tensor % self.sequence, self.sequence
+        batch = batch_of(micro, part, packed=bool(settings.get("packed")))
+        tap("batch_inputs", batch.inputs, **batch.of_inputs)
+        place = batch.of_log_probs
+        given = {key: value for key, value in batch.inputs.items() if key in batch.passed}
+        if settings.get("own_loss"):
+            found = self.engine(**given, use_cache=False, labels=batch.labels, num_items_in_batch=tokens).loss
+            tap("loss", {"loss": found.detach()}, **place)
+            return found
+        logits = self.engine(**given, use_cache=False).logits
+        log_probs = logits.float().log_softmax(-1).gather(-1, batch.next_ids[..., None])[..., 0]
+        losses = -log_probs * batch.advantage
         if self.cell.objective == "grpo":
-            old = torch.tensor(
-                [[*sampler_log_probs(sample), *[0.0] * (T - len(sample.tokens))] for sample, _ in micro]
-            )
-            ratio = (log_probs - old).exp()
-            losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-        share: Any = (losses * mask).sum() / tokens
+            ratio = (log_probs - batch.old).exp()
+            losses = -torch.minimum(ratio * batch.advantage, ratio.clamp(0.8, 1.2) * batch.advantage)
+        share: Any = (losses * batch.mask).sum() / tokens
         (slope,) = torch.autograd.grad(share, log_probs, retain_graph=True)
-        layout = TokenLayout((B, T), tuple(Segment(row, 0, len(own), row, 0) for row, own in enumerate(rows)))
-        place: dict[str, Any] = {
-            "layout": layout,
-            "meta": {"samples": [[*sample.key] for sample, _ in micro]},
-        }
-        tap("batch_inputs", {"input_ids": ids, "attention_mask": seen}, **place)
-        tap("forward_data", {"log_probs": log_probs.detach() * mask, "response_mask": mask}, **place)
+        values = {"log_probs": log_probs.detach() * batch.mask, "response_mask": batch.mask}
+        tap("forward_data", values, **place)
         tap("loss", {"loss": share.detach()}, **place)
-        tap("token_gradient", {"token_gradient": slope * mask}, **place)
+        tap("token_gradient", {"token_gradient": slope * batch.mask}, **place)
         return share
 
     def _whole(self, name: str, value: Any) -> Any:
@@ -249,33 +240,55 @@ class DeepSpeed(System):
         return found
 
     def engaged(self) -> Engaged:
-        """Return the stage, the optimizer's class, the part of parameters that is held, and the collectives."""
+        """Return the stage, the optimizer's class and options, the split modules, and the collectives."""
         from regress.systems.evidence import collectives
 
-        settings = self.cell.layout.settings
         whole = sum(_count(shape) for shape in self.shapes.values())
         facts: dict[str, Any] = {
             "stage": self.engine.zero_optimization_stage(),
             "optimizer": type(self.engine.optimizer).__name__,
             "modules": sorted({type(module).__name__ for module in self.engine.module.modules()} & _SPLIT),
             "held": round(sum(p.numel() for p in self.names.values()) / whole, 3),
+            "sequence": self.engine.sequence_parallel_size,
+            "options": self._options(),
             "collectives": collectives(),
             "updates": self.engine.global_steps,
         }
-        lacks = []
+        return Engaged(facts, "; ".join(self._lacks(facts)))
+
+    def _options(self) -> dict[str, Any]:
+        """Return what the optimizer took over of the options of its stage, as far as it tells."""
+        own = self.engine.optimizer
+        found: dict[str, Any] = {}
+        for name in self.cell.layout.settings.get("zero", {}):
+            known = ("cpu_offload", name) if name == "offload_optimizer" else (name,)
+            values = [getattr(own, one) for one in known if hasattr(own, one)]
+            if values:
+                found[name] = values[0] if isinstance(values[0], bool | int | float) else bool(values[0])
+        return found
+
+    def _lacks(self, facts: Mapping[str, Any]) -> Iterator[str]:
+        settings = self.cell.layout.settings
+        zero = settings.get("zero", {})
         if facts["updates"] != self.cell.updates:
-            lacks.append(f"it made {facts['updates']} updates of {self.cell.updates}")
+            yield f"it made {facts['updates']} updates of {self.cell.updates}"
         if facts["stage"] != settings["stage"]:
-            lacks.append(f"the engine is of stage {facts['stage']}")
-        if settings["stage"] and "ZeRO" not in facts["optimizer"] and "Zero" not in facts["optimizer"]:
-            lacks.append(f"the optimizer is a {facts['optimizer']}")
-        if settings["stage"] == 3 and settings.get("zero") and facts["held"] > 0.1:
-            lacks.append(f"a rank holds {facts['held']} of the parameters between the passes")
-        if self.tensor > 1 and not facts["modules"]:
-            lacks.append("no module was split by AutoTP")
+            yield f"the engine is of stage {facts['stage']}"
+        if settings["stage"] and "zero" not in facts["optimizer"].lower():
+            yield f"the optimizer is a {facts['optimizer']}"
+        if zero.get("stage3_param_persistence_threshold") == 0 and facts["held"] > 0.1:
+            yield f"a rank holds {facts['held']} of the parameters between the passes"
+        for name, value in facts["options"].items():
+            if value != (bool(zero[name]) if isinstance(zero[name], Mapping) else zero[name]):
+                yield f"{name} is {value}"
+        if self.tensor > 1 and not set(facts["modules"]) & _SPLIT - _VOCABULARY:
+            yield "no module was split by AutoTP"
+        if settings.get("own_loss") and not set(facts["modules"]) >= _VOCABULARY:
+            yield "head and embedding are not split by the vocabulary"
+        if facts["sequence"] != self.sequence:
+            yield f"the engine knows {facts['sequence']} parts of a sequence"
         if self.cell.layout.ranks > 1 and not facts["collectives"]:
-            lacks.append("nothing was communicated")
-        return Engaged(facts, "; ".join(lacks))
+            yield "nothing was communicated"
 
     def close(self) -> None:
         """Destroy the engine."""
@@ -284,7 +297,8 @@ class DeepSpeed(System):
 
 
 _TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "param")
-_SPLIT = {"LinearLayer", "LinearAllreduce", "LmHeadLinearAllreduce"}
+_VOCABULARY = {"VocabParallelLinear", "VocabParallelEmbedding"}
+_SPLIT = {"LinearLayer", "LinearAllreduce", "LmHeadLinearAllreduce"} | _VOCABULARY
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
+from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -33,7 +33,7 @@ class Megatron(System):
     shims = (
         Shim(
             "CUDA's device, streams and factories answered by the CPU",
-            31,
+            33,
             "megatron-core writes out device='cuda' and torch.cuda.current_device()",
         ),
         Shim(
@@ -53,6 +53,12 @@ class Megatron(System):
             touches_numerics=True,
             layouts=("*-sp*",),
         ),
+        Shim(
+            "a name that the router asks for defined as None",
+            1,
+            "without Transformer Engine the router ends with NameError where it asks whether te_general_gemm is None",
+            layouts=("moe-*",),
+        ),
     )
 
     def cells(self) -> Iterator[Cell]:
@@ -70,22 +76,24 @@ class Megatron(System):
         }
         if cell.objective == "sft":
             own = {"algorithm.preset": "sft"}
-        return {**own, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
+        clip = {} if cell.layout.settings.get("clip", True) else {"optimizer.max_grad_norm": None}
+        return {**own, **clip, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Arrange the ranks and build model, buffers and optimizer."""
         import torch
 
-        from regress.systems.adapters.megatron_shims import cuda_on_cpu, named_as_cuda, one_random_state
+        from regress.systems.adapters import megatron_shims as shims
 
         self.case, self.cell, self.folder = case, cell, folder
         self.settings = cell.layout.settings
         self.rank = int(os.environ.get("RANK", "0"))
         self.updates = self.passes = self.wanted_passes = 0
         self.lengths: set[float] = set()
-        cuda_on_cpu()
-        one_random_state()
-        named_as_cuda()
+        shims.cuda_on_cpu()
+        shims.one_random_state()
+        shims.named_as_cuda()
+        shims.router_without_engine()
         if not torch.distributed.is_initialized():
             store = f"file://{tempfile.mkdtemp(prefix='regress-megatron-')}/store"
             torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
@@ -95,6 +103,7 @@ class Megatron(System):
             self.settings["tp"],
             self.settings["pp"],
             virtual_pipeline_model_parallel_size=self.settings.get("virtual"),
+            expert_model_parallel_size=self.settings.get("ep", 1),
             create_gloo_process_groups=True,
         )
         self.share = ranks.get_data_parallel_rank()
@@ -122,7 +131,8 @@ class Megatron(System):
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap and distributed,
             use_distributed_optimizer=distributed,
-            average_in_collective=False,
+            average_in_collective=bool(self.settings.get("average")),
+            bucket_size=self.settings.get("bucket"),
         )
         self.chunks: list[Any] = []
         self.names: dict[str, Any] = {}
@@ -147,7 +157,7 @@ class Megatron(System):
                 adam_beta1=first,
                 adam_beta2=second,
                 adam_eps=self.case.optimizer["eps"],
-                clip_grad=self.case.numbers["max_grad_norm"] or 0.0,
+                clip_grad=(self.case.numbers["max_grad_norm"] or 0.0) * self.settings.get("clip", True),
                 use_distributed_optimizer=distributed,
                 overlap_param_gather=overlap and distributed,
             ),
@@ -175,6 +185,7 @@ class Megatron(System):
             source.config.num_key_value_heads,
             ranks.get_tensor_model_parallel_rank(),
             self.settings["tp"],
+            first_expert=ranks.get_expert_model_parallel_rank() * self._experts(source.config),
         )
         offset = get_transformer_layer_offset(self.config, vp_stage=stage)
         with torch.no_grad():
@@ -186,6 +197,10 @@ class Megatron(System):
                 p.copy_(torch.from_numpy(self.map.fuse(known, whole)))
                 self.names[known] = p
 
+    def _experts(self, found: Any) -> int:
+        """Return the number of experts on a rank."""
+        return int(getattr(found, "num_experts", 0) or 0) // int(self.settings.get("ep", 1))
+
     def step(self) -> None:
         """Make the updates, with taps around Megatron's calls."""
         from regress.dump.manifest import Provenance
@@ -196,7 +211,7 @@ class Megatron(System):
             "world_size": self.cell.layout.ranks,
             **{key: self.settings[key] for key in ("pp", "dp", "tp")},
         }
-        config = {"model": {"dtype": "float32"}, "capture": {"system": self.name}}
+        config = told_config(self.case, self.name, clip=self.settings.get("clip", True))
         recorder = Recorder(
             str(self.folder),
             options=dict.fromkeys(_TYPES, True),
@@ -367,11 +382,15 @@ class Megatron(System):
     def _tap(self, kind: str, values: Mapping[str, Any], meta: Mapping[str, Any], suffix: str = "") -> None:
         """Record parameters (or what belongs to them) by their Hugging Face names, with the part on this rank."""
         from regress.dump.taps import tap
+        from regress.systems.adapters.megatron_names import joined
 
-        tensors, shards = {}, {}
+        parts: dict[str, list[Any]] = {}
         for name, value in values.items():
-            for label, (piece, shard) in self.map.split(name, value.numpy()).items():
-                tensors[label + suffix], shards[label + suffix] = piece, shard.to_json()
+            for label, part in self.map.split(name, value.numpy()).items():
+                parts.setdefault(label + suffix, []).append(part)
+        whole = {label: joined(own) for label, own in parts.items()}
+        tensors = {label: value for label, (value, _) in whole.items()}
+        shards = {label: shard.to_json() for label, (_, shard) in whole.items()}
         tap(kind, tensors, meta={**meta, "shards": shards})
 
     def _gather(self, value: Any) -> list[Any]:
@@ -424,6 +443,12 @@ class Megatron(System):
             yield f"the optimizer is a {', '.join(facts['optimizer'])}"
         if settings["tp"] * settings["pp"] > 1 and facts["held"] > 0.9:
             yield f"a rank holds {facts['held']} of the elements"
+        if self.settings.get("ep", 1) > 1 and (
+            "SequentialMLP" not in facts["modules"] or facts["held"] > 0.9
+        ):
+            yield f"a rank holds {facts['held']} of the elements, so experts are not shared"
+        if self.settings.get("bucket") and facts["buckets"] < 2:
+            yield "the gradients are in one bucket"
         if self.cell.layout.ranks > 1 and not facts["collectives"]:
             yield "nothing was communicated"
 
@@ -439,7 +464,13 @@ class Megatron(System):
 
 
 _TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "optimizer", "param")
-_SPLIT = {"ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"}
+_SPLIT = {
+    "ColumnParallelLinear",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "SequentialMLP",
+    "MoEAlltoAllTokenDispatcher",
+}
 
 
 def _count(shape: Any) -> int:

@@ -12,6 +12,7 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     spread, again = bool(settings.get("spread")), bool(settings.get("recompute"))
+    granularity = "full" if again else "selective" if settings.get("selective") else None
     overlapped = bool(settings.get("virtual")) and not settings.get("batched")
     return TransformerConfig(
         num_layers=found.num_hidden_layers,
@@ -19,10 +20,10 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
         ffn_hidden_size=found.intermediate_size,
         num_attention_heads=found.num_attention_heads,
         num_query_groups=found.num_key_value_heads,
-        kv_channels=found.head_dim,
+        kv_channels=getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads,
         layernorm_epsilon=found.rms_norm_eps,
         normalization="RMSNorm",
-        qk_layernorm=found.model_type == "qwen3",
+        qk_layernorm=found.model_type in ("qwen3", "qwen3_moe"),
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -36,7 +37,7 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
         account_for_embedding_in_pipeline_split=spread,
         account_for_loss_in_pipeline_split=spread,
         sequence_parallel=bool(settings.get("sp")),
-        recompute_granularity="full" if again else None,
+        recompute_granularity=granularity,
         recompute_method="uniform" if again else None,
         recompute_num_layers=1 if again else None,
         calculate_per_token_loss=by_tokens,
@@ -50,7 +51,25 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
         persist_layer_norm=False,
         deallocate_pipeline_outputs=False,
         attention_softmax_in_fp32=True,
+        **_experts(found, settings),
     )
+
+
+def _experts(found: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a mixture of experts, which a plain model has none of.
+
+    Hugging Face normalizes the chosen experts' shares of a softmax over all, Megatron takes the softmax of the chosen.
+    """
+    if not getattr(found, "num_experts", None):
+        return {}
+    return {
+        "num_moe_experts": found.num_experts,
+        "moe_ffn_hidden_size": found.moe_intermediate_size,
+        "moe_router_topk": found.num_experts_per_tok,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": settings.get("dispatcher", "alltoall"),
+        "expert_model_parallel_size": settings.get("ep", 1),
+    }
 
 
 def build_model(config: Any, found: Any, settings: Mapping[str, Any], stage: int | None) -> Any:
@@ -68,7 +87,8 @@ def build_model(config: Any, found: Any, settings: Mapping[str, Any], stage: int
 
     qk_norm = config.qk_layernorm
     norm: Any = Norm if settings.get("sp") else WrappedTorchNorm
-    spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
+    experts = getattr(found, "num_experts", None)
+    spec = get_gpt_layer_local_spec(experts, False, qk_norm, normalization="RMSNorm")
     if settings.get("sp"):
         inside = spec.submodules
         inside.input_layernorm = inside.pre_mlp_layernorm = norm

@@ -31,7 +31,10 @@ _WHOLE = {
     "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
     "self_attention.linear_proj.bias": "self_attn.o_proj.bias",
     "mlp.linear_fc2.bias": "mlp.down_proj.bias",
+    "mlp.router.weight": "mlp.gate.weight",
 }
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.linear_(fc[12])\.weight")
+_EXPERTS = {"fc1": "mlp.experts.gate_up_proj", "fc2": "mlp.experts.down_proj"}
 _BY_COLUMNS = {
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
@@ -46,11 +49,13 @@ class Piece:
         name: Hugging Face parameter that it is from.
         rows: ranges of rows of Megatron's local parameter, in the order of the rows of the Hugging Face tensor.
         shard: part of the Hugging Face tensor that lies there.
+        stacked: the tensor holds all experts, and the parameter is one of them without the first dimension.
     """
 
     name: str
     rows: Rows
     shard: ShardLayout
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class NameMap:
         heads: number of query heads.
         groups: number of key and value heads.
         rank, size: place among the tensor-parallel ranks.
+        first_expert: number in the whole model of this rank's first expert.
 
     Raises:
         SystemsError: if the ranks cannot share the heads evenly.
@@ -72,6 +78,7 @@ class NameMap:
     groups: int
     rank: int = 0
     size: int = 1
+    first_expert: int = 0
 
     def __post_init__(self) -> None:
         if self.groups % self.size or self.heads % self.groups:
@@ -102,6 +109,9 @@ class NameMap:
                 return (self._whole(layer + _WHOLE[rest]),)
             if rest in _BY_COLUMNS:
                 return (self._columns_of(layer + _BY_COLUMNS[rest]),)
+            expert = _EXPERT.fullmatch(rest)
+            if expert is not None:
+                return (self._expert(layer + _EXPERTS[expert[2]], self.first_expert + int(expert[1])),)
             stem, _, kind = rest.rpartition(".")
             if stem == "self_attention.linear_qkv":
                 return self._attention(layer, kind)
@@ -116,14 +126,20 @@ class NameMap:
         pieces = self.pieces(name)
         rows = sum(stop - start for piece in pieces for start, stop in piece.rows)
         first = tensors[pieces[0].name]
-        found = np.empty((rows, *pieces[0].shard.local_shape[1:]), first.dtype)
+        inner = pieces[0].shard.local_shape[2 if pieces[0].stacked else 1 :]
+        found = np.empty((rows, *inner), first.dtype)
         for piece in pieces:
-            found[_index(piece.rows)] = piece.shard.project(tensors[piece.name])
+            part = piece.shard.project(tensors[piece.name])
+            found[_index(piece.rows)] = part[0] if piece.stacked else part
         return found
 
     def split(self, name: str, value: NDArray[Any]) -> dict[str, tuple[NDArray[Any], ShardLayout]]:
         """Return the pieces of Megatron's local parameter (or of its gradient) by their Hugging Face names."""
-        return {piece.name: (value[_index(piece.rows)], piece.shard) for piece in self.pieces(name)}
+        found = {}
+        for piece in self.pieces(name):
+            part = value[_index(piece.rows)]
+            found[piece.name] = (part[None] if piece.stacked else part, piece.shard)
+        return found
 
     def _shape(self, name: str) -> tuple[int, ...]:
         if name not in self.shapes:
@@ -149,6 +165,15 @@ class NameMap:
     def _whole(self, name: str) -> Piece:
         shape = self._shape(name)
         return Piece(name, ((0, shape[0]),), ShardLayout.whole(shape))
+
+    def _expert(self, name: str, number: int) -> Piece:
+        if self.size > 1:
+            raise SystemsError(
+                f"experts on {self.size} tensor-parallel ranks have no rule: add one for {name}"
+            )
+        shape = self._shape(name)
+        ranges = (((number, number + 1),), *(((0, extent),) for extent in shape[1:]))
+        return Piece(name, ((0, shape[1]),), ShardLayout(shape, ranges), stacked=True)
 
     def _rows_of(self, name: str) -> Piece:
         return self._part(name, 0)
@@ -179,6 +204,16 @@ class NameMap:
             self._part(f"{layer}mlp.gate_proj.{kind}", 0, ((0, step),)),
             self._part(f"{layer}mlp.up_proj.{kind}", 0, ((step, 2 * step),)),
         )
+
+
+def joined(parts: Sequence[tuple[NDArray[Any], ShardLayout]]) -> tuple[NDArray[Any], ShardLayout]:
+    """Return parts of one tensor that follow one another along the first dimension as one part."""
+    if len(parts) == 1:
+        return parts[0]
+    ordered = sorted(parts, key=lambda part: part[1].ranges[0][0][0])
+    first, last = ordered[0][1], ordered[-1][1]
+    ranges = (((first.ranges[0][0][0], last.ranges[0][-1][1]),), *first.ranges[1:])
+    return np.concatenate([values for values, _ in ordered]), ShardLayout(first.shape, ranges)
 
 
 def _index(rows: Rows) -> NDArray[np.int64]:

@@ -27,6 +27,9 @@ class _Stream:
     def __exit__(self, *args: object) -> None:
         pass
 
+    def record_event(self, *args: Any) -> _Stream:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: None
 
@@ -80,6 +83,13 @@ def named_as_cuda() -> None:
         return "torch.cuda.FloatTensor" if found == "torch.FloatTensor" else found
 
     Tensor.type = type_  # type: ignore[method-assign, assignment]  # the shim
+
+
+def router_without_engine() -> None:
+    """Define the name that the router compares with None, and that is missing without Transformer Engine."""
+    from megatron.core.transformer.moe import moe_utils
+
+    vars(moe_utils).setdefault("te_general_gemm", None)
 
 
 class Norm(nn.Module):

@@ -13,122 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from regress.systems.adapters.trainer_cells import CELLS
 from regress.systems.exported import ExportedCase
-from regress.systems.protocol import Cell, Declared, Engaged, Layout, Shim, System
-
-_FSDP: Mapping[str, Any] = {
-    "fsdp": True,
-    "fsdp_config": {
-        "version": 2,
-        "reshard_after_forward": True,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    },
-}
-_DDP: Mapping[str, Any] = {"wrapper": "DistributedDataParallel"}
-_EVEN = "even_batches of accelerate fills the last batch of ranks with the first samples, which count again"
-
-
-def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:
-    return Layout(name, ranks, settings)
-
-
-PADDED = _layout("padded")
-ACCUMULATION = _layout("accumulation", per_device=3)
-DDP = _layout("ddp2", 2, expected=_DDP)
-DDP_ACCUMULATION = _layout("ddp2-accumulation", 2, per_device=2, expected=_DDP)
-FSDP_ACCELERATE = _layout(
-    "fsdp2-accelerate", 2, arguments=_FSDP, expected={"held": 0.5, "placement": "Shard"}
-)
-FSDP = _layout("fsdp2", 2, distributed={"fsdp_size": 2}, expected={"held": 0.5, "placement": "Shard"})
-TP = _layout("tp2", 2, distributed={"tp_size": 2}, expected={"placement": "Shard"})
-EP = _layout("ep2", 2, distributed={"fsdp_size": 2, "ep_size": 2}, expected={"held": 0.5})
-
-CELLS = (
-    Cell(PADDED, "sft"),
-    Cell(PADDED, "sft", "moe"),
-    Cell(PADDED, "sft", "gpt2"),
-    Cell(PADDED, "sft", "tied"),
-    Cell(ACCUMULATION, "sft", updates=3),
-    Cell(_layout("one-sample-accumulation", per_device=1), "sft"),
-    Cell(_layout("short-last-batch", per_device=5), "sft"),
-    Cell(_layout("short-last-window", per_device=2), "sft", updates=2, batches=(8, 4)),
-    Cell(_layout("checkpointing", per_device=4, arguments={"gradient_checkpointing": True}), "sft"),
-    Cell(_layout("flattened", collator="flattened"), "sft"),
-    Cell(_layout("flattened-accumulation", collator="flattened", per_device=4), "sft", "tied"),
-    Cell(_layout("padded-to-16", collator="padded-to-16", per_device=6), "sft"),
-    Cell(
-        _layout("grouped-by-length", arguments={"train_sampling_strategy": "group_by_length"}, per_device=4),
-        "sft",
-    ),
-    Cell(_layout("autocast", per_device=4, arguments={"bf16": True}), "sft", precision="bfloat16"),
-    Cell(_layout("ddp2-autocast", 2, arguments={"bf16": True}, expected=_DDP), "sft", precision="bfloat16"),
-    Cell(DDP, "sft", updates=2),
-    Cell(DDP, "sft", "moe"),
-    Cell(DDP, "sft", "gpt2"),
-    Cell(DDP_ACCUMULATION, "sft", updates=2),
-    Cell(DDP_ACCUMULATION, "sft", "tied"),
-    Cell(_layout("ddp4", 4, expected=_DDP), "sft"),
-    Cell(_layout("ddp2-flattened", 2, collator="flattened", per_device=3, expected=_DDP), "sft"),
-    Cell(
-        _layout(
-            "ddp2-dispatched", 2, arguments={"accelerator_config": {"dispatch_batches": True}}, expected=_DDP
-        ),
-        "sft",
-    ),
-    Cell(
-        _layout(
-            "ddp2-split",
-            2,
-            arguments={"accelerator_config": {"split_batches": True}},
-            per_device=4,
-            expected=_DDP,
-        ),
-        "sft",
-    ),
-    Cell(
-        _layout("ddp2-odd", 2, per_device=1, expected=_DDP),
-        "sft",
-        batches=(7,),
-        declared=(Declared("coverage", _EVEN, amount=0.0), Declared("loss", _EVEN, amount=0.111)),
-    ),
-    Cell(FSDP_ACCELERATE, "sft", updates=2),
-    Cell(FSDP_ACCELERATE, "sft", "tied"),
-    Cell(FSDP, "sft", updates=2),
-    Cell(
-        _layout(
-            "fsdp2-accumulation",
-            2,
-            per_device=2,
-            distributed={"fsdp_size": 2},
-            expected={"placement": "Shard"},
-        ),
-        "sft",
-    ),
-    Cell(FSDP, "sft", "moe"),
-    Cell(
-        _layout(
-            "hsdp2x2",
-            4,
-            distributed={"fsdp_size": 2, "dp_replicate_size": 2},
-            expected={"placement": "Shard", "held": 0.5},
-        ),
-        "sft",
-    ),
-    Cell(TP, "sft"),
-    Cell(TP, "sft", "tied"),
-    Cell(
-        _layout(
-            "tp2-accumulation", 2, per_device=4, distributed={"tp_size": 2}, expected={"placement": "Shard"}
-        ),
-        "sft",
-    ),
-    Cell(
-        _layout("tp2-fsdp2", 4, distributed={"tp_size": 2, "fsdp_size": 2}, expected={"placement": "Shard"}),
-        "sft",
-        "tied",
-    ),
-    Cell(EP, "sft", "moe"),
-)
+from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
 class Trainer(System):
@@ -136,7 +23,7 @@ class Trainer(System):
 
     name = "trainer"
     version_of = "transformers"
-    requirements: tuple[str, ...] = ("transformers==5.23.0", "accelerate==1.15.0")
+    requirements: tuple[str, ...] = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
     modules: tuple[str, ...] = (
         "transformers.trainer",
         "transformers.models.auto.modeling_auto",
@@ -160,7 +47,7 @@ class Trainer(System):
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
-        yield from (replace(cell, warm=True) for cell in CELLS)
+        yield from (replace(cell, warm=cell.case != "lora") for cell in CELLS)
 
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return the token mean over a window, and AdamW without decay."""
@@ -172,8 +59,6 @@ class Trainer(System):
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Load the model and build the trainer."""
-        import torch
-        from transformers import AutoModelForCausalLM
         from transformers import Trainer as HFTrainer
 
         self.cell, self.folder, self.case = cell, folder, case
@@ -189,7 +74,7 @@ class Trainer(System):
             fsdp_on_cpu()
         if "distributed" in settings:
             _meshes_on_cpu()
-        self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
+        self.model = policy_of(case, **loading)
         self.trainer: Any = HFTrainer(
             model=self.model,
             args=arguments,
@@ -273,6 +158,20 @@ class Trainer(System):
         if facts["held"] > expected.get("held", 1.0) + 0.05:
             lacks.append(f"a rank holds {facts['held']} of the elements")
         return Engaged(facts, "; ".join(lacks))
+
+
+def policy_of(case: ExportedCase, **loading: Any) -> Any:
+    """Return the model of a case in float32; of a case with adapters the frozen model with those of peft."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = case.model / "base"
+    if not base.is_dir():
+        return AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
+    from peft import PeftModel
+
+    frozen = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **loading)
+    return PeftModel.from_pretrained(frozen, case.model, is_trainable=True)
 
 
 def _collator(name: str, case: ExportedCase) -> Any:

@@ -32,13 +32,14 @@ class Case:
         extra: float = 0.0,
         shift: int = 0,
         bonus: float | None = None,
+        peak: float = 1.0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-        self.weight = normal(vocabulary, width).to(dtype) * 0.5
+        self.weight = normal(vocabulary, width).to(dtype) * 0.5 * peak
         kinds: dict[str, dict[str, Any]] = {
             "linear": {},
             "bias": {"bias_V": normal(vocabulary).to(dtype)},
@@ -120,6 +121,39 @@ def test_any_entropy_derivatives_leave_a_temperature_within_its_error(
     if found.temperature is not None:
         assert found.temperature_error is not None
         assert abs(found.temperature - temperature) <= found.temperature_error < 0.03 * temperature
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    kind=st.sampled_from(HEADS),
+    temperature=st.sampled_from((0.7, 1.0, 1.3)),
+    vocabulary=st.integers(3, 80),
+    width=st.sampled_from((8, 16, 64)),
+    peak=st.sampled_from((1.0, 3.0, 8.0)),
+    bonus=st.sampled_from((None, 0.0, 0.05)),
+)
+@settings(max_examples=60, deadline=None)
+def test_errors_of_float32_stay_within_their_bounds(
+    seed: int, kind: str, temperature: float, vocabulary: int, width: int, peak: float, bonus: float | None
+) -> None:
+    """Peaked distributions, too: there errors of the probabilities lie along the two directions and leave no rest."""
+    case = Case(
+        seed,
+        width=width,
+        vocabulary=vocabulary,
+        kind=kind,
+        temperature=temperature,
+        dtype=torch.float32,
+        bonus=bonus,
+        peak=peak,
+    )
+    out = solve(*case.arguments(), temperature=temperature)
+    for found, want, error in (
+        (out.log_prob_K, case.log_prob_gradient, out.log_prob_error_K),
+        (out.entropy_K, case.entropy_gradient, out.entropy_error_K),
+    ):
+        wrong = (found - want.float().double()).abs()[out.recoverable_K]
+        assert bool((wrong <= error[out.recoverable_K]).all()), (wrong / error[out.recoverable_K]).max()
 
 
 def test_positions_without_gradient_are_zero_and_not_nan() -> None:

@@ -175,7 +175,7 @@ IMPOSSIBLE = {
     "debug.enable_data_dump=true": (
         "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
         "least one of trajectory, old_log_probs, ref_log_probs, forward_data, loss, is_loss_debug, "
-        "token_gradient, batch_inputs, activations, param, gradient, optimizer to true."
+        "token_gradient, batch_inputs, activations, param, gradient, optimizer, metrics, step_metrics to true."
     ),
     "debug.enable_data_dump=true debug.dump_options.ref_log_probs=true": (
         "debug.dump_options.ref_log_probs=true alone dumps nothing while algorithm.kl_coef=0 needs no reference "

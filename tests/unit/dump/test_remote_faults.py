@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from regress.dump.files import TEMPORARY, remove_tree
 from regress.dump.inspect import render
 from regress.dump.location import location
 from regress.dump.manifest import MANIFEST
+from regress.dump.remote import RemotePath
 from regress.errors import DumpError
 
 URL = "brittle://runs/one"
@@ -166,3 +168,29 @@ def test_what_cannot_be_cleared_away_is_warned_of(brittle: Any, make_trajectory:
     remove_tree(location(URL))
     assert brittle.store == {}
     remove_tree(location(URL))
+
+
+def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operation ends by itself, and names the variable that gives a slow store more time."""
+    asked = threading.Event()
+    place = location("memory://silent/run")
+    assert isinstance(place, RemotePath)
+    for method in ("info", "ls", "cat_file", "pipe_file", "rm_file", "rm"):
+        monkeypatch.setattr(type(place.files), method, lambda *_, **__: asked.wait())
+    monkeypatch.setenv("REGRESS_STORE_TIMEOUT", "0.05")
+    operations = {
+        "read": lambda: place.exists(),
+        "listed": lambda: [*place.iterdir()],
+        "written": lambda: place.write_bytes(b"x"),
+        "removed": lambda: place.unlink(),
+    }
+    for verb, operation in operations.items():
+        with pytest.raises(
+            DumpError, match=rf"cannot be {verb} \(TimeoutError: no answer within .* s\)"
+        ) as caught:
+            operation()
+        assert "REGRESS_STORE_TIMEOUT" in str(caught.value)
+    asked.set()
+    monkeypatch.setenv("REGRESS_STORE_TIMEOUT", "soon")
+    with pytest.raises(DumpError, match="REGRESS_STORE_TIMEOUT='soon' is no number of seconds"):
+        place.exists()

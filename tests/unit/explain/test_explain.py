@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from torch import Tensor
 from trainer_bench import LONGEST, Loss, Run, World, objective_advantages, preset, record, trl, trl_advantages
@@ -387,6 +388,35 @@ def test_the_command_prints_and_writes_the_explanation(tmp_path: Path) -> None:
     none = CliRunner().invoke(main, ["explain", str(tmp_path / "none")])
     assert none.exit_code == 2
     assert len(none.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 13])
+def test_ratios_of_whole_samples_are_clipped_by_themselves(seed: int, tmp_path: Path) -> None:
+    """The derivative of a product of ratios has the number of tokens as a factor, and the clip does not."""
+    case = next(case for case in CASES if case.name == "trl:rloo")
+    found = explained(replace(case, run=replace(case.run, seed=seed, off_policy=0.1)), tmp_path / "dump")
+    assert_nothing_false(found, case)
+    clip = found.about("clip")
+    assert clip is not None
+    assert clip.evidence["clipped of positive advantage"] > 0
+
+
+@pytest.mark.parametrize("rewards", [True, False])
+def test_tokens_of_no_advantage_are_no_evidence_about_the_mask(rewards: bool, tmp_path: Path) -> None:
+    """A group of equal rewards keeps what rounding leaves of its advantages, at some of its tokens."""
+    world = World(Run(rewards=rewards))
+    right = trl("grpo")
+
+    def rounded(world: World, batch: Any, facts: dict[str, Any]) -> Any:
+        value = right(world, batch, facts)
+        odd = (torch.arange(batch.log_probs.shape[1]) % 2).to(batch.log_probs.dtype)
+        idle = torch.tensor([float(s // 4 == 1) for s in batch.samples], dtype=odd.dtype)
+        return value + 1e-7 * (batch.log_probs * batch.mask * odd * idle[:, None]).sum()
+
+    found = explain_dump(record(world, rounded, trl_advantages(world), tmp_path / "dump"))
+    mask = found.about("mask")
+    assert mask is not None
+    assert not mask.departure, found.to_text()
 
 
 def test_unknown_weights_are_not_explained_away(tmp_path: Path) -> None:

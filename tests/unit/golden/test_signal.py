@@ -212,7 +212,9 @@ def unmask_tool(trajectory: Trajectory) -> None:
         (no_gradients, ["no gradients are recorded at step_000001"]),
         (
             lambda world: world.claims.append("speed"),
-            ["the claim 'speed' cannot be checked (claims are tool_tokens, kl, sampler_correction, entropy)"],
+            [
+                "the claim 'speed' cannot be checked (claims are tool_tokens, kl, sampler_correction, entropy, "
+            ],
         ),
         (
             lambda world: [world.claims.append("entropy"), *(t.pop("entropy") for t in world.truth.values())],

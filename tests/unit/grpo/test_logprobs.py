@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regress.grpo import logprobs
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import token_log_probs
 
@@ -44,16 +43,13 @@ def test_values_and_gradients_equal_log_softmax(
 ) -> None:
     logits, targets = make(seed, *shape)
     ours, theirs = [], []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(logprobs, "BLOCK", block)
-        out = token_log_probs(logits, targets, temperature=temperature, vocab_chunk=chunk, entropy=True)
-        assert out.entropy is not None
-        ours += [out.log_probs, out.entropy]
-        upstream = torch.randn(2, *targets.shape, dtype=torch.float64)
-        ours += torch.autograd.grad(upstream[0].mul(ours[0]).sum() + upstream[1].mul(ours[1]).sum(), logits)
-        ours += torch.autograd.grad(
-            token_log_probs(logits, targets, vocab_chunk=chunk).log_probs.sum(), logits
-        )
+    sizes = {"vocab_chunk": chunk, "block": block}
+    out = token_log_probs(logits, targets, temperature=temperature, entropy=True, **sizes)
+    assert out.entropy is not None
+    ours += [out.log_probs, out.entropy]
+    upstream = torch.randn(2, *targets.shape, dtype=torch.float64)
+    ours += torch.autograd.grad(upstream[0].mul(ours[0]).sum() + upstream[1].mul(ours[1]).sum(), logits)
+    ours += torch.autograd.grad(token_log_probs(logits, targets, **sizes).log_probs.sum(), logits)
     theirs += reference(logits, targets, temperature)
     theirs += torch.autograd.grad(upstream[0].mul(theirs[0]).sum() + upstream[1].mul(theirs[1]).sum(), logits)
     theirs += torch.autograd.grad(reference(logits, targets, 1.0)[0].sum(), logits)
@@ -183,16 +179,15 @@ class Allocations(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["contiguous", "shifted"])
 def test_nothing_as_large_as_the_logits_but_their_gradient(
-    monkeypatch: pytest.MonkeyPatch, entropy: bool, dtype: torch.dtype, layout: str
+    entropy: bool, dtype: torch.dtype, layout: str
 ) -> None:
     block = 1000
-    monkeypatch.setattr(logprobs, "BLOCK", block)
     logits, targets = make(4, 3, 40, 200, dtype=dtype)
     if layout == "shifted":  # the way a causal model's logits are cut: a view that is not contiguous
         logits, targets = logits[:, :-1], targets[:, 1:]
         assert not logits.is_contiguous()
     with Allocations() as forward:
-        out = token_log_probs(logits, targets, temperature=0.7, vocab_chunk=50, entropy=entropy)
+        out = token_log_probs(logits, targets, temperature=0.7, vocab_chunk=50, block=block, entropy=entropy)
     assert max(forward.sizes) <= block
     total = out.log_probs.sum() if out.entropy is None else (out.log_probs + out.entropy).sum()
     with Allocations() as backward:
@@ -211,6 +206,7 @@ def test_nothing_as_large_as_the_logits_but_their_gradient(
         (torch.tensor([0, 1]), {"temperature": 0.0}, r"temperature=0.0 cannot divide logits"),
         (torch.tensor([0, 1]), {"temperature": math.nan}, r"temperature=nan cannot divide logits"),
         (torch.tensor([0, 1]), {"vocab_chunk": 0}, r"vocab_chunk=0 is no size"),
+        (torch.tensor([0, 1]), {"block": 0}, r"block=0 is no size"),
     ],
 )
 def test_bad_input(targets: Tensor, options: dict[str, Any], message: str) -> None:

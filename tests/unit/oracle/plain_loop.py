@@ -55,14 +55,22 @@ def train(
     order: Iterable[int] | None = None,
     repeated: bool = False,
     entropy: float = 0.0,
+    before: int = 0,
     **options: Any,
 ) -> None:
     """Make updates with a token mean; ``told`` says what is tapped: rewards, advantages, mask.
+
+    ``before`` is a number of updates that are made, with gradients of 1, and not recorded.
 
     ``order`` is that of the rows, ``repeated`` adds a copy of the last one that the loss leaves out.
     """
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
+    for _ in range(before):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
     with record(folder, model, token_gradient=True, **{"initial_weights": True, **options}):
         for step in range(updates):
             samples = rollout(step)

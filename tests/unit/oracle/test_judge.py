@@ -51,6 +51,17 @@ def test_healthy_trainer_is_within_tolerance(healthy: Path, tmp_path: Path) -> N
     assert {verdict.place.step for verdict in found.comparison.verdicts} == {0, 1}
 
 
+def test_unknown_moments_are_no_difference(tmp_path: Path) -> None:
+    """A trainer that goes on: its first recorded update has moments that nothing tells, later ones have not."""
+    train(tmp_path / "dump", before=2)
+
+    found = judged(tmp_path / "dump", tmp_path / "work")
+    assert found.comparison.exit_code == 0, found.comparison.failed[:3]
+    steps = {v.place.step for v in found.comparison.verdicts if v.quantity in ("param", "optimizer")}
+    assert steps == {1}
+    assert any("after step 0 were not judged: AdamW had made updates" in note for note in found.notes)
+
+
 def test_wrong_deviation_is_found_though_log_probs_hold(tmp_path: Path) -> None:
     train(tmp_path / "dump", updates=1, ddof=0)
 

@@ -23,7 +23,7 @@ from regress.golden.pending import accept, pending_of
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay import calibrate as module
-from regress.replay.calibrate import calibrate, perturbation, replays_of
+from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.record import Calibration, keep
 from regress.replay.variants import Precision
@@ -176,7 +176,7 @@ def test_a_perturbation_moves_every_weight_by_an_ulp(precision: Precision) -> No
 def test_a_calibration_measures_every_quantity_of_a_case(case: GoldenCase, tmp_path: Path) -> None:
     replays = []
     floors = calibrate(case, tmp_path, seeds=1, advance=lambda: replays.append(1))
-    assert len(replays) == replays_of(1) == 12
+    assert len(replays) == replays_of(case, 1) == 12
     recorded = {q for where in case.wheres() for q in case.quantities(where)}
     expected = {q.name for q in QUANTITIES if not q.exact} & recorded
     assert {(f.quantity, f.precision) for f in floors} == {(q, p) for q in expected for p in KAPPA}
@@ -277,7 +277,7 @@ def test_stored_tolerances_follow_from_what_was_measured(name: str) -> None:
     recorded = {q for where in case.wheres() for q in case.quantities(where)}
     assert set(case.manifest.tolerances) == {q.name for q in QUANTITIES if not q.exact} & recorded
     for quantity, entries in case.manifest.tolerances.items():
-        assert set(entries) == set(KAPPA)
+        assert set(entries) == {*precisions_of(case)}
         for precision, entry in entries.items():
             if entry.relative:
                 shared = Response(entry.basis["perturbation"], entry.basis["dtype_error"])

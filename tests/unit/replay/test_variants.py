@@ -12,6 +12,7 @@ from regress.replay.configure import overlaid
 from regress.replay.expression import select
 from regress.replay.layouts import LAYOUTS
 from regress.replay.remote_variants import REMOTE
+from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.rows import flat, parse_variants
 from regress.replay.table import project_variants
 from regress.replay.variants import VARIANTS, Precision, Variant
@@ -100,7 +101,7 @@ def test_a_name_that_reads_as_a_precision_is_refused(name: str) -> None:
 
 def test_built_in_variants_pass_the_checks_of_others(tmp_path: Path) -> None:
     built_in = {**VARIANTS, **LAYOUTS, **REMOTE}
-    assert project_variants(tmp_path, built_in.values()) == built_in
+    assert project_variants(tmp_path, built_in.values()) == {**built_in, **ROLLOUTS}
 
 
 def test_variants_of_a_hook_are_checked_and_completed(tmp_path: Path) -> None:

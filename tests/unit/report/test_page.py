@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.printed import printable
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.page import LISTED, to_html
@@ -71,8 +72,8 @@ def test_the_data_restores_every_record_and_cannot_leave_its_script(calls: list[
             return "" if column is None else column["values"][column["codes"][row]]
 
         assert (at("where"), at("name"), at("detail"), at("anchor")) == (
-            *(call.where, call.verdict.name, call.verdict.detail),
-            call.anchor,
+            *map(printable, (call.where, call.verdict.name, call.verdict.detail)),
+            printable(call.anchor),
         )
         assert at("status") == call.verdict.status
         found = figure(columns["multiple"], row)

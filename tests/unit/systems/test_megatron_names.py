@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from regress.errors import SystemsError
-from regress.systems.adapters.megatron_names import NameMap
+from regress.systems.adapters.megatron_names import NameMap, joined
 
 LAYER, THERE = "decoder.layers.3.", "model.layers.3."
 QKV, FC1 = f"{LAYER}self_attention.linear_qkv.", f"{LAYER}mlp.linear_fc1."
@@ -123,7 +123,32 @@ def test_what_cannot_be_shared_evenly_is_refused() -> None:
 
 def test_unknown_parameters_are_refused() -> None:
     one = maps(model(4, 2, 2, 6), 4, 2, 1)[0]
-    with pytest.raises(SystemsError, match=r"no rule for Megatron's decoder\.layers\.3\.mlp\.router\.weight"):
-        one.pieces(f"{LAYER}mlp.router.weight")
+    with pytest.raises(SystemsError, match=r"no rule for Megatron's decoder\.layers\.3\.mlp\.router\.bias"):
+        one.pieces(f"{LAYER}mlp.router.bias")
     with pytest.raises(SystemsError, match=r"the model has no model\.layers\.3\.mlp\.down_proj\.bias"):
         one.pieces(f"{LAYER}mlp.linear_fc2.bias")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_experts_are_slices_of_one_tensor_and_join_again(ranks: int) -> None:
+    name = f"{THERE}mlp.experts.gate_up_proj"
+    whole = {name: np.arange(4 * 6 * 3, dtype=np.float64).reshape(4, 6, 3)}
+    found = np.full((4, 6, 3), np.nan)
+    for rank in range(ranks):
+        local = 4 // ranks
+        own = NameMap({name: (4, 6, 3)}, 4, 2, first_expert=rank * local)
+        labels = [f"{LAYER}mlp.experts.local_experts.{i}.linear_fc1.weight" for i in range(local)]
+        values = [own.fuse(label, whole) for label in labels]
+        assert [value.shape for value in values] == [(6, 3)] * local
+        parts = [own.split(label, value)[name] for label, value in zip(labels, values, strict=True)]
+        joint, shard = joined(parts[::-1])
+        assert shard.local_shape == (local, 6, 3)
+        np.testing.assert_array_equal(joint, shard.project(whole[name]))
+        found[rank * local : (rank + 1) * local] = joint
+    np.testing.assert_array_equal(found, whole[name])
+
+
+def test_experts_on_tensor_ranks_are_refused() -> None:
+    shared = NameMap({f"{THERE}mlp.experts.down_proj": (4, 3, 6)}, 4, 2, 0, 2)
+    with pytest.raises(SystemsError, match="experts on 2 tensor-parallel ranks have no rule"):
+        shared.pieces(f"{LAYER}mlp.experts.local_experts.0.linear_fc2.weight")

@@ -26,6 +26,8 @@ class DumpOptions:
     param: bool = value(False, "parameters that target_param_pattern names")
     gradient: bool = value(False, "their gradients, fully accumulated")
     optimizer: bool = value(False, "their optimizer state")
+    metrics: bool = value(False, "metrics of each update, on every rank")
+    step_metrics: bool = value(False, "metrics of each rollout step, on every rank")
 
 
 @dataclass

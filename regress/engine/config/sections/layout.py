@@ -39,6 +39,12 @@ class BatchingConfig:
         "microbatch",
         minimum=1,
     )
+    vocab_chunk_size: int = value(
+        1 << 14, "tokens of the vocabulary that the softmax of log-probs takes at a time", minimum=1
+    )
+    softmax_block_size: int = value(
+        1 << 20, "elements of the largest scratch buffer of that softmax; chosen to fit a cache", minimum=1
+    )
     row_order: str = value("given", "order in which samples fill rows and microbatches", choices=ROW_ORDERS)
 
 

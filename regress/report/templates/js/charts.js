@@ -1,7 +1,14 @@
 // Charts of the records that pass the filters; plotly draws them.
 
 const FLOOR = -8; // powers of ten of the tolerance that charts tell apart
-const CEILING = Math.min(14, Math.max(4, ...Array.from({ length: data.count }, (_, r) => Math.ceil(Math.log10(multipleOf(r)))).filter(Number.isFinite)));
+const CEILING = (() => {
+  let highest = 4;
+  for (let record = 0; record < data.count; record++) {
+    const found = Math.ceil(Math.log10(multipleOf(record)));
+    if (Number.isFinite(found)) highest = Math.max(highest, found);
+  }
+  return Math.min(14, highest);
+})();
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b5a900"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const CONFIG = { displayModeBar: false, responsive: true };

@@ -37,11 +37,16 @@ function multipleText(multiple, ok) {
   return Number.isFinite(multiple) ? `${short(multiple)} ×` : ok ? "" : "not alike";
 }
 
-const haystacks = Array.from({ length: data.count }, (_, record) => {
-  const worst = value("worst", record);
-  const parts = ["status", "where", "precision", "place", "quantity", "name", "detail", "test"].map((f) => value(f, record));
-  return [...parts, worst ? JSON.parse(worst).where : ""].join(" ").toLowerCase();
-});
+/** The text of a record that is searched in; made when it is first asked for, as most pages are never searched. */
+const haystacks = [];
+function haystack(record) {
+  if (haystacks[record] === undefined) {
+    const worst = value("worst", record);
+    const parts = ["status", "where", "precision", "place", "quantity", "name", "detail", "test"].map((f) => value(f, record));
+    haystacks[record] = [...parts, worst ? JSON.parse(worst).where : ""].join(" ").toLowerCase();
+  }
+  return haystacks[record];
+}
 
 /** What is asked for; `rank` and `micro` by a click on the heat map, undefined where they do not matter. */
 const filters = { text: "", status: "", where: "", quantity: "", rank: undefined, micro: undefined };
@@ -55,7 +60,7 @@ function passes(record, words, without = []) {
   for (const name of ["rank", "micro"]) {
     if (!without.includes(name) && filters[name] !== undefined && value(name, record) !== filters[name]) return false;
   }
-  return words.every((word) => haystacks[record].includes(word));
+  return words.every((word) => haystack(record).includes(word));
 }
 
 /** The records that pass the filters, those of some names left aside. */

@@ -44,8 +44,9 @@ function drawHead() {
 /** Put the records that passed in order; equal ones stay as they were recorded. */
 function sortShown() {
   const sign = order.descending ? -1 : 1;
-  const keys = new Map(shown.map((record) => [record, order.column.sort(record)]));
-  shown.sort((a, b) => (keys.get(a) < keys.get(b) ? -sign : keys.get(a) > keys.get(b) ? sign : a - b));
+  const keys = Array(data.count);
+  for (const record of shown) keys[record] = order.column.sort(record);
+  shown.sort((a, b) => (keys[a] < keys[b] ? -sign : keys[a] > keys[b] ? sign : a - b));
   table.setAttribute("aria-rowcount", String(shown.length + 1));
   body.style.height = `${Math.max(shown.length * ROW, 1)}px`;
 }

@@ -198,7 +198,7 @@ def test_the_table_of_quantities_covers_all_stages() -> None:
     assert len({q.name for q in QUANTITIES}) == len(QUANTITIES)
     assert {*names_at("step"), *names_at("update"), *names_at("micro")} == {q.name for q in QUANTITIES}
     assert {stage.name for stage in STAGES if quantity_of(stage.name, "x")} == {
-        *("activations", "gradient", "gradient_clipped", "param", "optimizer")
+        *("activations", "gradient", "gradient_clipped", "param", "optimizer", "metrics", "step_metrics")
     }
     assert (
         quantity_of("forward_data", "log_probs") == quantity_of("is_loss_debug", "log_probs") == "log_probs"

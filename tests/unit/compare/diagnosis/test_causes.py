@@ -35,12 +35,13 @@ NAMES = (
     *(
         "model.embed_tokens",
         "transformer.wpe",
-        "model.norm.weight/step",
+        *("model.norm.weight/step", "model.norm.weight/exp_avg"),
         "model.layers.1.mlp.experts.0.weight",
     ),
 )
 DETAILS = (
     *("", "forward_data of rank 0 was not recorded", "no rank holds model.layers.1"),
+    "golden float64 [3], and nothing of this name was recorded",
     *("sample g/0, position 0 was produced by no microbatch", "sample g/0, position 0 was produced twice"),
     *("x was recorded 2 times; only the first", "x was recorded, but is not part of the plan"),
     *("actual float64 [3], and no golden of this name", "x holds a tensor 'y' that belongs to no quantity"),
@@ -108,10 +109,16 @@ WORDS = (
     *("the gradient without the sampler's weights", "the gradient of a sum without weights"),
     *("the gradient of a loss with entropy_coef 0.02", "the gradient without that of the normalization"),
     "the gradient without that of the entropy",
+    *("that of the log-probs rounded to bfloat16", "the loss with clip_high moved, a bound of 1.1"),
+    "the loss with the coefficients of KL and entropy exchanged",
+    *("the gradient of the policy loss counts twice", "the gradient plus that of the last update"),
+    *("the gradient of the last update", "the gradient plus its parameters times 0.1"),
+    *("the gradient after it was clipped", "one scaled by 2"),
+    *("the loss with kl_coef 0.02", "the state of a first update", "the state after this update made twice"),
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
-SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG)
+SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG, precisions=("float32", "bfloat16"))
 OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
 
 
@@ -121,7 +128,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
     statuses = [*rule.status] or [Status.DRIFT, Status.COVERAGE]
     patterns = [Pattern(id.replace("*", "x"), id) for id in (*rule.patterns, *[*rule.any_of][:1])]
     words = [f"equal to {word}" for word in WORDS] if rule.what else [""]
-    held = (*dict.fromkeys((*rule.holds, *INPUTS[quantities[0]])), "gradient lm_head.weight")
+    held = (*dict.fromkeys((*rule.holds, *INPUTS.get(quantities[0], ()))), "gradient lm_head.weight")
     for name, detail, word, status in itertools.product(NAMES, DETAILS, words, statuses):
         first = Verdict(status, quantities[0], name, Place(1, None, 0, 0), detail, max_ulp=3.0)
         told = (*patterns, *([Pattern("formula", word)] if word else []))
@@ -131,10 +138,14 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield replace(base, first=replace(first, relative=0.5))
         yield replace(base, held=(*rule.holds,))
         yield replace(base, agree=("gradient",))
+        for id in ("tied", "everywhere", "names:step counters"):
+            yield replace(base, patterns=(*told, Pattern(id, id)))
 
 
 def scene_of(rule: Rule) -> RunContext:
-    return replace(SCENE, absent=("loss of rank 1",)) if rule.of_records else SCENE
+    by_tokens = CONDITIONS["ratios_of_tokens"] in rule.when
+    scene = replace(SCENE, config={}) if by_tokens else SCENE
+    return replace(scene, absent=("loss of rank 1",)) if rule.of_records else scene
 
 
 def example(rule: Rule) -> Divergence:

@@ -14,6 +14,7 @@ from regress import Recorder, at, compare_sources, recording, tap, tap_batch
 from regress.cli import main
 from regress.dump.manifest import Provenance
 from regress.errors import CompareError, ConfigError
+from regress.layout import Segment, TokenLayout
 
 TYPES = ("batch_inputs", "forward_data", "is_loss_debug", "loss", "token_gradient", "gradient", "param")
 IDS = torch.arange(2, 34).reshape(4, 8)
@@ -126,3 +127,24 @@ def test_gradients_that_are_doubled_are_no_matter_of_what_is_reported(golden: Pa
     found = CliRunner().invoke(main, ["compare", str(golden), str(actual)])
     assert found.exit_code == 1
     assert "while gradients agree" not in found.output
+
+
+@pytest.mark.parametrize(("hidden", "code"), [(True, 0), (False, 1)])
+def test_derivatives_that_rounding_hides_are_not_compared(tmp_path: Path, hidden: bool, code: int) -> None:
+    """They are recorded as 0, whatever they were; any other 0 in place of a derivative is a difference."""
+    layout = TokenLayout((1, 8), (Segment(0, 0, 8, 0, 0),))
+    folders = []
+    for name in ("golden", "actual"):
+        lost = np.zeros((1, 8), bool)
+        lost[0, 3] = name == "actual"
+        with recording(Recorder(tmp_path / name, options=dict.fromkeys(TYPES, True))):
+            tensors: dict[str, Any] = {"token_gradient": np.where(lost, 0.0, 0.5)}
+            if name == "actual":
+                tensors["recoverable"] = ~lost if hidden else np.ones_like(lost)
+            with at(step=0, micro=0, rank=0):
+                tap("token_gradient", tensors, layout=layout, meta={"samples": [["s", 0]]})
+        folders.append(tmp_path / name)
+
+    found = compare_sources(*folders, common=True, only=["token_gradient"])
+    assert found.exit_code == code
+    assert any("rounding hides" in note for note in found.notes) is hidden

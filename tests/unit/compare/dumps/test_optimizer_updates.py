@@ -122,6 +122,13 @@ def test_rounding_of_gradients_is_no_fault_of_the_update(
     assert any("than AdamW makes of the gradients" in note for note in found.notes)
 
 
+def test_a_state_of_one_side_leaves_the_gradients_of_both(compared: Callable[..., Comparison]) -> None:
+    """The state is missing and told as such; the parameters are explained by what both sides recorded."""
+    found = compared(Run(1, steps=2, types=BOTH), Run(2, steps=2))
+    assert all(_params(found))
+    assert not found.problems
+
+
 FAULTS: dict[str, Run] = {
     "rate 2 % off": Run(2, rate=RATE * 1.02),
     "update skipped": Run(2, skip=(0,)),

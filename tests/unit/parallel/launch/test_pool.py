@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -170,6 +171,8 @@ def test_a_rank_that_misses_a_collective_is_named_with_its_stack(pool: RankPool,
     message = str(caught.value)
     assert message.startswith("rank 1 of 3 hangs before it recorded anything: rank")
     assert "waited for it in vain (RuntimeError: Timed out waiting 1000ms for recv" in message
+    assert re.search(r"; ranks? .* waits? in all_reduce \(total, rank_targets\.py:\d+\)", message)
+    assert re.search(r"; rank 1 is in sleeps, rank_targets\.py:\d+$", message)
     (stack,) = (note for note in caught.value.__notes__ if note.startswith("rank 1 printed:"))
     assert "in sleeps" in stack
 
@@ -179,8 +182,10 @@ def test_a_job_that_takes_too_long_is_ended_and_the_rank_that_others_wait_for_is
 ) -> None:
     with pytest.raises(RankError) as caught:
         pool.run(targets.sleeps, {"culprit": 1}, 2, timeout=3.0)
-    assert str(caught.value) == (
-        "rank 1 of 2 hangs before it recorded anything: after 3 s ranks 0 and 1 had not come to an end"
+    assert re.fullmatch(
+        r"rank 1 of 2 hangs before it recorded anything: after 3 s ranks 0 and 1 had not come to an end; "
+        r"rank 0 waits in all_reduce \(total, rank_targets\.py:\d+\); rank 1 is in sleeps, rank_targets\.py:\d+",
+        str(caught.value),
     )
     assert [note.splitlines()[0] for note in caught.value.__notes__] == ["rank 0 printed:", "rank 1 printed:"]
 

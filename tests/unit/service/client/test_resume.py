@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+from regress.cli import main
 from regress.engine.checkpoint.saver import Stopped
 from regress.errors import CheckpointError, DumpError
 from regress.service.api import ServiceError
@@ -104,6 +106,9 @@ def test_a_checkpoint_of_a_run_has_no_weights_but_says_where_they_lie(
         remote = json.loads((found / "regress_state.json").read_text())["parts"]["remote"]
         assert remote["path"].startswith("weaver://")
         assert remote["path"].endswith("/checkpoint-1")
+        examined = CliRunner().invoke(main, ["doctor", str(folder)])
+        assert examined.exit_code == 0, examined.output
+        assert "the weights lie in the training service" in examined.output
         with pytest.raises(CheckpointError, match="saved with wire='weaver', and this run has wire='tinker'"):
             over_http(sides, "run", "tinker", url, *again, allow=OTHER_WIRE)
         (changed,) = (tmp_path / "dump" / "datums").glob("*")

@@ -1,0 +1,58 @@
+"""Facts beside the golden values of an update that hypotheses are made of, as far as a source knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.diagnosis.hypotheses import Floats, Truth
+from regress.layout import SampleKey
+
+OwnGradients = Callable[[str], Floats | None]
+"""Function of a parameter's name that returns the gradient of each sample's share of the loss, ``[N, ...]``."""
+
+
+@dataclass(frozen=True)
+class OwnMicrobatch:
+    """Samples of a microbatch of the actual run.
+
+    Attributes:
+        number: of the microbatch on its ranks.
+        ranks: those that compute it, each of them a part or all of it.
+        samples: their indices in the update.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    samples: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known of an update besides its own values.
+
+    Attributes:
+        rewards: reward of each sample of the step, in canonical order.
+        counts: loss tokens of each sample of the update.
+        sampler: ``[frame.size]`` log-probs that the sampler reported, NaN where it reported none.
+        gradients: the samples' own gradients, in float64.
+        microbatches: microbatches of the actual run, by name.
+        before: golden values of the update before it; empty for the first.
+    """
+
+    rewards: Mapping[SampleKey, float] = field(default_factory=dict)
+    counts: Mapping[SampleKey, int] = field(default_factory=dict)
+    sampler: Floats | None = None
+    gradients: OwnGradients | None = None
+    microbatches: Mapping[str, OwnMicrobatch] = field(default_factory=dict)
+    before: Truth = field(default_factory=dict)
+
+    def of_tokens(self, tokens: NDArray[np.int64]) -> Beside:
+        """Return what is known of some tokens."""
+        return replace(self, sampler=None if self.sampler is None else self.sampler[tokens])
+
+
+NOTHING = Beside()

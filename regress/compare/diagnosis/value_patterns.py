@@ -1,0 +1,210 @@
+"""Patterns of wrong values: factors, offsets, formulas and sums that explain all failing tensors alike.
+
+A factor or formula is stated only where it leaves next to nothing of the error, and of many elements or several
+tensors: one number is always some multiple of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from regress.compare.diagnosis.hypotheses import LEFT
+from regress.compare.diagnosis.pattern import Pattern
+from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.diagnosis.share_patterns import KEY as MICROBATCHES
+from regress.compare.diagnosis.share_patterns import share_patterns
+from regress.compare.verdicts.affected import Affected
+from regress.compare.verdicts.verdict import Status, Verdict
+
+EXPLAINED = LEFT
+"""Largest part of an error that a scale factor may leave if it is to explain it."""
+AT_LEAST = 8
+"""Fewest elements of one tensor that prove a factor, offset or formula; less of each of several tensors will do."""
+_ALIKE = 1e-4
+_TOLD = 3  # formulas that are named
+_FEW = 8
+"""Elements of a tensor below which it need not speak for a hypothesis that all others prove."""
+
+
+def value_patterns(
+    same: Sequence[Verdict], failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext
+) -> Iterator[Pattern]:
+    """Yield patterns of the wrong values.
+
+    Args:
+        same: failing verdicts on the tensor that failed first.
+        failed: those on all tensors of its quantity; ``judged`` all verdicts on these.
+    """
+    yield from _scaled(same, failed, judged, scene)
+    yield from _adds_up(same, failed)
+    found = [verdict.affected for verdict in same if verdict.affected is not None]
+    if not found or len(found) < len(same):
+        return
+    offsets = [item.offset for item in found]
+    first = offsets[0]
+    alike = first is not None and all(o is not None and math.isclose(o, first, rel_tol=1e-5) for o in offsets)
+    if alike and sum(item.total.hits for item in found) >= AT_LEAST:
+        yield Pattern("offset", f"constant offset {first:.6g}", {"offset": first})
+    if found[0].rounded is not None and len({item.rounded for item in found}) == 1:
+        yield Pattern("rounded", f"rounded to {found[0].rounded}", {"dtype": found[0].rounded})
+    yield from _held(found)
+    yield from share_patterns(same, scene)
+
+
+def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
+    """Yield the hypotheses that explain every failing tensor, and in the same way."""
+    for key in dict.fromkeys(key for item in found for key in item.held if key != MICROBATCHES):
+        own = [item for item in found if key in item.held]
+        if any(key not in item.held and item.total.size >= _FEW for item in found):
+            continue
+        if not proven([item.hits.get(key, item.total.hits) for item in own]):
+            continue
+        if key == "formula":
+            yield from _formulas([item.held[key]["titles"] for item in own])
+            continue
+        numbers = own[0].held[key]
+        if all(item.held[key] == numbers for item in own):
+            yield Pattern(key, _words(key, numbers), numbers)
+        elif key == "fitted" and len({item.held[key]["what"] for item in own}) == 1:
+            values = dict.fromkeys(item.held[key]["value"] for item in own)
+            listed = ", ".join(f"{value:g}" for value in values)
+            words = f"equal to {numbers['what']} a number of its own ({listed})"
+            yield Pattern("fitted_each", words, {"what": numbers["what"], "values": [*values]})
+
+
+def _formulas(titles: Sequence[Sequence[str]]) -> Iterator[Pattern]:
+    """Yield the formulas that explain every tensor; several of them may say the same of all values."""
+    common = [title for title in titles[0] if all(title in others for others in titles)]
+    if common:
+        what = ", or ".join(common[:_TOLD])
+        yield Pattern("formula", f"equal to {what}", {"what": what})
+
+
+def proven(hits: Sequence[int]) -> bool:
+    """Return True if as many elements, tensor by tensor, prove a formula."""
+    return sum(hits) >= AT_LEAST or (len(hits) > 1 and sum(hits) >= AT_LEAST // 2)
+
+
+_HELD = {
+    "shifted": "shifted by one position (each holds what belongs {by:+d} position on)",
+    "equals": "equal to {what}",
+    "formula": "equal to {what}",
+    "fitted": "equal to {what} {value:g}",
+    "permuted": "each equal to the value of another token",
+    "columns": "equal to the columns of the row",
+    "per_sample": "each sample multiplied by a number of its own",
+    "constant": "all equal to {value:g}",
+    "tempered": "those of the recorded logits at temperature {actual:g}, golden {golden:g}",
+}
+
+
+def _words(key: str, numbers: Mapping[str, Any]) -> str:
+    if "counts" not in numbers:
+        return _HELD[key].format(**numbers)
+    counts = numbers["counts"]
+    told = ", ".join(f"{name} counts {_times(count)}" for name, count in counts.items())
+    return f"a sum in which {told}"
+
+
+def _times(count: float) -> str:
+    return {0.0: "not at all", 1.0: "once", 2.0: "twice", -1.0: "with the other sign"}.get(
+        count, f"{count:.5g} times"
+    )
+
+
+def _scaled(
+    same: Sequence[Verdict], failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext
+) -> Iterator[Pattern]:
+    """Yield a pattern where a scale factor explains the tensor that failed first, wherever it fails."""
+    alphas = _factors(same)
+    if alphas is None:
+        return
+    alpha = alphas[0]
+    if not _alike(alphas):
+        listed = ", ".join(f"{a:.4g}" for a in alphas[:4])
+        yield Pattern("factors", f"each scaled by a factor of its own ({listed})", {"alphas": alphas})
+        return
+    every = _factors(failed)
+    whole = every is not None and _alike(every)
+    if not _independent(failed if whole else same):
+        return
+    if whole and all(v in failed or not v.scale for v in judged):
+        yield Pattern("everywhere", "the same factor in every tensor", {"tensors": len(failed)})
+    residual = max((v.residual or 0.0) for v in same)
+    if abs(alpha) < 1e-12:
+        yield Pattern("zero", "all zero")
+        return
+    numbers = {"alpha": alpha, "residual": residual}
+    if math.isclose(alpha, -1.0, rel_tol=_ALIKE):
+        yield Pattern("sign", "sign flipped", numbers)
+        return
+    exact, names = scene.named_factor(alpha)
+    words = f"scaled by {exact or f'{alpha:.6g}'} (alpha={alpha:.6g}, residual {residual:.1g})"
+    yield Pattern("scaled", words, numbers)
+    for name, what in names:
+        yield Pattern(f"scaled:{name}", f"that factor is {what}", numbers)
+
+
+def _factors(verdicts: Sequence[Verdict]) -> list[float] | None:
+    """Return the factor that explains each tensor; None where one is not explained."""
+    found = []
+    for verdict in verdicts:
+        alpha, left = verdict.alpha, verdict.residual
+        if verdict.status is not Status.DRIFT or alpha is None or left is None:
+            return None
+        if left > EXPLAINED * max(verdict.relative_l2, 1e-300):
+            return None
+        found.append(alpha)
+    return found if sum(verdict.count for verdict in verdicts) > 1 else None
+
+
+def _alike(alphas: Iterable[float]) -> bool:
+    known = [*alphas]
+    return all(math.isclose(a, known[0], rel_tol=_ALIKE, abs_tol=1e-9) for a in known)
+
+
+def _independent(verdicts: Sequence[Verdict]) -> bool:
+    """Return True for enough elements, or several tensors that are not copies of one another."""
+    if any(verdict.count >= AT_LEAST for verdict in verdicts):
+        return True
+    return len({(verdict.scale, verdict.max_error) for verdict in verdicts}) > 1
+
+
+def _adds_up(same: Sequence[Verdict], failed: Sequence[Verdict]) -> Iterator[Pattern]:
+    """Yield a pattern where ranks hold parts of a gradient that add up to the golden one, in every tensor.
+
+    The factor of closest approach is linear in a tensor, so those of the parts add up to that of their sum, 1.
+    """
+    if same[0].quantity != "gradient":
+        return
+    copies: dict[tuple[str, float, int], list[Verdict]] = {}
+    for verdict in failed:
+        if verdict.status is Status.DRIFT and verdict.place.rank is not None:
+            copies.setdefault((verdict.name, verdict.scale, verdict.count), []).append(verdict)
+    several = [own for own in copies.values() if len(own) > 1]
+    if not several or sum(own[0].count for own in several) < AT_LEAST or _factors(same) is not None:
+        return
+    totals = [_total(own) for own in several]
+    ranks = len(several[0])
+    factor = next((k for k in (1.0, float(ranks), 1.0 / ranks) if all(_is(t, k) for t in totals)), None)
+    if factor is not None and any(len(_different(own)) > 1 for own in several):
+        times = "" if factor == 1.0 else f" times {factor:g}"
+        words = f"parts on each rank, which add up to the golden ones{times}"
+        yield Pattern("parts", words, {"tensors": len(several), "factor": factor})
+
+
+def _is(total: float | None, factor: float) -> bool:
+    return total is not None and math.isclose(total, factor, rel_tol=1e-6)
+
+
+def _total(own: Sequence[Verdict]) -> float | None:
+    """Return the sum of the factors of the different tensors among these."""
+    alphas = [verdict.alpha for verdict in _different(own)]
+    return None if None in alphas else math.fsum(a or 0.0 for a in alphas)
+
+
+def _different(own: Sequence[Verdict]) -> list[Verdict]:
+    """Return one of the verdicts on each different tensor: ranks that share it hold the same."""
+    return [*{(verdict.alpha, verdict.max_error): verdict for verdict in own}.values()]

@@ -1,0 +1,58 @@
+"""What faults of several ranks need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from regress.engine.build import Run
+from regress.engine.local import local
+from regress.parallel.policy import ParallelPolicy
+
+
+def on_rank(number: int) -> bool:
+    return dist.get_rank() == number
+
+
+def of_others(value: Any) -> list[Any]:
+    """The value of every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def sums_of(run: Run) -> list[tuple[list[str], ProcessGroup]]:
+    """Return the groups of gradients that the policy sums over ranks, as a list that may be changed."""
+    model: Any = run.trainer.policy
+    assert isinstance(model, ParallelPolicy)
+    assert model._summed
+    return model._summed
+
+
+def without(run: Run, *parts: str) -> None:
+    """Leave the parameters whose names have one of these parts out of all sums of gradients."""
+    found = sums_of(run)
+    kept = [([n for n in names if not any(p in n for p in parts)], group) for names, group in found]
+    assert [len(names) for names, _ in kept] != [len(names) for names, _ in found]
+    found[:] = [(names, group) for names, group in kept if names]
+
+
+def exchanged(tensors: Mapping[str, Tensor]) -> None:
+    """Give each of two ranks the other's tensors, where they fit."""
+    found = of_others({name: local(tensor).detach().clone() for name, tensor in tensors.items()})
+    for name, tensor in tensors.items():
+        other = found[1 - dist.get_rank()][name]
+        if other.shape == local(tensor).shape:
+            local(tensor.detach()).copy_(other)
+
+
+AFTER_ATTENTION = r"model\.layers\..|model\.norm|lm_head"
+"""Activations of all that comes after the first attention."""
+HEAD_NORMS = r".*\.[qk]_norm\.weight"
+EXPERTS = r".*\.experts\..*"
+MOMENTS = r".*/exp_avg(_sq)?"
+EMBEDDED = r"model\.embed_tokens\.weight"

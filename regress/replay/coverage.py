@@ -1,0 +1,156 @@
+"""Settings that no case or variant exercises: single ones, and pairs that one function reads together.
+
+A setting is a key of a section with a value other than its default: each choice of a key that has choices, any other
+value of the rest. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import lru_cache
+from itertools import combinations, product
+from typing import Any
+
+from regress.engine.config.schema import (
+    AlgorithmConfig,
+    BatchingConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ReferenceConfig,
+)
+from regress.grpo.catalogue import REJECTIONS
+from regress.grpo.presets import preset_values
+from regress.replay.plan import section
+from regress.replay.reads import Function, functions
+
+CLASSES: Mapping[str, type] = {
+    "algorithm": AlgorithmConfig,
+    "batching": BatchingConfig,
+    "optimizer": OptimizerConfig,
+    "parallel": ParallelConfig,
+    "reference": ReferenceConfig,
+}
+"""Sections whose keys change what is computed, or how."""
+
+OTHER = "*"
+"""Any value other than the default, of a key without choices."""
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """A key with a value other than its default."""
+
+    key: str
+    value: str = OTHER
+
+    def __str__(self) -> str:
+        return self.key if self.value == OTHER else f"{self.key}={self.value}"
+
+
+Alike = tuple[Setting, ...]
+"""Settings of one key that a function treats alike: one of them stands for all."""
+
+Pair = tuple[Alike, Alike]
+
+
+def shown(alike: Alike) -> str:
+    """Return settings as text."""
+    values = "|".join(setting.value for setting in alike)
+    return alike[0].key if values == OTHER else f"{alike[0].key}={values}"
+
+
+def _specs() -> Iterator[tuple[str, Field[Any]]]:
+    for name, kind in CLASSES.items():
+        for spec in fields(kind):
+            yield f"{name}.{spec.name}", spec
+
+
+def default_of(spec: Field[Any]) -> Any:
+    """Return the default of a field."""
+    return spec.default if spec.default_factory is MISSING else spec.default_factory()
+
+
+@lru_cache(maxsize=1)
+def universe() -> Mapping[str, tuple[Setting, ...]]:
+    """Return the settings of every key."""
+    found: dict[str, tuple[Setting, ...]] = {}
+    for key, spec in _specs():
+        choices = [str(choice) for choice in spec.metadata.get("choices", ()) if choice != spec.default]
+        if key == "algorithm.rejection":
+            choices = list(REJECTIONS)
+        if key == "algorithm.preset":
+            continue  # it names values of other keys
+        found[key] = tuple(Setting(key, choice) for choice in choices) or (Setting(key),)
+    return found
+
+
+def settings_of(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> frozenset[Setting]:
+    """Return the settings of a configuration with the overrides of a variant."""
+    found: set[Setting] = set()
+    for name in CLASSES:
+        values = section_values(config, overrides, name)
+        for key, spec in _specs():
+            own = key.removeprefix(f"{name}.")
+            if key in universe() and own in values and values[own] != default_of(spec):
+                found |= _settings(key, values[own])
+    return frozenset(found)
+
+
+def section_values(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a section that a configuration sets, by itself or by a preset."""
+    given = section(config, overrides, name)
+    preset = given.pop("preset", None)
+    return {**(preset_values(preset) if preset else {}), **given}
+
+
+def _settings(key: str, value: Any) -> set[Setting]:
+    if key == "algorithm.rejection":
+        return {Setting(key, part.strip().partition(":")[0]) for part in str(value).split(",")}
+    choices = universe()[key]
+    return {Setting(key, str(value))} if Setting(key, str(value)) in choices else {Setting(key)}
+
+
+def pairs() -> dict[Pair, str]:
+    """Return the pairs of settings that one function reads together, with such a function."""
+    found: dict[Pair, str] = {}
+    for function in functions():
+        known = sorted(key for key in function.fields if key in universe())
+        alike = {key: _alike(function, key) for key in known}
+        for first, second in combinations(known, 2):
+            for pair in product(alike[first], alike[second]):
+                found.setdefault(pair, function.name)
+    return found
+
+
+def _alike(function: Function, key: str) -> list[Alike]:
+    """Return the settings of a key, those together that a function treats alike."""
+    if universe()[key] == (Setting(key),):
+        return [(Setting(key),)]
+    values = [setting.value for setting in universe()[key]]
+    classes = [tuple(values)] if key == "algorithm.rejection" else function.classes(key, values)
+    return [tuple(Setting(key, value) for value in each) for each in classes]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Settings and pairs that nothing exercises; pairs with a function that reads both."""
+
+    settings: tuple[Setting, ...]
+    pairs: Mapping[Pair, str]
+
+
+def missing(exercised: Iterable[frozenset[Setting]]) -> Missing:
+    """Return what none of these sets of settings, each of one replay, has."""
+    sets = set(exercised)
+    single = {setting for found in sets for setting in found}
+    wanted = [setting for each in universe().values() for setting in each]
+    return Missing(
+        tuple(setting for setting in wanted if setting not in single),
+        {pair: name for pair, name in pairs().items() if not any(has(found, pair) for found in sets)},
+    )
+
+
+def has(settings: frozenset[Setting], pair: Pair) -> bool:
+    """Return True if a pair is among the settings of one replay."""
+    return all(not settings.isdisjoint(alike) for alike in pair)

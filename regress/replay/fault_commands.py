@@ -1,0 +1,275 @@
+"""``regress faults``: the corpus of faults, and what the harness makes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from regress.dump.files import write_atomically
+from regress.golden.commands import code_option, directory_option
+from regress.golden.location import open_store
+from regress.printed import echo
+
+if TYPE_CHECKING:
+    from regress.faults.fault import Fault
+    from regress.golden.store import GoldenStore
+    from regress.replay.fault_trial import Trial
+    from regress.report.fault_rows import FaultRow
+
+_WIDTH = 170  # columns of a table where there is no terminal
+PARTS = ("all", "tuning", "held-out")
+
+
+@click.group()
+def faults() -> None:
+    """List faults, and inject them.
+
+    A fault is a bug of a real training system, in a line or two: the harness has to catch it, to say where it begins
+    and to name it. Refactorings and faults that change nothing are there, too, and must not be flagged.
+    """
+
+
+@faults.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...")
+@click.option("--kind", help="Only those of a kind: semantic, precision, equivalent, harmless.")
+@click.option("--category", metavar="LETTER", help="Only those of a category.")
+def list_faults(names: tuple[str, ...], kind: str | None, category: str | None) -> None:
+    """List the faults of the corpus.
+
+    \b
+    regress faults list
+    regress faults list 'clip*'
+    regress faults list --kind precision
+    """
+    from regress.faults.fault import CATEGORIES
+
+    chosen = [one for one in _chosen(names) if kind in (None, one.kind) and category in (None, one.category)]
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in ("fault", "kind", "category", "shows in", "first divergence"):
+        found.add_column(title, overflow="fold")
+    for one in chosen:
+        where = ", ".join(f"{shown.case}/{shown.variant}" for shown in one.shown)
+        cells = one.name, one.kind, CATEGORIES[one.category], where, one.shown[0].first
+        found.add_row(*(Text(cell) for cell in cells))
+    _wide().print(found)
+    echo(f"{len(chosen)} faults")
+
+
+@faults.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Show what is known of a fault.
+
+    \b
+    regress faults show mean_of_means
+    """
+    from regress.faults.fault import CATEGORIES, COMMON, KINDS
+    from regress.faults.registry import fault_named
+
+    one = fault_named(name)
+    told = {
+        "title": one.title,
+        "category": CATEGORIES[one.category],
+        "kind": f"{one.kind}: {KINDS[one.kind]}",
+        "met in": one.source,
+        "mechanism": one.mechanism,
+        "proof": one.proof,
+        "diagnosis": ", ".join(one.rules) or ("silence" if one.wrong else ""),
+        "blind": ", ".join(COMMON[check] for check in one.blind),
+        "part": ("held-out" if one.held_out else "tuning") if one.wrong else "",
+        "code": f"{one.inject.__module__}.{one.name}",
+    }
+    echo(name)
+    for key, text in told.items():
+        if text:
+            echo(f"  {key + ':':<12}{text}")
+    for shown in one.shown:
+        which = f", ranks {', '.join(map(str, shown.ranks))}" if shown.ranks else ""
+        verb = f"shows in {shown.first}" if one.wrong else "is tried"
+        echo(f"  {shown.case}/{shown.variant}: {verb}{which} ({', '.join(one.precisions)})")
+    for where, why in one.silent.items():
+        echo(f"  {where}: cannot show: {why}")
+
+
+@faults.command()
+@click.argument("names", nargs=-1, metavar="[NAME|GLOB]...")
+@click.option("--kind", help="Only those of a kind: semantic, precision, equivalent, harmless.")
+@click.option("--case", metavar="NAME", help="Replay this golden case instead of those in which they show.")
+@click.option("--variant", metavar="NAME", help="Replay under this variant instead.")
+@click.option(
+    "--part",
+    type=click.Choice(PARTS),
+    default="all",
+    show_default=True,
+    help="A third of the faults is held out, by a hash of the name, to judge diagnoses by.",
+)
+@click.option("--diagnosis/--no-diagnosis", default=True, show_default=True, help="Diagnose, and score it.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write faults.json, .html, .txt there."
+)
+@click.option(
+    "--matrix", type=click.Path(path_type=Path), metavar="FILE", help="Write faults and checks as Markdown."
+)
+@directory_option
+@code_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    kind: str | None,
+    case: str | None,
+    variant: str | None,
+    part: str,
+    diagnosis: bool,
+    report: Path | None,
+    matrix: Path | None,
+    golden_dir: Path | None,
+) -> None:
+    """Inject faults, and tell what is noticed of them.
+
+    \b
+    regress faults run                                   all of them, each where it shows
+    regress faults run mean_of_means 'clip*'
+    regress faults run mean_of_means --case dapo --variant mbs4
+    regress faults run --report outputs/faults --matrix docs/kill-matrix.md
+
+    Exit codes: 0 all caught and nothing else flagged, 1 a fault escaped or a refactoring was flagged.
+    """
+    from regress.faults.fault import CATEGORIES, COMMON
+    from regress.replay.fault_trial import trials_of
+    from regress.report.fault_rows import score
+    from regress.report.faults import markdown, summary, table, write
+
+    chosen = [
+        one
+        for one in _chosen(names)
+        if kind in (None, one.kind)
+        and (part == "all" or (one.wrong and one.held_out == (part == "held-out")))
+    ]
+    rows = _tried([*trials_of(chosen, case, variant)], open_store(golden_dir), diagnosis)
+    _wide().print(table(rows))
+    found = score(rows)
+    for line in summary(found, COMMON):
+        echo(line)
+    written = write(report, rows, COMMON) if report is not None else []
+    if matrix is not None:
+        write_atomically(matrix, [markdown(rows, COMMON, CATEGORIES).encode()])
+        written.append(matrix)
+    for path in written:
+        echo(f"written: {path}")
+    ctx.exit(found.exit_code)
+
+
+@faults.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--steps", type=click.IntRange(11), default=50, show_default=True, help="Steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Trainings with a fault.")
+@click.option(
+    "--healthy", type=click.IntRange(2), default=5, show_default=True, help="Trainings without one."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Keeps the curves, as JSON."
+)
+def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Path) -> None:
+    """Train with faults, and tell whose reward curve differs.
+
+    A fault is noticed if its last ten steps have a mean reward outside of the range of the healthy seeds. Twenty faults
+    are tried by default. The file keeps every curve as soon as it is drawn; a second call goes on.
+
+    \b
+    regress faults curves --out outputs/curves.json
+    regress faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
+    """
+    from regress.replay.curves import NAMED, drawn, verdicts
+
+    chosen = [one.name for one in _chosen(names)] if names else [*NAMED]
+    console = Console()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=healthy + seeds * len(chosen))
+        found = drawn(
+            chosen,
+            out,
+            steps=steps,
+            seeds=seeds,
+            healthy=healthy,
+            advance=lambda name: bars.update(task, advance=1, description=name),
+        )
+    told = [one for one in verdicts(found) if one.fault in chosen]
+    for one in told:
+        verb = "noticed" if one.noticed else "not noticed"
+        echo(f"{one.fault}: {verb}, ends at {one.end:.3f} (healthy {one.low:.3f} to {one.high:.3f})")
+    echo(f"{sum(one.noticed for one in told)} of {len(told)} faults noticed; written: {out}")
+
+
+@faults.command("matrix")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page.")
+@click.option(
+    "--curves",
+    "drawn_before",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Reward curves of regress faults curves, for the page.",
+)
+def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) -> None:
+    """Write the page of runs that were made before, from their faults.json.
+
+    \b
+    regress faults matrix outputs/faults/faults.json --out docs/kill-matrix.md
+
+    Of a replay that is in several, the last counts.
+    """
+    from regress.faults.fault import CATEGORIES, COMMON
+    from regress.report.fault_rows import from_json
+    from regress.report.faults import markdown
+
+    rows = {row.name: row for path in runs for row in from_json(path.read_text())}
+    ordered = sorted(rows.values(), key=lambda row: (row.category, row.fault))
+    told: list[tuple[str, float, float, float, bool]] = []
+    if drawn_before is not None:
+        from regress.replay.curves import read, verdicts
+
+        found = verdicts(read(drawn_before))
+        told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
+    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES, told).encode()])
+    echo(f"written: {out}")
+
+
+def _chosen(names: Sequence[str]) -> list[Fault]:
+    from regress.faults.registry import faults_named
+
+    return faults_named(names)
+
+
+def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool) -> list[FaultRow]:
+    from regress.replay.fault_trial import tried
+    from regress.replay.pool import close_shared_pool, shared_pool
+
+    console = Console()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    rows = []
+    shared_pool().warm()
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+            task = bars.add_task("", total=len(trials))
+            for one in trials:
+                bars.update(task, description=one.name)
+                rows.append(tried(one, store, diagnosed=diagnosed))
+                bars.advance(task)
+    finally:
+        close_shared_pool()
+    return rows
+
+
+def _wide() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))

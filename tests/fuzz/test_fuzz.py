@@ -1,0 +1,43 @@
+"""Readers under mutated inputs: one sentence or a result, never a traceback, a hang or a memory bomb.
+
+``pytest tests/fuzz --fuzz-inputs 20000`` reads more of them; input ``n`` is the same everywhere, so a finding is seen
+again with ``python -m tests.fuzz.child n n+1 1``.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fuzz.hunt import Hunt, hunt
+from tests.fuzz.targets import TARGETS, seeds
+
+DEFAULT = 180
+FOUND = (16, 31, 48, 52, 61, 88, 141, 142, 170, 178, 188, 193, 196, 211, 214)
+"""Inputs that once were defects."""
+
+
+@pytest.mark.timeout(0)
+def test_mutated_inputs_are_refused_in_one_sentence(request: pytest.FixtureRequest) -> None:
+    count = request.config.getoption("--fuzz-inputs", default=None) or DEFAULT
+    _require_none(hunt(0, count), count)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("number", FOUND)
+def test_inputs_that_were_defects(number: int) -> None:
+    _require_none(hunt(number, number + 1), 1)
+
+
+def test_every_kind_has_a_seed_in_the_tree() -> None:
+    assert all(seeds().values())
+    assert {*seeds()} == {*TARGETS}
+
+
+def _require_none(found: Hunt, count: int) -> None:
+    print(f"{found.read} inputs, {found.refused} refused, at most {found.memory >> 20} MiB more")
+    assert found.read == count
+    assert not found.findings, json.dumps(found.findings[:5], indent=1)
+    assert count < 50 or found.refused > count / 2

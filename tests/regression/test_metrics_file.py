@@ -1,0 +1,47 @@
+"""File of metrics that the program writes: it says what the steps reported."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from regress.dump.metrics_file import METRICS
+from regress.golden.store import GoldenStore
+from regress.replay.judge import records_of
+from regress.replay.matrix import Replay
+from regress.replay.metrics_file import judge_metrics_file
+from regress.replay.run import replay
+from regress.replay.variants import VARIANTS, Precision
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("name", "update"),
+    [
+        ("training_step/kl", True),
+        ("rollouts/returns_std", False),
+        ("rollouts/total_rollouts", False),
+        ("final/total_batches", False),
+    ],
+)
+def test_a_file_of_metrics_that_holds_another_number_is_named(
+    tmp_path: Path, name: str, update: bool
+) -> None:
+    """What the program writes is compared with what its steps reported."""
+    chosen = Replay(GoldenStore(GOLDEN).case("dense"), VARIANTS["tracking-on"], Precision.BITWISE)
+    dump = replay(chosen.case, chosen.variant, chosen.precision, tmp_path)
+    records = partial(records_of, dump)
+    assert all(verdict.ok and verdict.count for verdict in judge_metrics_file(dump, chosen.plan, records))
+    path = tmp_path / METRICS
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    row = next(row for row in reversed(rows) if name in row and ("update" in row) == update)
+    row[name] += 1e-9
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    failed = [verdict for verdict in judge_metrics_file(dump, chosen.plan, records) if not verdict.ok]
+    assert len(failed) == 1
+    assert name in failed[0].detail

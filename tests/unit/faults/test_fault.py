@@ -1,0 +1,146 @@
+"""Faults come and go: the engine is broken inside, and as it was afterwards; the registry finds them by itself."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+import regress.faults
+from regress.errors import ReplayError
+from regress.faults import registry
+from regress.faults.fault import CATEGORIES, REGISTERED, Fault, fault
+from regress.faults.patch import Patch
+from regress.faults.registry import corpus, fault_named, faults_named, installed
+
+LOCAL = [fault for fault in corpus().values() if not fault.of_run and "ranks" not in fault.inject.__module__]
+"""Faults that break code without asking for their rank."""
+
+
+def replaced(one: Fault, error: type[Exception] | None = None) -> list[tuple[Any, str, Any, Any]]:
+    """Owner and name of what a fault replaces, what is there before, and what is there inside."""
+    found: list[tuple[Any, str, Any, Any]] = []
+    right = Patch.setattr
+
+    def noted(self: Patch, owner: Any, name: str, value: Any) -> None:
+        before = inspect.getattr_static(owner, name)
+        right(self, owner, name, value)
+        found.append((owner, name, before, inspect.getattr_static(owner, name)))
+
+    with suppress(ZeroDivisionError), mock.patch.object(Patch, "setattr", noted), one.injected() as prepare:
+        assert prepare is None
+        if error is not None:
+            raise error
+    return found
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_faults_change_the_engine_while_they_last(error: type[Exception] | None) -> None:
+    for one in LOCAL:
+        found = replaced(one, error)
+        assert found, f"{one.name} changes nothing"
+        for owner, name, before, inside in found:
+            assert inside is not before, f"{one.name} leaves {name} as it is"
+            assert inspect.getattr_static(owner, name) is before, f"{one.name} leaves {name} broken"
+
+
+def test_faults_of_a_run_prepare_it() -> None:
+    one = fault_named("counter_one_ahead")
+    with installed(one.name) as prepare:
+        assert prepare is one.inject
+    with installed(None) as prepare:
+        assert prepare is None
+
+
+def test_the_corpus_is_large_and_can_be_told_apart() -> None:
+    known = [*corpus().values()]
+    kinds = Counter(one.kind for one in known)
+    assert kinds["semantic"] + kinds["precision"] >= 150
+    assert {one.category for one in known if one.wrong} == {*CATEGORIES}
+    assert sum(one.small for one in known) >= 20
+    assert all(one.mechanism.endswith((".", "`")) for one in known), "not a sentence"
+    assert all(one.title and one.words == one.words.strip() for one in known)
+    assert [one.name for one in known if not one.source and one.wrong] == []
+
+
+def test_a_third_is_held_out() -> None:
+    wrong = [one for one in corpus().values() if one.wrong]
+    share = sum(one.held_out for one in wrong) / len(wrong)
+    assert 0.25 < share < 0.42
+
+
+def test_a_module_of_faults_is_found_without_another_edit(tmp_path: Path) -> None:
+    """The package of faults has one more module: a decorated function in it is all that a fault needs."""
+    (tmp_path / "mine.py").write_text(
+        "from regress.faults.fault import fault\n"
+        "from regress.faults.patch import Patch\n"
+        "@fault(category='K', first='ratio', cases=('dense', 'dapo'), source='mine#1')\n"
+        "def ratio_of_my_own(patch: Patch) -> None:\n"
+        "    'Nothing yet.'\n"
+    )
+    before = dict(REGISTERED)
+    with mock.patch.object(regress.faults, "__path__", [*regress.faults.__path__, str(tmp_path)]):
+        registry.corpus.cache_clear()
+        try:
+            found = fault_named("ratio_of_my_own")
+        finally:
+            registry.corpus.cache_clear()
+            REGISTERED.clear()
+            REGISTERED.update(before)
+            sys.modules.pop("regress.faults.mine", None)
+            with suppress(AttributeError):
+                del regress.faults.mine
+    assert [(shown.case, shown.variant) for shown in found.shown] == [("dense", "mbs4"), ("dapo", "mbs4")]
+    assert found.mechanism == "Nothing yet."
+    assert "ratio_of_my_own" not in corpus()
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ReplayError, match="there is no fault 'mean_of_mean': did you mean mean_of_means"):
+        fault_named("mean_of_mean")
+    with pytest.raises(ReplayError, match="there is no fault 'zzz': regress faults list shows all of them"):
+        faults_named(["zzz"])
+    assert {one.name for one in faults_named(["ratio_inverted", "kl_det*"])} == {
+        "kl_detached",
+        "ratio_inverted",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"kind": "typo"}, "fault wrong_one is of kind 'typo'; choose one of semantic, precision"),
+        ({"category": "?"}, "fault wrong_one has category '\\?'; choose one of A, B"),
+        ({"first": ""}, "fault wrong_one says nowhere what fails first; give first"),
+        ({"blind": ("luck",)}, "fault wrong_one names the check 'luck'; choose one of loss 5 %"),
+        ({"kind": "equivalent"}, "fault wrong_one has a proof and is not of kind equivalent, or the reverse"),
+        (
+            {"proof": "none needed"},
+            "fault wrong_one has a proof and is not of kind equivalent, or the reverse",
+        ),
+    ],
+)
+def test_what_a_fault_must_say(arguments: dict[str, Any], problem: str) -> None:
+    def wrong_one(patch: Patch) -> None:
+        """Change nothing."""
+
+    with pytest.raises(ValueError, match=problem):
+        fault(**{"category": "A", "first": "weights", **arguments})(wrong_one)
+    assert "wrong_one" not in REGISTERED
+
+
+def test_a_name_is_given_once() -> None:
+    def kl_detached(patch: Patch) -> None:
+        """Change nothing."""
+
+    with pytest.raises(
+        ValueError, match=r"fault kl_detached is the name of one in regress\.faults\.gradient, too"
+    ):
+        fault(category="A", first="weights")(kl_detached)
+    assert isinstance(fault_named("kl_detached"), Fault)
