@@ -73,7 +73,7 @@ def install(mutant: Mutant) -> int:
     changed = _codes(compile(ast.fix_missing_locations(tree), module.__file__ or "", "exec"))
     count = 0
     for found in gc.get_objects():
-        if isinstance(found, FunctionType) and found.__module__ == module.__name__:
+        if type(found) is FunctionType and found.__module__ == module.__name__:
             code = found.__code__
             key = (code.co_qualname, code.co_firstlineno)
             if _inside(code, mutant.function) and key in changed:
