@@ -31,7 +31,7 @@ def test_beside_pyproject(tmp_path: Path, text: str, name: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[tool.pytest", r"pyproject\.toml cannot be read .*: correct it, or give --golden-dir"),
+        ("[tool.pytest", r"pyproject\.toml is no valid TOML .*; correct it, or give --golden-dir"),
         (
             "[tool.pytest]\nregress_golden_dir = 3",
             r"regress_golden_dir = 3 in .*pyproject\.toml is no directory",

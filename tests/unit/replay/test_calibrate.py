@@ -26,9 +26,11 @@ from regress.replay import calibrate as module
 from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.record import Calibration, keep
+from regress.replay.rollouts import SAMPLED
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[3] / "golden"
+OF_THE_SAMPLER = {"sampler_log_probs", "mismatch"}
 FP32, BF16 = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
 SIZES = st.floats(0, 10)
 LOW = st.sampled_from([Precision.FLOAT32, Precision.BFLOAT16])
@@ -275,9 +277,12 @@ def test_stored_tolerances_follow_from_what_was_measured(name: str) -> None:
     case = GoldenStore(GOLDEN).case(name)
     assert case.manifest is not None
     recorded = {q for where in case.wheres() for q in case.quantities(where)}
+    if case.sampled:
+        recorded |= OF_THE_SAMPLER
     assert set(case.manifest.tolerances) == {q.name for q in QUANTITIES if not q.exact} & recorded
     for quantity, entries in case.manifest.tolerances.items():
-        assert set(entries) == {*precisions_of(case)}
+        measured = {*precisions_of(case)}
+        assert set(entries) == (measured & {*SAMPLED} if quantity in OF_THE_SAMPLER else measured)
         for precision, entry in entries.items():
             if entry.relative:
                 shared = Response(entry.basis["perturbation"], entry.basis["dtype_error"])

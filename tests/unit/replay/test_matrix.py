@@ -12,7 +12,7 @@ from regress.replay.matrix import Item, Replay, items
 from regress.replay.variants import Precision, Variant
 
 LOSS = {"advantages", "log_probs", "entropy", "ratio", "token_loss", "loss"}
-WHOLE = {"gradient", "grad_norm", "param", "optimizer"}
+WHOLE = {"gradient", "grad_norm", "param", "optimizer", "metrics", "step_metrics"}
 
 
 def enumerated(case: GoldenCase, name: str = "mine", **overrides: Any) -> list[Item]:

@@ -206,5 +206,7 @@ def test_the_table_of_quantities_covers_all_stages() -> None:
     assert quantity_of("loss", "entropy_loss") == "loss"
     assert quantity_of("is_loss_debug", "entropy_loss") == "entropy_loss"
     assert primary_source("batch_inputs", "response_mask").stage == "batch_inputs"
-    with pytest.raises(CompareError, match="'logprobs' is no quantity; choose one of trajectory, coverage"):
+    with pytest.raises(
+        CompareError, match="'logprobs' is no quantity; choose one of trajectory, sampler_log_probs"
+    ):
         quantity_named("logprobs")

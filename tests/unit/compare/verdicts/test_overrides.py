@@ -113,7 +113,7 @@ REFUSED = [
     ('reason = "x"\nrelative = 1\ncase = 3', "row 1 has case = 3; give a name, or a pattern such as"),
     (
         'reason = "x"\nrelative = 1\nquantity = "grads"',
-        "row 1: no quantity matches 'grads'; choose from advantages",
+        "row 1: no quantity matches 'grads'; choose from sampler_log_probs",
     ),
     (
         'reason = "x"\nrelative = 1\nquantity = "batch_inputs"',
