@@ -124,6 +124,11 @@ def test_a_layout_changes_nothing_and_one_token_is_found_in_it(
     assert verdict.affected is not None
     assert (verdict.affected.unit, verdict.affected.total.hits) == ("token", 1)
     assert told[0].startswith(f"sample {verdict.affected.samples[0]}, ")
+    scene = run_context_of(faulty)
+    divergence = find_divergence(faulty.verdicts, scene)
+    assert divergence is not None
+    assert "activations" in divergence.held
+    assert [cause.rule for cause in diagnose(divergence, scene)][:1] == ["single-tokens"]
     (table,) = comparison_tables("compare", faulty, Options())
     known = [record.tensors["input_ids"] for record in DumpReader(base).records("batch_inputs")]
     assert set(table.ids) <= set(np.concatenate(known, axis=None).tolist())
