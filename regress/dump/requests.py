@@ -60,7 +60,7 @@ class _Datum(TypedDict):
 class _Line(TypedDict):
     """A line of the index; unknown keys are of later releases."""
 
-    model_id: Name
+    model_id: str
     operation: Name
     step: Count
     seq_id: NotRequired[Count | None]

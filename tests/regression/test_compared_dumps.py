@@ -115,13 +115,20 @@ def test_a_layout_changes_nothing_and_one_token_is_found_in_it(
     change, told = one_token_off(1e-4)
     faulty = compared(base, rewritten(other, tmp_path / "changed", change))
     assert faulty.exit_code == 1
-    (verdict,) = faulty.failed
+    verdict, given = faulty.failed
     assert (verdict.status, verdict.quantity, verdict.over) == (Status.DRIFT, "log_probs", 1)
+    assert (given.quantity, given.name, given.over) == ("invariants", "given_logits", 1)
+    assert f"log_probs given its logits at {told[0]} is " in given.detail
     assert verdict.worst is not None
     assert verdict.worst.where.startswith(told[0])
     assert verdict.affected is not None
     assert (verdict.affected.unit, verdict.affected.total.hits) == ("token", 1)
     assert told[0].startswith(f"sample {verdict.affected.samples[0]}, ")
+    scene = run_context_of(faulty)
+    divergence = find_divergence(faulty.verdicts, scene)
+    assert divergence is not None
+    assert "activations" in divergence.held
+    assert [cause.rule for cause in diagnose(divergence, scene)][:1] == ["single-tokens"]
     (table,) = comparison_tables("compare", faulty, Options())
     known = [record.tensors["input_ids"] for record in DumpReader(base).records("batch_inputs")]
     assert set(table.ids) <= set(np.concatenate(known, axis=None).tolist())
@@ -149,8 +156,11 @@ def test_what_wrong_tokens_have_in_common_is_found_in_any_layout(
 ) -> None:
     golden, other = dump("base", Precision.FLOAT64), dump(layout, Precision.FLOAT64)
     faulty = compared(golden, rewritten(other, tmp_path / "changed", last_tokens_off))
-    assert {(v.quantity, v.affected is not None) for v in faulty.failed} == {("log_probs", True)}
-    for verdict in faulty.failed:
+    *wrong, given = faulty.failed
+    assert {v.quantity for v in wrong} == {"log_probs"}
+    assert (given.quantity, given.name) == ("invariants", "given_logits")
+    assert given.over == sum(v.over for v in wrong)
+    for verdict in wrong:
         assert verdict.affected is not None
         assert verdict.affected.total.hits == verdict.over
         assert verdict.affected.classes["last_trained"].hits == verdict.over

@@ -75,6 +75,12 @@ def judged(padded: tuple[Replay, DumpReader], folder: Path, mutate: Mutation) ->
     return [verdict for verdict in verdicts if not verdict.ok]
 
 
+def invariant_of(verdict: Verdict) -> tuple[str, Place]:
+    """Which invariant failed, and where: what the other recorded values say without the golden ones."""
+    assert (verdict.status, verdict.quantity) == (Status.DRIFT, "invariants")
+    return verdict.name, verdict.place
+
+
 def loss_token(dump: DumpReader, step: int, micro: int, which: int) -> tuple[int, int, str]:
     """Row and column of a loss token, and its canonical name."""
     (record,) = (r for r in dump if at("batch_inputs", step, micro)(r))
@@ -106,7 +112,9 @@ def test_a_token_off_by_one(padded: tuple[Replay, DumpReader], tmp_path: Path) -
 
 def test_all_tokens_scaled_by_four_percent(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     mutate = changed(at("forward_data", 0, 1), "log_probs", lambda x, _: x * np.float32(1.04))
-    (found,) = judged(padded, tmp_path / "dump", mutate)
+    found, given = judged(padded, tmp_path / "dump", mutate)
+    assert invariant_of(given) == ("given_logits", Place(0))
+    assert given.over == found.over
     assert (found.status, found.quantity, found.place) == (Status.DRIFT, "log_probs", Place(0, None, 0, 1))
     assert found.relative_l2 == pytest.approx(0.04, rel=1e-3)
     assert found.over > 0.9 * found.count
@@ -132,10 +140,13 @@ def test_one_ulp_in_the_bitwise_tier(padded: tuple[Replay, DumpReader], tmp_path
 
 def test_two_rows_swapped(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     mutate = changed(at("forward_data", 0, 0), "entropy", lambda x, _: x[[1, 0, *range(2, len(x))]])
-    (found,) = judged(padded, tmp_path / "dump", mutate)
+    found, *invariants = judged(padded, tmp_path / "dump", mutate)
+    assert [*map(invariant_of, invariants)] == [("given_logits", Place(0)), ("metrics", Place(0))]
     assert (found.status, found.quantity, found.place) == (Status.DRIFT, "entropy", Place(0, None, 0, 0))
     assert found.worst is not None
     assert found.worst.index[0] in (0, 1)
+    assert "entropy" in invariants[0].detail
+    assert "the sum of entropy of forward_data of rank 0 microbatch 0" in invariants[1].detail
 
 
 def test_a_record_missing(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
@@ -234,7 +245,8 @@ def test_junk_in_padding_is_ignored(padded: tuple[Replay, DumpReader], tmp_path:
 
 def test_a_dtype_widened(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     mutate = changed(at("forward_data", 0, 2), "entropy", lambda x, _: x.astype(np.float64))
-    (found,) = judged(padded, tmp_path / "dump", mutate)
+    found, given = judged(padded, tmp_path / "dump", mutate)
+    assert invariant_of(given) == ("given_logits", Place(0))  # as float64 it claims digits that it has not
     assert (found.status, found.quantity, found.place) == (Status.DTYPE, "entropy", Place(0, None, 0, 2))
     assert "float32" in found.detail
     assert "float64" in found.detail
@@ -261,9 +273,10 @@ def test_a_key_too_many(padded: tuple[Replay, DumpReader], tmp_path: Path) -> No
 
 def test_a_loss_halved(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     mutate = changed(at("loss", 1, 0), "loss", lambda x, _: x / 2)
-    found, invariant = judged(padded, tmp_path / "dump", mutate)
+    found, *invariants = judged(padded, tmp_path / "dump", mutate)
     assert (found.status, found.quantity, found.place) == (Status.DRIFT, "loss", Place(1, None, 0, 0))
-    assert (invariant.quantity, invariant.name, invariant.place) == ("invariants", "loss", Place(1))
+    assert [*map(invariant_of, invariants)] == [("loss", Place(1)), ("metrics", Place(1))]
+    assert "training_step/loss of rank 0" in invariants[1].detail
 
 
 def test_the_last_microbatch_written_in_place_of_another(

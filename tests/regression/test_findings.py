@@ -115,5 +115,14 @@ def test_q_norm_under_transformers_plan(tmp_path: Path) -> None:
     assert names == {
         f"model.layers.{n}.self_attn.{norm}.weight" for n in (0, 1) for norm in ("q_norm", "k_norm")
     }
-    assert not {verdict.quantity for verdict in found} - {"gradient", "grad_norm", "param", "optimizer"}
+    assert {verdict.quantity for verdict in found} == {
+        *("gradient", "grad_norm", "param", "optimizer"),
+        *("metrics", "step_metrics"),
+    }
+    of_metrics = {v.name for v in found if v.quantity in ("metrics", "step_metrics")}
+    assert {name.rpartition("/")[2] for name in of_metrics} == {
+        "grad_norm",
+        "grad_norm_mean",
+        "grad_norm_max",
+    }
     assert {verdict.place.rank for verdict in found} == {0, 1}  # both hold the same wrong numbers

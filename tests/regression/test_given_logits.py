@@ -23,14 +23,16 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 GIVEN = "given_logits"
 
 
-def in_half_precision(logits: Tensor, targets: Tensor, *, temperature: float, entropy: Any) -> TokenLogProbs:
+def in_half_precision(
+    logits: Tensor, targets: Tensor, *, temperature: float, entropy: Any, **_: Any
+) -> TokenLogProbs:
     log_p = (logits / temperature).bfloat16().log_softmax(-1)
     chosen = log_p.gather(-1, targets[..., None]).squeeze(-1).float()
     return TokenLogProbs(chosen, -(log_p.exp() * log_p).sum(-1).float() if entropy else None)
 
 
 def entropy_in_half_precision(
-    logits: Tensor, targets: Tensor, *, temperature: float, entropy: Any
+    logits: Tensor, targets: Tensor, *, temperature: float, entropy: Any, **_: Any
 ) -> TokenLogProbs:
     wide = (logits.float() / temperature).log_softmax(-1)
     log_p = wide.bfloat16()
