@@ -85,7 +85,9 @@ def test_one_wrong_token_on_one_rank_is_not_a_rank_with_other_weights(nexrl: Set
     assert (
         "weights" not in done.output.partition("probably: ")[2].partition("next:")[0].partition("so it is")[0]
     )
-    assert "(rule no-activations;" in done.output  # what they were computed from is not recorded, so not proven right
+    assert (
+        "(rule no-activations;" in done.output
+    )  # what they were computed from is not recorded, so not proven right
     assert "affected: only rank 1; only microbatch 0" in done.output
     assert "--only param" not in done.output
     assert "--only log_probs" in done.output

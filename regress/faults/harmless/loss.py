@@ -78,13 +78,16 @@ def vocabulary_in_pieces(patch: Patch) -> None:
 
 @fault(category="H", kind="harmless", cases=("dr_grpo",), precisions=EVERY)
 def temperature_multiplied(patch: Patch) -> None:
-    """Logits are multiplied by the reciprocal of the temperature."""
+    """Logits are multiplied by the reciprocal of the temperature, in float32 at least."""
     right: Any = token_log_probs
-    patch.setattr(
-        policy,
-        "token_log_probs",
-        lambda logits, targets, *, temperature, **rest: right(logits * (1.0 / temperature), targets, **rest),
-    )
+
+    def multiplied(logits: Tensor, targets: Tensor, *, temperature: float, **rest: Any) -> Any:
+        wide = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # half precision rounds the product
+        return right(wide * (1.0 / temperature), targets, **rest)
+
+    patch.setattr(policy, "token_log_probs", multiplied)
 
 
 @fault(category="R", kind="harmless", precisions=EVERY)
