@@ -27,8 +27,10 @@ def explain_replay(
     """Return the first line and the details of a failing test.
 
     Args:
-        updates: False for values of a user's own trainer, which cannot become golden.
+        updates: False for values of a user's own trainer, which cannot become golden. Those that break an invariant
+            cannot either: no update is advised that would be refused.
     """
+    updates = updates and not any(verdict.quantity == "invariants" for verdict in replay.failed)
     details = explain(
         outcome.failed,
         where=item.id,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from regress.golden.manifest import Manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+TRUTH = json.loads((GOLDEN / "dr_grpo" / "manifest.json").read_text())["truth"]
+"""The quantities recorded at each update of the case of `GoldenProject`."""
 MODES = {"no-xdist": (), "n0": ("-p", "xdist", "-n0"), "n2": ("-p", "xdist", "-n2")}
 
 
@@ -83,8 +85,11 @@ class GoldenProject(Project):
     """A project with the golden case `dr_grpo`, whose replays are copies of one made beforehand; see stub_engine.py."""
 
     CASE = "dr_grpo"
-    TESTS = 66
-    """Tests of the case under one variant in one precision: three steps of one update and one microbatch."""
+    TESTS = sum(len(recorded) + 3 for recorded in TRUTH.values())
+    """Tests of the case under one variant in one precision: three steps of one update and one microbatch.
+
+    Each has a test of every recorded quantity, and those of the trajectories, the coverage and the invariants.
+    """
 
     def __init__(self, pytester: pytest.Pytester, mode: str, made: Path) -> None:
         super().__init__(pytester, mode)

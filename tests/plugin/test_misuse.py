@@ -162,7 +162,7 @@ def test_a_damaged_golden_is_named_and_never_used(alone: Any, damage: str) -> No
         "emptied": "is no intact record (it announces a header of 0 bytes but ends after 0 bytes)",
         "of another test": "holds 'x' of test_it.py::test_other, which belongs elsewhere",
         "of no check": "is a record, but none of a check",
-        "a folder": "cannot be read (Is a directory)",
+        "a folder": "cannot be read (it is a folder, not a file)",
     }[damage]
     remedy = "restore it from version control, or record it again with pytest --update-golden=all"
     if damage == "a folder":

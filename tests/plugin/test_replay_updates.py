@@ -12,10 +12,13 @@ import pytest
 
 from regress.golden.commit import commit
 from regress.golden.pending import pending_of
+from tests.plugin.conftest import GoldenProject
 
-CASE, TESTS = "dr_grpo", 66
+CASE, TESTS = GoldenProject.CASE, GoldenProject.TESTS
 GOLDEN = Path(__file__).parents[2] / "golden"
 SEMANTICS = "--regress-tier=semantics"
+GRADIENT = {"type": "gradient", "tensor": "model.norm.weight", "factor": 0.999}
+"""A fault that breaks no invariant, so that its values can become golden."""
 DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
 """A fault that only the advantages show, and those of step 0 are all zero."""
 
@@ -88,19 +91,19 @@ def test_an_update_changes_what_the_selected_tests_are_about(
 def test_the_update_that_a_failure_advises_is_the_one_that_mends_it(stubbed: Any) -> None:
     import shlex
 
-    stubbed.fault(base={"type": "forward_data", "tensor": "entropy", "factor": 0.999})
-    result = stubbed.run(SEMANTICS, "--golden-dir=golden", "-k", "step0 and /entropy]")
+    stubbed.fault(base=GRADIENT)
+    result = stubbed.run(SEMANTICS, "--golden-dir=golden", "-k", "step0 and /gradient]")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [f"reproduce: pytest --golden-dir=golden {SEMANTICS} 'test_suite.py::test_golden?{CASE}/base/step0/*"]
     )
     (line,) = (line for line in result.outlines if line.startswith("update: "))
     assert line == (
-        f"update: pytest --golden-dir=golden {SEMANTICS} --update-golden -k '[{CASE}/base/ and /entropy]'"
+        f"update: pytest --golden-dir=golden {SEMANTICS} --update-golden -k '[{CASE}/base/ and /gradient]'"
     )
     before = stubbed.manifest()
     assert stubbed.run(*shlex.split(line)[2:]).parseoutcomes()["passed"] == 3
-    assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "entropy") for n in range(3)}
+    assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "gradient") for n in range(3)}
     result = stubbed.run("--collect-only", "-q", "-k", f"[{CASE}/base/ and /entropy_loss]")
     assert [line.rpartition("/")[2] for line in result.outlines if "::" in line] == ["entropy_loss]"] * 3
 
@@ -112,6 +115,26 @@ def test_no_update_is_advised_where_none_would_help(stubbed: Any) -> None:
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["drift: advantages:*", "reproduce: pytest *"])
     result.stdout.no_fnmatch_line("update: *")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("quantity", ["entropy", "invariants"])
+def test_no_update_is_advised_that_would_be_refused(stubbed: Any, quantity: str) -> None:
+    """An entropy that is not that of the recorded logits, which no update makes golden."""
+    stubbed.fault(base={"type": "forward_data", "tensor": "entropy", "factor": 0.999})
+    selection = (SEMANTICS, "-k", f"step0 and /{quantity}]")
+    result = stubbed.run(*selection)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["reproduce: pytest *"])
+    result.stdout.no_fnmatch_line("update: *")
+    before = stubbed.goldens()
+    result = stubbed.run(*selection, "--update-golden")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([
+        f"{CASE}/base cannot be replayed: the update is refused: case {CASE} cannot become golden, because what is "
+        "true of every correct update is not true of this one (given_logits at step0: *"
+    ])  # fmt: skip
+    assert stubbed.goldens() == before
 
 
 def test_a_case_that_changed_under_an_update_is_told_and_nothing_is_lost(stubbed: Any) -> None:
@@ -192,8 +215,8 @@ def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None
 def test_a_second_proposal_replaces_the_first(stubbed: Any) -> None:
     stubbed.fault(base=DRIFT)
     stubbed.run(SEMANTICS, "--update-golden=review")
-    stubbed.fault(base={"type": "forward_data", "tensor": "entropy", "factor": 0.5})
+    stubbed.fault(base=GRADIENT)
     result = stubbed.run(SEMANTICS, "--update-golden=review")
-    result.stdout.fnmatch_lines(["*entropy*drift*3 of 3*", "0 written, 1 pending"])
+    result.stdout.fnmatch_lines(["*gradient*drift*3 of 75*", "0 written, 1 pending"])
     changed = changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest)
-    assert {quantity for _, quantity in changed} == {"entropy"}
+    assert {quantity for _, quantity in changed} == {"gradient"}

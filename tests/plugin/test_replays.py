@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-CASE, TESTS = "dr_grpo", 66
+from tests.plugin.conftest import GoldenProject
+
+CASE, TESTS = GoldenProject.CASE, GoldenProject.TESTS
 GOLDEN = Path(__file__).parents[2] / "golden"
 SEMANTICS = "--regress-tier=semantics"
 DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from regress.errors import ConfigError, GoldenError
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("*/case.yaml"))
 
 
 def test_a_replay_is_a_dump_with_the_golden_values(regress: Any) -> None:
@@ -22,7 +26,14 @@ def test_a_replay_is_a_dump_with_the_golden_values(regress: Any) -> None:
 @pytest.mark.parametrize(
     ("case", "variant", "precision", "error", "message"),
     [
-        ("nothing", "base", "float64", GoldenError, "there is no case 'nothing': cases here are cispo, dapo"),
+        pytest.param(
+            "nothing",
+            "base",
+            "float64",
+            GoldenError,
+            f"there is no case 'nothing': cases here are {', '.join(CASES)}$",
+            id="case",
+        ),
         ("dense", "bas", "float64", ConfigError, "there is no variant 'bas'; choose one of base, left"),
         (
             "dense",
