@@ -39,6 +39,29 @@ class Fit:
     readers: tuple[Tensor, Tensor]
 
 
+def errors_of(found: Tensor, shares: Tensor, noise: Tensor) -> Tensor:
+    """Bound the errors of two derivatives ``[K, 2]`` that are wrong by shares of the true ones; infinite for no bound.
+
+    The shares are those of the true derivatives t, and only the found f are known: a gradient that rounding made small
+    gives a small f. ``|f - t| <= B |t| + n`` bounds t by ``|t| <= (1 - B)^-1 (|f| + n)``, where the powers of B fall,
+    and the error by ``B |t| + n``; where they do not, all of a derivative may be lost.
+
+    Args:
+        shares: B, ``[K, 2, 2]``, from `Linearized.rounding`.
+        noise: n, ``[K, 2]``: errors that no derivative scales; infinite for a derivative that is not determined.
+    """
+    known = noise.isfinite()
+    some = torch.where(known, noise, 0.0)
+    left = 1 - shares.diagonal(dim1=-2, dim2=-1)
+    across = torch.stack((shares[:, 0, 1], shares[:, 1, 0]), -1)
+    determinant = left.prod(-1) - across.prod(-1)
+    bounded = (left > 0).all(-1) & (determinant > 0)
+    from_found = found.abs() + some
+    true = (left.flip(-1) * from_found + across * from_found.flip(-1)) / determinant[:, None]
+    errors = some + (shares * true[:, None, :]).sum(-1)
+    return torch.where(known & bounded[:, None], errors, torch.inf)
+
+
 @dataclass(frozen=True)
 class Directions:
     """Log-prob and entropy of each position, and their gradients by its state; all float64.
@@ -147,8 +170,10 @@ class Linearized:
             a, b, a.norm(dim=-1), b.norm(dim=-1), rest.squeeze(-1), log_prob.squeeze(-1), entropy.squeeze(-1)
         )
 
-    def rounding(self, fit: Fit, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Bound what a trainer's rounding of logits and probabilities does to its two derivatives, ``[K]`` each.
+    def rounding(self, fit: Fit, temperature: float, dtype: torch.dtype) -> Tensor:
+        """Bound what a trainer's rounding of logits and probabilities does to its two derivatives, ``[K, 2, 2]``.
+
+        Row: the derivative that is wrong, g or h; column: the true one that it is wrong by a share of.
 
         An error of probabilities is one of the gradient, and where few tokens have nearly all of the probability it
         lies along the two directions: no rest shows it. A relative error e_v of p_v reaches the derivative with the
@@ -173,17 +198,20 @@ class Linearized:
             rounded = self._rounded(dtype)
             error = self._over_ranks((rounded - exact).abs().amax(-1, keepdim=True), "max") / temperature
             error = error + u * (z.abs() + 2 * (z - top).abs() + log_p.abs() + terms.log2())
-            g, h = fit.g.abs()[:, None], fit.h.abs()[:, None]
             turn = (log_p - self._sum(torch.where(p > 0, p * log_p, 0.0))).abs_()
             of_entropy = self._sum(p * error * (log_p.abs() + 1))
-            wrong = (h * (error * (turn + 1) + of_entropy)).add_(g * error).mul_(p)
+            of_g, of_h = error * p, (error * (turn + 1) + of_entropy) * p
             slope_error = getattr(self._head, "slope_error", None)
             slope = None if slope_error is None else slope_error(exact, rounded, u)
             if slope is not None:
                 target = torch.zeros_like(p).scatter_(1, self._column, self._inside.double())
-                wrong.add_((g * (p - target).abs_() + h * p * turn).mul_(slope))
-            bounds = [self._sum(self._pushed(r, dtype).abs_().mul_(wrong)) / temperature for r in fit.readers]
-        return bounds[0].squeeze(-1), bounds[1].squeeze(-1)
+                of_g.add_((p - target).abs_().mul_(slope))
+                of_h.add_((p * turn).mul_(slope))
+            rows = []
+            for reader in fit.readers:
+                seen = self._pushed(reader, dtype).abs_()
+                rows.append(torch.cat([self._sum(seen * wrong) for wrong in (of_g, of_h)], -1))
+        return torch.stack(rows, 1) / temperature
 
     def _rounded(self, dtype: torch.dtype) -> Tensor:
         """Return the logits as computed in a dtype; those that overflow it with an error of one unit."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.capture.directions import Head, Linearized, Reduce, blocks
+from regress.capture.directions import Head, Linearized, Reduce, blocks, errors_of
 from regress.capture.temperature import find_temperature, search_temperature
 
 __all__ = ["Head", "Reduce", "TokenGradient", "find_temperature", "residual_of", "solve"]
@@ -47,7 +47,7 @@ class TokenGradient:
         log_probs_K, entropies_K: of the targets' distributions at that temperature, in nats.
         log_prob_error_K, entropy_error_K: bounds of the errors of the two derivatives: from the rest, as far as it is
             rounding, the rounding of the gradient's dtype, and that of logits and probabilities; infinite where one
-            cannot be determined.
+            cannot be determined, or rounding may hide all of it.
         temperature_error: bound of the error of a temperature that was found, from the rest; None if it was given.
     """
 
@@ -190,9 +190,13 @@ def _solve(lines: Linearized, grad: Tensor, temperature: float, dtype: torch.dty
     finite = d.isfinite().all(-1)
     lost = eps / at.not_target + eps / fit.sine
     scale = unit.squeeze(-1)
-    forward, forward_entropy = lines.rounding(fit, temperature, dtype)
-    error = torch.where(at.norm_a > 0, noise / (at.norm_a * fit.sine) + forward, torch.inf)
-    error_entropy = torch.where(fit.has_entropy, noise / (at.norm_b * fit.sine) + forward_entropy, torch.inf)
+    of_rest = (
+        torch.where(at.norm_a > 0, noise / (at.norm_a * fit.sine), torch.inf),
+        torch.where(fit.has_entropy, noise / (at.norm_b * fit.sine), torch.inf),
+    )
+    shares = lines.rounding(fit, temperature, dtype)
+    errors = errors_of(torch.stack((fit.g, fit.h), -1), shares, torch.stack(of_rest, -1))
+    error, error_entropy = errors.unbind(-1)
     nan = torch.full_like(norm, torch.nan)
     return {
         "log_prob_K": torch.where(finite, fit.g * scale, nan),

@@ -23,6 +23,7 @@ from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.readers import Source
 from regress.layout import Segment, TokenLayout
+from regress.printed import printable
 from regress.schema import conform
 
 PER_MICROBATCH = ("forward_data", "loss", "is_loss_debug", "batch_inputs")
@@ -57,9 +58,10 @@ class ServiceDump(Source):
         self.requests = read_requests(folder)
         models = dict.fromkeys(one.model_id for one in self.requests)
         if len(models) > 1:
+            some = ", ".join(map(printable, [*models][:3]))
             raise DumpError(
-                f"{folder / INDEX} tells of several models ({', '.join([*models][:3])}), but a dump is of one: copy "
-                "the lines and files of one of them"
+                f"{folder / INDEX} tells of several models ({some}), but a dump is of one: copy the lines and files of "
+                "one of them"
             )
 
     @cached_property

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regress.capture.directions import errors_of
 from regress.capture.linear_head import LinearHead
 from regress.capture.token_gradient import find_temperature, residual_of, solve
 
@@ -132,6 +133,9 @@ def test_any_entropy_derivatives_leave_a_temperature_within_its_error(
     peak=st.sampled_from((1.0, 3.0, 8.0)),
     bonus=st.sampled_from((None, 0.0, 0.05)),
 )
+@example(
+    3, "capped", 0.7, 3, 64, 8.0, None
+)  # caps of two of three logits: in float32 they have no slope left
 @settings(max_examples=60, deadline=None)
 def test_errors_of_float32_stay_within_their_bounds(
     seed: int, kind: str, temperature: float, vocabulary: int, width: int, peak: float, bonus: float | None
@@ -154,6 +158,21 @@ def test_errors_of_float32_stay_within_their_bounds(
     ):
         wrong = (found - want.float().double()).abs()[out.recoverable_K]
         assert bool((wrong <= error[out.recoverable_K]).all()), (wrong / error[out.recoverable_K]).max()
+
+
+def test_a_derivative_that_rounding_may_hide_has_no_bound() -> None:
+    """And where rounding is small, the bound is that of the share that it takes from what was found."""
+    shares = torch.tensor([[[0.0, 0.0], [0.0, 0.0]], [[0.5, 0.25], [0.0, 0.0]], [[0.5, 0.6], [0.5, 0.5]]])
+    found, noise = torch.tensor([[2.0, 4.0]] * 3), torch.tensor([[0.125, 0.0]] * 3)
+    # true g is at most (2.125 + 0.25 * 4) / 0.5 = 6.25 where half of it and a quarter of h may be lost
+    assert errors_of(found, shares, noise).tolist() == [[0.125, 0.0], [4.25, 0.0], [torch.inf, torch.inf]]
+
+
+def test_bounds_are_of_use() -> None:
+    """Where logits are not extreme, all are finite and small."""
+    out = solve(*Case(width=16, dtype=torch.float32).arguments(), temperature=1.0)
+    assert float((out.log_prob_error_K / out.log_prob_K.abs())[out.recoverable_K].median()) < 1e-4
+    assert bool(out.log_prob_error_K[out.recoverable_K].isfinite().all())
 
 
 def test_positions_without_gradient_are_zero_and_not_nan() -> None:
