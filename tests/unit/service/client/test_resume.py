@@ -65,6 +65,7 @@ def dumped(folder: Path) -> dict[str, bytes]:
             ("service.tinker_service.lora_rank=4", "trainer.save_updates=1", *CURRICULUM),
             3,
             id="tinker-lora-and-curriculum",
+            marks=pytest.mark.extended,
         ),
         pytest.param(
             "weaver",
