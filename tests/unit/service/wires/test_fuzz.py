@@ -107,7 +107,7 @@ def fire(shooting: Range, seed: int, count: int) -> None:
 
 
 def test_broken_requests(shooting: Range) -> None:
-    fire(shooting, seed=0, count=400)
+    fire(shooting, seed=0, count=100)
 
 
 @pytest.mark.extended
