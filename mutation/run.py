@@ -18,7 +18,7 @@ from mutation.scopes import Scope
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant.
+    """Outcome of a mutant.
 
     Attributes:
         mutant: as a text.

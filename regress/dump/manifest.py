@@ -181,7 +181,7 @@ def _from_json(tree: Any) -> Manifest:
 
 def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
     """Return the entry of a file; chunks of another size than ours are verified by the hash of the whole file."""
-    where = Coordinates(row["step"], *(row[key] for key in _PLACE))  # type: ignore[literal-required]
+    where = Coordinates(row["step"], *(row[key] for key in _PLACE))  # type: ignore[literal-required]  # its own keys
     folder, _, file = name.rpartition("/")
     if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _STAGES:
         raise ValueError(f"its file {name!r} does not fit the type and the place that stand beside it")

@@ -34,7 +34,7 @@ _PLACE = tuple(item.name for item in fields(Coordinates))
 
 
 class _Head(TypedDict):
-    """What `Record.head` writes."""
+    """Fields that `Record.head` writes."""
 
     type: Name
     meta: dict[str, Any]

@@ -163,7 +163,7 @@ def norms_in_bfloat16(run: Run) -> None:
     rules=("module", "module-dtype"),
 )
 def residuals_in_float16(run: Run) -> None:
-    """What a layer hands on is rounded to float16."""
+    """Outputs of layers are rounded to float16."""
     outputs_rounded(run, ("layers.0", "layers.1"), torch.float16)
 
 

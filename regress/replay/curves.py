@@ -42,7 +42,7 @@ Curves = Mapping[str, Mapping[int, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the curves of a fault say.
+    """Reading of the curves of a fault.
 
     Attributes:
         end: mean reward of the last steps, over all seeds.

@@ -47,7 +47,7 @@ _OF_CONFIG = {
 _RENAMED = {"parallel.sequence_split": "parallel.cp_split"}
 
 Told = Callable[[str], object]
-"""What a function takes from a text: it treats texts alike for which that is the same."""
+"""Value that a function takes from a text; it treats texts alike for which the value is the same."""
 
 
 @dataclass

@@ -91,7 +91,7 @@ class FaultRow:
 
 @dataclass(frozen=True)
 class FaultScore:
-    """What rows add up to.
+    """Totals of rows.
 
     Attributes:
         faults: faults that must be flagged, by name, each with its rows.

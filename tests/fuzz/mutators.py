@@ -61,7 +61,7 @@ RAW = {
     "@@many@@": "[" + "[]," * 3_000_000 + "[]]",
     "@@surrogate@@": '"\\ud800"',
 }
-"""What stands in a JSON text in place of a value, although nobody's writer makes it."""
+"""Texts in place of a JSON value that no writer makes."""
 
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 0.5, -0.0, 1e308),

@@ -1,4 +1,4 @@
-"""What is said first of a change of the engine is right, or nothing is said."""
+"""The first diagnosis of a change of the engine is right, or there is none."""
 
 from __future__ import annotations
 

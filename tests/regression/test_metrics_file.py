@@ -32,7 +32,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 def test_a_file_of_metrics_that_holds_another_number_is_named(
     tmp_path: Path, name: str, update: bool
 ) -> None:
-    """What the program writes is compared with what its steps reported."""
+    """Compare the file that the program writes with the reports of its steps."""
     chosen = Replay(GoldenStore(GOLDEN).case("dense"), VARIANTS["tracking-on"], Precision.BITWISE)
     dump = replay(chosen.case, chosen.variant, chosen.precision, tmp_path)
     records = partial(records_of, dump)

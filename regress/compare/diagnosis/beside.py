@@ -32,7 +32,7 @@ class OwnMicrobatch:
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known of an update besides its own values.
+    """Facts of an update besides its own values.
 
     Attributes:
         rewards: reward of each sample of the step, in canonical order.

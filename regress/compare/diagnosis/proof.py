@@ -91,4 +91,4 @@ CLAIMS: Mapping[str, Claim] = {
     ),
     "rounding": _rounding,
 }
-"""What a rule may speak of, and the test of whether it is there."""
+"""Subjects of rules, each with the test that it is there."""

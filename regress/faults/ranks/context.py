@@ -98,7 +98,7 @@ def leak_over_the_border(patch: Patch) -> None:
 )
 def zigzag_read_in_order(patch: Patch) -> None:
     """Columns that were gathered rank after rank are taken for columns in order."""
-    columns = lambda self: torch.arange(self.table.numel())  # noqa: E731
+    columns = lambda self: torch.arange(self.table.numel())  # noqa: E731  # takes the place of a property
     patch.setattr(
         ContextSegments,
         "gathered_mask",

@@ -1,4 +1,4 @@
-"""What faults of several ranks need."""
+"""Helpers of faults of several ranks."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ BEYOND: dict[str, str] = {
         "regress.parallel.schedules.ranks_of_stages"
     ),
 }
-"""What nothing exercises and the rules of the configuration allow, with the rule that forbids it in the ranks."""
+"""Settings that nothing exercises and the rules of the configuration allow, with the rule that forbids it in the ranks."""
 
 RULES: dict[str, str] = {
     "needs": "objective_rules._inputs",
