@@ -37,7 +37,7 @@ BEYOND: dict[str, str] = {
         "regress.parallel.schedules.ranks_of_stages"
     ),
 }
-"""Settings that nothing exercises and the rules of the configuration allow, with the rule that forbids it in the ranks."""
+"""Settings that nothing exercises, though the configuration allows them, with the rule that forbids them."""
 
 RULES: dict[str, str] = {
     "needs": "objective_rules._inputs",
