@@ -72,6 +72,7 @@ def install(mutant: Mutant) -> int:
     _replace(function, list(walk(function))[change.index], change.new)
     changed = _codes(compile(ast.fix_missing_locations(tree), module.__file__ or "", "exec"))
     count = 0
+    gc.unfreeze()  # frozen objects are not listed
     for found in gc.get_objects():
         if type(found) is FunctionType and found.__module__ == module.__name__:
             code = found.__code__
