@@ -36,6 +36,7 @@ class Divergence:
         patterns: patterns common to all failing tensors of this quantity in this update.
         kinds: kinds of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
         agree: quantities of the update that were judged, and all of whose tensors hold.
+        before: quantities that were judged in earlier updates, where all of them hold.
     """
 
     first: Verdict
@@ -47,6 +48,7 @@ class Divergence:
     patterns: tuple[Pattern, ...] = ()
     kinds: tuple[str, ...] = ()
     agree: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def affected(self) -> str:
@@ -83,6 +85,7 @@ class Divergence:
             "patterns": [pattern.to_json() for pattern in self.patterns],
             "kinds": [*self.kinds],
             "agree": [*self.agree],
+            "before": [*self.before],
         }
 
     @classmethod
@@ -98,6 +101,7 @@ class Divergence:
             tuple(Pattern(**pattern) for pattern in data["patterns"]),
             tuple(data["kinds"]),
             tuple(data.get("agree", ())),
+            tuple(data.get("before", ())),
         )
 
 
@@ -122,6 +126,7 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
         tuple(find_patterns(wrong, alike, scene or RunContext())),
         kinds_of({verdict.name for verdict in verdicts}),
         _agreeing(there),
+        tuple(dict.fromkeys(v.quantity for v in verdicts if _number(v.place) < _number(first.place))),
     )
 
 
@@ -147,6 +152,11 @@ def listed(items: Iterable[str]) -> str:
 
 def _update(place: Place) -> tuple[int | None, int | None]:
     return place.step, place.update
+
+
+def _number(place: Place) -> tuple[int, int]:
+    """Return a key that sorts updates; what belongs to no step or update comes before those that do."""
+    return (-1 if place.step is None else place.step, -1 if place.update is None else place.update)
 
 
 def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], tuple[str, ...]]:
