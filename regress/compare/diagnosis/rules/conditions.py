@@ -103,7 +103,6 @@ CONDITIONS: dict[str, Condition] = {
     "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),
     # of what fails
     "places_are_tokens": lambda found, _: found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss"),
-    "after_an_update": _after_an_update,
     "parameters_held_before": lambda found, _: "param" in found.before,
     "parameters_unknown_before": lambda found, scene: (
         _after_an_update(found, scene) and "param" not in found.before
