@@ -26,6 +26,8 @@ UNKNOWN = "unknown"
 _VALUES = (Status.DRIFT, Status.MASK)
 """Statuses that a rule matches if it names none, and no words of the verdict."""
 OF_A_RANK = "a rank"
+PLACES = ("rank", "micro", "copies")
+"""Patterns of places, which are told as evidence whatever rule speaks."""
 AT_MOST = 3
 """Most causes that are named for one divergence."""
 
@@ -120,7 +122,8 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     beside = [p for p in divergence.patterns if p.id in VALUES]
     proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said, *beside))
     words = [first.detail] if rule.says and first.detail else []
-    return _evidence(divergence, [*words, *proofs])
+    where = [p.words for p in divergence.patterns if p.id in PLACES]
+    return _evidence(divergence, [*dict.fromkeys((*words, *where, *proofs))])
 
 
 def _found(id: str, divergence: Divergence) -> list[Pattern]:

@@ -19,7 +19,7 @@ from regress.compare.diagnosis.extent import (
     one_value,
     rounded_to,
 )
-from regress.compare.diagnosis.group_patterns import of_groups
+from regress.compare.diagnosis.group_patterns import of_groups, of_tokens
 from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted
 from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 from regress.compare.diagnosis.terms import Term, Terms
@@ -111,7 +111,8 @@ class FailureContext:
         there = traits.sample >= 0
         there = there if compared is None else there & compared.reshape(-1)
         values, right = (array.reshape(-1)[there].astype(np.float64) for array in (actual, golden))
-        return {**of_groups(values, right, groups[traits.sample[there]])}
+        own = traits.sample[there]
+        return {**of_groups(values, right, groups[own]), **of_tokens(values, right, own)}
 
     def _units(self, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None) -> dict[str, Any]:
         if self.traits is None:

@@ -16,7 +16,7 @@ from regress.compare.diagnosis.hypotheses import Floats
 from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.verdicts.affected import Affected
 
-KEY = "groups"
+KEY, WITHIN = "groups", "within"
 _SAME = 1e-6
 _LITTLE = 0.01
 """Largest change of a factor that an epsilon or the precision of a deviation explains."""
@@ -48,8 +48,26 @@ def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict
     )
 
 
+def of_tokens(actual: Floats, golden: Floats, samples: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
+    """Return a pattern where values differ within samples whose golden ones are all the same; empty if none does.
+
+    Args:
+        actual, golden: ``[K]`` values of the tokens that count; ``samples``: ``[K]`` their samples.
+    """
+    if not actual.size or not np.isfinite(actual).all():
+        return {}
+    slack = _SAME * max(float(np.abs(golden).max()), float(np.abs(actual).max()))
+    parts = [samples == sample for sample in np.unique(samples)]
+    if any(float(np.ptp(golden[own])) > slack for own in parts):
+        return {}
+    return {WITHIN: {}} if any(float(np.ptp(actual[own])) > slack for own in parts) else {}
+
+
 def group_patterns(found: Sequence[Affected]) -> Iterator[Pattern]:
     """Yield what all failing advantages have in common, group by group."""
+    if any(WITHIN in item.held for item in found):
+        yield Pattern("advantages:within", "different values within a sample, which has one")
+        return
     told: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]
     if not any(numbers.get("proofs") for numbers in told):
         return

@@ -24,6 +24,8 @@ Floats = NDArray[np.float64]
 CHANCE = 1e-6
 """Largest probability that chance makes values equal to those of a hypothesis."""
 _AT_LEAST = 2
+_ZERO = 1e-12
+"""Largest multiple of a direction that is none, but rounding."""
 LEFT = 1e-3
 """Largest part of an error that a formula or factor may leave if it is to explain it."""
 
@@ -55,6 +57,7 @@ def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothe
     if int(said.sum()) < 3 or not square:
         return replace(guess, values=np.full(guess.values.shape, np.nan), direction=None)
     value = float(((actual[said].astype(np.float64) - guess.values[said]) * along).sum()) / square
+    value = value if abs(value) > _ZERO else 0.0
     numbers = {**guess.numbers, "value": float(f"{value:.6g}")}
     return Hypothesis(guess.id, guess.values + value * guess.direction, numbers)
 

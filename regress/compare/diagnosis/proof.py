@@ -27,6 +27,7 @@ VALUES = frozenset(
             "targets",
             "advantages:scale",
             "advantages:baseline",
+            "advantages:within",
             "offset",
             "factors",
             "scaled",
