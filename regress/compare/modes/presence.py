@@ -84,9 +84,9 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
     cut = _cut(lost, more)
     gone = {id(row) for pair in cut for row in pair}
     lost, more = ([row for row in rows if id(row) not in gone] for rows in (lost, more))
-    known = Counter(_content(row) for row in expected)
-    twice = [row for row in more if known[_content(row)]]
-    strange = [row for row in more if not known[_content(row)]]
+    known = Counter(row.content for row in expected)
+    twice = [row for row in more if known[row.content]]
+    strange = [row for row in more if not known[row.content]]
     one, other = link.whose
     if cut:
         long, short = cut[0]
@@ -94,8 +94,8 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
             "completions-cut-off",
             f"{other} has completions cut off: a smaller limit of tokens, or a datum cut to a length",
             (
-                f"{some([a.name for a, _ in cut], 'sample')}: the {_size(short)} tokens of {short.name} are the first "
-                f"of the {_size(long)} of {long.name}",
+                f"{some([a.name for a, _ in cut], 'sample')}: the {short.size} tokens of {short.name} are the first "
+                f"of the {long.size} of {long.name}",
             ),
             ("batch_inputs", "coverage", "trajectory"),
         )
@@ -129,14 +129,6 @@ def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
     return pairs
 
 
-def _content(row: Row) -> bytes:
-    return b"" if row.tokens is None else row.tokens.tobytes()
-
-
-def _size(row: Row) -> int:
-    return 0 if row.tokens is None else row.tokens.size
-
-
 def order(scene: Scene) -> Iterator[Discrepancy]:
     """Yield chunks of a step that the service did not execute in the order in which the client sent them."""
     passes = scene.passes
@@ -145,7 +137,7 @@ def order(scene: Scene) -> Iterator[Discrepancy]:
     executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
     sequence = [one.seq_id for one in executed if one.seq_id is not None]
     made = [np.array(datum.tokens, np.int64).tobytes() for one in executed for datum in one.datums]
-    sent = [_content(row) for row in scene.client.rows]
+    sent = [row.content for row in scene.client.rows]
     wrong = made != sent and sorted(made) == sorted(
         sent
     )  # of lost datums, and of those made twice, others tell
