@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,15 +33,13 @@ def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
     ):
         if keys:
             detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
-            yield Verdict(
-                status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
-            )
+            yield Verdict.fault(status, QUANTITY, "samples", place, detail, len(keys), count=len(keys))
 
 
 def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> Verdict:
     """Return the verdict on what only the ``golden`` or the ``actual`` side has."""
     status = Status.MISSING if has == "golden" else Status.EXTRA
-    return Verdict(status, quantity, name, place, detail, multiple=math.inf)
+    return Verdict.fault(status, quantity, name, place, detail)
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class Stage:
     def _records(self) -> Iterator[Verdict]:
         """Yield verdicts on records that cannot be placed, and places that were recorded twice."""
         for key, detail in _wrong_records("actual", self.actual):
-            yield Verdict(Status.COVERAGE, QUANTITY, str(key), self.place, detail, multiple=math.inf)
+            yield Verdict.fault(Status.COVERAGE, QUANTITY, str(key), self.place, detail)
 
     def _tokens(self) -> Iterator[Verdict]:
         """Yield verdicts on missing, doubled and extra tokens; tensor by tensor where records differ."""
@@ -196,7 +193,7 @@ class Stage:
         if extra.size:
             more = others(extra.size, "token", _ARE)
             detail = f"{locator.token(int(extra[0]))} is in the actual dump only{more}"
-            yield Verdict(Status.EXTRA, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+            yield Verdict.fault(Status.EXTRA, QUANTITY, self.name, self.place, detail)
         if verdict.ok:
             yield from self._each_tensor(locator)
 
@@ -222,9 +219,7 @@ class Stage:
             if lost.size:
                 source = source_or_other(self.name, name)
                 detail = f"{locator.token(int(lost[0]))} has none{others(lost.size, 'token', _ARE)}"
-                yield Verdict(
-                    Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
-                )
+                yield Verdict.fault(Status.MISSING, source.quantity, source.label, self.place, detail)
 
     def _held(
         self, records: Iterable[Listed], index: Mapping[SampleKey, int], side: Side
@@ -249,40 +244,31 @@ class Stage:
 
     def _elements(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on elements of full tensors that no rank holds."""
-        names = [name for name in self._names(self.golden) if name in wanted]
         known = self._names(self.actual)
-        found = []
-        for name in (name for name in names if name in known):
+        for name in (name for name in self._names(self.golden) if name in wanted and name in known):
             holders = [record for record in self.actual if name in record.tensors]
-            shapes = [record.layout(name) for record in holders]
-            if any(shape is None for shape in shapes):
+            layouts = [layout for record in holders if (layout := record.layout(name)) is not None]
+            if len(layouts) < len(holders):
                 continue  # a verdict where it is compared
-            layouts = [shape for shape in shapes if shape is not None]
-            missing = uncovered(layouts[0].shape, [s for s in layouts if s.shape == layouts[0].shape])
-            if missing is not None and not any(record.local for record in holders):
-                own = [
-                    part for r in self.golden if name in r.tensors and (part := r.layout(name)) is not None
-                ]
-                if uncovered(layouts[0].shape, [s for s in own if s.shape == layouts[0].shape]) == missing:
-                    self.problems.append(
-                        f"{self.place}: {element(missing[1], layouts[0].shape, f'{self.name}/{name}')} is held "
-                        f"by no rank of either dump{others(missing[0])}: record all ranks"
-                    )
-                    continue
-                count, at = missing
-                detail = f"{element(at, layouts[0].shape, name)} is held by no rank{others(count)}"
-                found.append(
-                    Verdict(
-                        Status.COVERAGE,
-                        QUANTITY,
-                        f"{self.name}/{name}",
-                        self.place,
-                        detail,
-                        multiple=math.inf,
-                        over=count,
-                    )
+            shape = layouts[0].shape
+            missing = _missing(holders, name, shape)
+            if missing is None or any(record.local for record in holders):
+                continue
+            count, at = missing
+            if _missing([r for r in self.golden if name in r.tensors], name, shape) == missing:
+                self.problems.append(
+                    f"{self.place}: {element(at, shape, f'{self.name}/{name}')} is held by no rank of either dump"
+                    f"{others(count)}: record all ranks"
                 )
-        yield from found
+                continue
+            detail = f"{element(at, shape, name)} is held by no rank{others(count)}"
+            yield Verdict.fault(Status.COVERAGE, QUANTITY, f"{self.name}/{name}", self.place, detail, count)
+
+
+def _missing(holders: Iterable[Listed], name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the number of elements of a tensor that no record holds, and the first of them; None for none."""
+    layouts = (record.layout(name) for record in holders)
+    return uncovered(shape, [layout for layout in layouts if layout is not None and layout.shape == shape])
 
 
 def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, str]]:

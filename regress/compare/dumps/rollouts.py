@@ -51,18 +51,14 @@ class RolloutUnit:
 
 def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
-    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
-    golden, actual = _by_key(golden_side, unit.records[0]), _by_key(actual_side, unit.records[1])
+    golden = _by_key(open_side(unit.golden), unit.records[0])
+    actual = _by_key(open_side(unit.actual), unit.records[1])
     pairs = [
         (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
     ]
     order = {key: index for index, key in enumerate(golden)}
     pairs.sort(key=lambda pair: order[pair[0].key])
-    return [
-        finding
-        for finding in _findings(unit, pairs, golden_side, actual_side)
-        if unit.only.has(QUANTITY, finding.verdict.name)
-    ]
+    return [finding for finding in _findings(unit, pairs) if unit.only.has(QUANTITY, finding.verdict.name)]
 
 
 def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
@@ -74,9 +70,7 @@ def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
     return found
 
 
-def _findings(
-    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], golden_side: Side, actual_side: Side
-) -> Iterator[Finding]:
+def _findings(unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]]) -> Iterator[Finding]:
     exact = unit.bounds.of(QUANTITY, [])
     same = [pair for pair in pairs if len(pair[0].tokens) == len(pair[1].tokens)]
     for golden, actual in (pair for pair in pairs if len(pair[0].tokens) != len(pair[1].tokens)):
@@ -102,14 +96,12 @@ def _findings(
     yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
     flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
     yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
-    yield from _log_probs(unit, same, golden_side, actual_side, locator)
+    yield from _log_probs(unit, same, locator)
 
 
 def _log_probs(
     unit: RolloutUnit,
     same: list[tuple[Rollout, Rollout]],
-    golden_side: Side,
-    actual_side: Side,
     locator: Locator,
 ) -> Iterator[Finding]:
     """Yield the comparison of sampler log-probs at the sampled tokens, where both sides have them."""

@@ -177,4 +177,4 @@ def _stage(mesh: Mesh, rank: int) -> int:
 
 
 def _lost(name: str, place: Place, detail: str) -> Verdict:
-    return Verdict(Status.COVERAGE, COVERAGE, name, place, detail, multiple=math.inf, over=1)
+    return Verdict.fault(Status.COVERAGE, COVERAGE, name, place, detail, 1)

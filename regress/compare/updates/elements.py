@@ -66,14 +66,13 @@ def _covered(
         count, index = missing
         words = groups.placed.words(keys[0], stage, shape, locator) if stage in MICRO_STAGES else None
         where = element(index, shape, name) if words is None else f"{words(index)} of {name}"
-        yield Verdict(
+        yield Verdict.fault(
             Status.COVERAGE,
             QUANTITY,
             f"{stage}/{name}",
             place,
-            detail=f"{where} is held by no rank{others(count)}",
-            multiple=math.inf,
-            over=count,
+            f"{where} is held by no rank{others(count)}",
+            count,
             count=math.prod(shape),
             reason="each element of a tensor is held by some rank",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -112,9 +111,7 @@ class Replicas:
             having, lacking = (one, other) if odd[0] in tokens[0] else (other, one)
             where = f"{self.locator.token(odd[0])} is on rank {having.rank} and not on rank {lacking.rank}"
         detail = f"the tokens of {other} do not lie as those of rank {one.rank}, which it repeats: {where}"
-        return Verdict(
-            Status.COVERAGE, QUANTITY, one.stage, self.place, detail, multiple=math.inf, over=len(odd)
-        )
+        return Verdict.fault(Status.COVERAGE, QUANTITY, one.stage, self.place, detail, len(odd))
 
     def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:
