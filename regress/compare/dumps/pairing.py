@@ -18,7 +18,7 @@ from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
 from regress.compare.dumps.single import lost_ranks, single_units
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import (
     MASKS,
     STEP_STAGES,

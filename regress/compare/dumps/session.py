@@ -24,7 +24,8 @@ from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import SingleUnit, check_single
-from regress.compare.dumps.units import Unit, compare_unit
+from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.units import compare_unit
 from regress.compare.dumps.unknown import unknown
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Verdict

@@ -18,7 +18,7 @@ from regress.compare.dumps.held import HeldRecords, held
 from regress.compare.dumps.session import work
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.truth import HeldTruth
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import (
     STEP_STAGES,
     UPDATE_STAGES,
