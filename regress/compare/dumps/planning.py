@@ -188,7 +188,8 @@ class _Step:
         if own and actual_side:
             unit = RolloutUnit(
                 *self.paths,
-                (tuple(r.name for r in own), tuple(r.name for r in actual_side)),
+                tuple(r.name for r in own),
+                tuple(r.name for r in actual_side),
                 step,
                 dict(matching.golden_of),
                 self.options.bounds,

@@ -10,7 +10,7 @@ from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, UPDATE_STAGES
 from regress.compare.updates.coverage import QUANTITY
-from regress.compare.updates.groups import Groups
+from regress.compare.updates.plan import Groups
 from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array

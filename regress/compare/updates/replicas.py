@@ -15,7 +15,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
 from regress.compare.alignment.token_overlap import token_part
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
-from regress.compare.updates.groups import Groups
+from regress.compare.updates.plan import Groups
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
