@@ -61,7 +61,7 @@ def check_dump(path: str) -> list[Verdict]:
     return in_order(found)
 
 
-def scene_of_side(side: Side) -> RunContext:
+def run_context_of_side(side: Side) -> RunContext:
     """Return the run context that a dump tells."""
     places = [where for _, where in side.entries.values()]
     ranks = {where.rank for where in places if where.rank is not None}
