@@ -22,7 +22,9 @@ from regress.compare.alignment.project import Projection
 from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.dumps.bounds import Bounds, widened
+from regress.compare.dumps.bounds import Bounds, coarsest, spacing, widened
+from regress.compare.dumps.branches import CLIPPED, branches_of, jumps
+from regress.compare.dumps.branches import QUANTITY as JUMPS
 from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
@@ -213,8 +215,41 @@ class _Work:
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 finding = self._judged(source, found)
+                finding = self._branched(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
+
+    def _branched(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding on token gradients, where tokens at a bound of the clip range may take either branch."""
+        unit, rows, verdict = self.unit, found.tokens, finding.verdict
+        given = self._held is not None or unit.bounds.given is not None
+        if (
+            source.quantity != JUMPS
+            or rows is None
+            or given
+            or not (verdict.status is Status.DRIFT or jumps(rows))
+        ):
+            return finding
+        dtypes = [dtype_name(array.dtype) for array in (found.actual, found.golden)]
+        dtypes += [side.precision for side in (self.golden_side, self.actual_side) if side.precision]
+        rounded = spacing(unit.bounds.precision or coarsest(dtypes))
+        records = unit.records[0], unit.record
+        branches = branches_of((unit.golden, unit.actual), records, unit.golden_of, rounded)
+        if branches is None:
+            return finding
+        wrong = branches.wrong(rows, unit.frame)
+        if wrong is not None:
+            return self._judged(
+                source, replace(found, tokens=wrong, pairs=wrong.blocks), Tolerance(rounded, reason=CLIPPED)
+            )
+        taken = None if verdict.ok else branches.taken(rows, unit.frame, verdict.tolerance)
+        if taken is None:
+            return finding
+        closer = taken.rows.part.array.reshape(found.actual.shape)
+        judged = self._judged(
+            source, replace(found, actual=closer, tokens=taken.rows, pairs=taken.rows.blocks)
+        )
+        return replace(judged, note=taken.note(unit.place), carried=taken.count, share=taken.share)
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
@@ -327,8 +362,8 @@ class _Work:
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _judged(self, source: Source, found: Aligned) -> Finding:
-        tolerance = self.tolerance(source, found.actual, found.golden)
+    def _judged(self, source: Source, found: Aligned, other: Tolerance | None = None) -> Finding:
+        tolerance = other or self.tolerance(source, found.actual, found.golden)
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
         seen: list[Measures] = []
