@@ -236,22 +236,13 @@ class Branches:
             places.append(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
             golden.append(block.golden.reshape(-1).astype(np.float64))
         found = np.concatenate(places)
-        return found, np.concatenate(golden), self._numbers(rows.part.rows[found], frame)
+        return found, np.concatenate(golden), numbers(rows.part.rows[found], frame, self.frame)
 
     def _share(self, tokens: NDArray[np.int64]) -> float:
         """Return the part of the token gradients' norm that some tokens make up when they take the other branch."""
         change = (self.actual.gradient - self.golden.gradient)[tokens]
         whole = float(np.sqrt(np.nansum(self.golden.gradient**2)))
         return float(np.sqrt((change**2).sum())) / whole if whole else np.inf
-
-    def _numbers(self, tokens: NDArray[np.int64], frame: TokenFrame) -> NDArray[np.int64]:
-        """Return the numbers that tokens of another frame have here, -1 for those without one."""
-        sample = np.searchsorted(frame.offsets, tokens, side="right") - 1
-        index = self.frame.index
-        own = np.array([index.get(key, -1) for key in frame.samples], np.int64)[sample]
-        starts = np.asarray(self.frame.offsets)
-        place = starts[own] + tokens - np.asarray(frame.offsets)[sample]
-        return np.where((own >= 0) & (place < starts[own + 1]), place, -1)
 
     def _at_bound(self, tokens: NDArray[np.int64], sign: Floats) -> Bools:
         """Return which tokens have a bound within their rounding: the upper one if their gradient is negative."""
@@ -278,6 +269,16 @@ class Branches:
             if (np.abs(every - middle) * ratio[own][speaking] <= bound).all():
                 found[own] = middle
         return found
+
+
+def numbers(tokens: NDArray[np.int64], frame: TokenFrame, into: TokenFrame) -> NDArray[np.int64]:
+    """Return the numbers that tokens of a frame have in another one, -1 for those without one."""
+    sample = np.searchsorted(frame.offsets, tokens, side="right") - 1
+    index = into.index
+    own = np.array([index.get(key, -1) for key in frame.samples], np.int64)[sample]
+    starts = np.asarray(into.offsets)
+    place = starts[own] + tokens - np.asarray(frame.offsets)[sample]
+    return np.where((own >= 0) & (place < starts[own + 1]), place, -1)
 
 
 def jumps(rows: TokenRows) -> bool:

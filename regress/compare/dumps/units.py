@@ -34,6 +34,8 @@ from regress.compare.dumps.listing import Listed, header, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
+from regress.compare.dumps.routes import EXPERTS, Routes, router_of, words
+from regress.compare.dumps.routes import QUANTITY as ROUTED
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.truth import TruthSide
@@ -215,7 +217,7 @@ class _Work:
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 finding = self._judged(source, found)
-                finding = self._branched(source, finding, found)
+                finding = self._routed(source, self._branched(source, finding, found), found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
 
@@ -250,6 +252,37 @@ class _Work:
             source, replace(found, actual=closer, tokens=taken.rows, pairs=taken.rows.blocks)
         )
         return replace(judged, note=taken.note(unit.place), carried=taken.count, share=taken.share)
+
+    def _routed(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding on a router without the choices that rounding decides, and what follows from them."""
+        rows, unit = found.tokens, self.unit
+        if finding.verdict.status not in (Status.DRIFT, Status.MASK) or rows is None or self._routes is None:
+            return finding
+        flips = self._routes.flips(router_of(source.name))
+        if source.quantity != ROUTED or flips is None or unit.bounds.given is not None:
+            return finding
+        choice = source.name.endswith(EXPERTS)
+        others = flips.admitted | flips.before
+        tokens = self._routes.numbers(rows.part.rows[rows.selected], unit.frame)
+        kept = rows.selected[(tokens < 0) | ~(flips.admitted if choice else others)[tokens]]
+        if kept.size == rows.selected.size:
+            return finding
+        left = replace(rows, selected=kept)
+        judged = self._judged(source, replace(found, tokens=left, pairs=left.blocks))
+        return replace(
+            judged, note=words(flips, source.name, tokens[tokens >= 0], unit.place) if choice else ""
+        )
+
+    @cached_property
+    def _routes(self) -> Routes | None:
+        """The routers of the update; None where nothing tells their choice, and for ranks of our engine."""
+        if self._held is not None or not any(name.endswith(EXPERTS) for name in self.actual.tensors):
+            return None
+        unit, paths = self.unit, (self.unit.golden, self.unit.actual)
+        models = [side.precision for side in (self.golden_side, self.actual_side) if side.precision]
+        dtypes = [dtype_name(array.dtype) for array in self.actual.tensors.values()]
+        dtype = unit.bounds.precision or coarsest([*models, *dtypes])
+        return Routes.of(paths, (unit.records[0], unit.record), unit.golden_of, dtype)
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
