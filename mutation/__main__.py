@@ -11,18 +11,32 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from mutation.checks import matrix, traced
-from mutation.mutants import ROOT
-from mutation.run import Cache, Outcome, run
+from mutation.checks import Cases, matrix
+from mutation.equivalent import equivalents
+from mutation.mutants import ROOT, Mutant
+from mutation.page import page, table
+from mutation.run import Cache, Outcome, Suite, run
 from mutation.scopes import PATHS, SCOPES
-from regress.replay.pool import close_shared_pool
+from mutation.suite import Reached
+from mutation.unit_tests import files
+from mutation.worker import Worker
+from regress.replay.variants import Extent
+
+Found = dict[str, list[tuple[Mutant, Outcome]]]
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SCOPES)))
 @click.option("--hours", default=3.0, help="Begin no further mutant after this time.", show_default=True)
+@click.option("--workers", default=2, help="Number of replays at a time.", show_default=True)
+@click.option(
+    "--extent",
+    type=click.Choice([Extent.REDUCED, Extent.DEFAULT]),
+    default=Extent.REDUCED,
+    help="Part of the matrix that is replayed.",
+    show_default=True,
+)
 @click.option(
     "--cache",
     default=ROOT / ".cache" / "mutation",
@@ -31,47 +45,71 @@ from regress.replay.pool import close_shared_pool
 )
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
-def main(names: tuple[str, ...], hours: float, cache: Path, only_list: bool, out: Path | None) -> None:
+@click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
+def main(
+    names: tuple[str, ...],
+    hours: float,
+    workers: int,
+    extent: str,
+    cache: Path,
+    only_list: bool,
+    out: Path | None,
+    to: Path | None,
+) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
     console, until = Console(), time.time() + 3600 * hours
-    found: dict[str, list[Outcome]] = {}
     if only_list:
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        for name in names or SCOPES:
-            scope = SCOPES[name]
-            replays = matrix(scope.ranks, scope.extent)
-            task = progress.add_task(f"{name}: reached lines", total=len(replays))
-            checks = []
-            for check in traced(replays, PATHS, cache):
-                checks.append(check)
-                progress.advance(task)
-            task = progress.add_task(name, total=len(scope.mutants()))
-            found[name] = []
-            for outcome in run(scope, checks, Cache(cache / "outcomes.jsonl"), until):
-                found[name].append(outcome)
-                progress.advance(task)
-                if outcome.fate != "killed":
-                    progress.console.print(f"{outcome.fate}: {outcome.mutant}", highlight=False, markup=False)
-    close_shared_pool()
-    table = Table("scope", "mutants", "run", "killed", "alive", "unreached")
-    for name, outcomes in found.items():
-        fates = Counter(outcome.fate for outcome in outcomes)
-        numbers = (
-            len(SCOPES[name].mutants()),
-            len(outcomes),
-            fates["killed"],
-            fates["alive"],
-            fates["unreached"],
-        )
-        table.add_row(name, *map(str, numbers))
-    console.print(table)
+    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, until, console)
+    console.print(table(found, equivalents()), markup=False)
     if out is not None:
-        rows = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in found.items()}
+        rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
         out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if to is not None:
+        to.write_text(page(found, equivalents()), encoding="utf-8")
+    wrong = Counter(outcome.fate for outcomes in found.values() for _, outcome in outcomes)["error"]
+    if wrong:
+        raise click.ClickException(
+            f"nothing is known about {wrong} mutants, on which the tool failed; run again"
+        )
 
 
-main()
+def _run(
+    names: tuple[str, ...], extent: Extent, cache: Path, count: int, until: float, console: Console
+) -> Found:
+    cases = Cases()
+    workers = [Worker(cases) for _ in range(count)]
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    found: Found = {}
+    try:
+        with Progress(*columns, console=console) as progress:
+            reached = Reached(PATHS, cache, workers)
+            task = progress.add_task("unit tests: reached lines", total=len(files()))
+            tests, left_out = reached.tests(lambda: progress.advance(task))
+            for text in left_out:
+                progress.console.print(f"left out: {text}", highlight=False, markup=False)
+            for name in names:
+                scope = SCOPES[name]
+                replays = matrix(scope.ranks, extent)
+                task = progress.add_task(f"{name}: reached lines", total=len(replays))
+                checks = reached.replays(replays, lambda task=task: progress.advance(task))  # type: ignore[misc]  # bound at once
+                task = progress.add_task(name, total=len(scope.mutants()))
+                found[name] = []
+                for mutant, outcome in run(
+                    scope, Suite(checks, tests), Cache(cache / "outcomes.jsonl"), workers, until
+                ):
+                    found[name].append((mutant, outcome))
+                    progress.advance(task)
+                    if outcome.fate != "killed":
+                        text = f"{outcome.fate}: {outcome.mutant} {outcome.why}"
+                        progress.console.print(text, highlight=False, markup=False)
+    finally:
+        for worker in workers:
+            worker.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()
