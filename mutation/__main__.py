@@ -43,6 +43,8 @@ Found = dict[str, list[tuple[Mutant, Outcome]]]
     type=click.Path(path_type=Path),
     help="Folder of outcomes and reached lines; a run that was broken off goes on from it.",
 )
+@click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
+@click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
 @click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
@@ -52,6 +54,8 @@ def main(
     workers: int,
     extent: str,
     cache: Path,
+    most: int | None,
+    replays: int | None,
     only_list: bool,
     out: Path | None,
     to: Path | None,
@@ -62,7 +66,7 @@ def main(
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, until, console)
+    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, until, console, most, replays)
     console.print(table(found, equivalents()), markup=False)
     if out is not None:
         rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
@@ -77,7 +81,14 @@ def main(
 
 
 def _run(
-    names: tuple[str, ...], extent: Extent, cache: Path, count: int, until: float, console: Console
+    names: tuple[str, ...],
+    extent: Extent,
+    cache: Path,
+    count: int,
+    until: float,
+    console: Console,
+    most: int | None,
+    most_replays: int | None,
 ) -> Found:
     cases = Cases()
     workers = [Worker(cases) for _ in range(count)]
@@ -95,10 +106,15 @@ def _run(
                 replays = matrix(scope.ranks, extent)
                 task = progress.add_task(f"{name}: reached lines", total=len(replays))
                 checks = reached.replays(replays, lambda task=task: progress.advance(task))  # type: ignore[misc]  # bound at once
-                task = progress.add_task(name, total=len(scope.mutants()))
+                task = progress.add_task(name, total=len(scope.mutants()[:most]))
                 found[name] = []
                 for mutant, outcome in run(
-                    scope, Suite(checks, tests), Cache(cache / "outcomes.jsonl"), workers, until
+                    scope,
+                    Suite(checks, tests, most_replays),
+                    Cache(cache / "outcomes.jsonl"),
+                    workers,
+                    until,
+                    most,
                 ):
                     found[name].append((mutant, outcome))
                     progress.advance(task)

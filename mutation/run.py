@@ -85,10 +85,17 @@ class Cache:
 
 @dataclass(frozen=True)
 class Suite:
-    """All checks, and those that are there by name and content."""
+    """All checks.
+
+    Attributes:
+        replays, tests: with the lines that each reaches.
+        most: replays that a mutant goes through at most; None: all that reach it.
+        keys: of all, by name and content.
+    """
 
     replays: Sequence[Check]
     tests: Sequence[Test]
+    most: int | None = None
     keys: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,17 +107,23 @@ class Suite:
         replays = spread([check for check in self.replays if check.reaches(mutant)], mutant)
         tests = [test for test in self.tests if test.seconds < SLOWEST and test.reaches(mutant)]
         tests = sorted(tests, key=lambda test: test.seconds)[:MOST_TESTS]
-        return [*replays[:FIRST], *([tests] if tests else []), *replays[FIRST:]]
+        return [*replays[:FIRST], *([tests] if tests else []), *replays[FIRST : self.most]]
 
 
 def run(
-    scope: Scope, suite: Suite, cache: Cache, workers: Sequence[Worker], until: float
+    scope: Scope,
+    suite: Suite,
+    cache: Cache,
+    workers: Sequence[Worker],
+    until: float,
+    most: int | None = None,
 ) -> Iterator[tuple[Mutant, Outcome]]:
     """Yield each mutant of a scope with its outcome, as they come.
 
     Args:
         workers: that share them.
         until: time, as of ``time.time``, at which no further mutant is begun.
+        most: number of mutants, None for all; the first ones are a sample.
 
     Raises:
         ToolError: if a function that was put into force unchanged is not found to be alive.
@@ -131,7 +144,7 @@ def run(
 
     with ThreadPoolExecutor(len(workers)) as threads:
         futures: Mapping[Future[Outcome | None], Mutant] = {
-            threads.submit(outcome, mutant): mutant for mutant in scope.mutants()
+            threads.submit(outcome, mutant): mutant for mutant in scope.mutants()[:most]
         }
         for future in as_completed(futures):
             found = future.result()

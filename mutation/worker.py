@@ -58,11 +58,12 @@ class Worker:
 
     Args:
         cases: shared by all workers.
+        modules: that the ranks' forkserver imports; unit tests need ``mutation.warm``.
     """
 
-    def __init__(self, cases: Cases) -> None:
+    def __init__(self, cases: Cases, modules: Sequence[str] = MODULES) -> None:
         self._cases = cases
-        self._pool = RankPool(MODULES)
+        self._pool = RankPool(modules)
         self._folder = tempfile.TemporaryDirectory(dir=_memory())
         self._configs: dict[str, Any] = {}
 
