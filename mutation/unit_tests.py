@@ -62,7 +62,7 @@ class Ran:
 
 def files() -> dict[str, str]:
     """Return the hash of each test file, by its path from the root of the repository."""
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("**/test_*.py"))
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
     return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths}
 
 
