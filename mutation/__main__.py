@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mutation.checks import Cases, matrix
+from mutation.checks import Cases, Check, matrix
 from mutation.equivalent import equivalents
 from mutation.mutants import ROOT, Mutant
 from mutation.page import page, table
 from mutation.run import Cache, Outcome, Suite, run
 from mutation.scopes import PATHS, SCOPES
 from mutation.suite import Reached
-from mutation.unit_tests import files
+from mutation.unit_tests import Test, files
 from mutation.worker import Worker
 from regress.replay.variants import Extent
 
@@ -61,12 +62,12 @@ def main(
     to: Path | None,
 ) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
-    console, until = Console(), time.time() + 3600 * hours
+    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays)
     if only_list:
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, until, console, most, replays)
+    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
     console.print(table(found, equivalents()), markup=False)
     if out is not None:
         rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
@@ -80,51 +81,61 @@ def main(
         )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a run: time as of ``time.time``, mutants of a scope, and replays of a mutant."""
+
+    until: float
+    mutants: int | None
+    replays: int | None
+
+
 def _run(
-    names: tuple[str, ...],
-    extent: Extent,
-    cache: Path,
-    count: int,
-    until: float,
-    console: Console,
-    most: int | None,
-    most_replays: int | None,
+    names: Sequence[str], extent: Extent, cache: Path, count: int, limits: Limits, console: Console
 ) -> Found:
     cases = Cases()
     workers = [Worker(cases) for _ in range(count)]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    found: Found = {}
     try:
         with Progress(*columns, console=console) as progress:
             reached = Reached(PATHS, cache, workers)
-            task = progress.add_task("unit tests: reached lines", total=len(files()))
-            tests, left_out = reached.tests(lambda: progress.advance(task))
-            for text in left_out:
-                progress.console.print(f"left out: {text}", highlight=False, markup=False)
+            tests = _tests(reached, progress)
+            found: Found = {}
             for name in names:
-                scope = SCOPES[name]
-                replays = matrix(scope.ranks, extent)
-                task = progress.add_task(f"{name}: reached lines", total=len(replays))
-                checks = reached.replays(replays, lambda task=task: progress.advance(task))  # type: ignore[misc]  # bound at once
-                task = progress.add_task(name, total=len(scope.mutants()[:most]))
-                found[name] = []
-                for mutant, outcome in run(
-                    scope,
-                    Suite(checks, tests, most_replays),
-                    Cache(cache / "outcomes.jsonl"),
-                    workers,
-                    until,
-                    most,
-                ):
-                    found[name].append((mutant, outcome))
-                    progress.advance(task)
-                    if outcome.fate != "killed":
-                        text = f"{outcome.fate}: {outcome.mutant} {outcome.why}"
-                        progress.console.print(text, highlight=False, markup=False)
+                suite = Suite(_replays(reached, name, extent, progress), tests, limits.replays)
+                found[name] = list(
+                    _scope(name, suite, Cache(cache / "outcomes.jsonl"), workers, limits, progress)
+                )
+            return found
     finally:
         for worker in workers:
             worker.close()
-    return found
+
+
+def _tests(reached: Reached, progress: Progress) -> list[Test]:
+    task = progress.add_task("unit tests: reached lines", total=len(files()))
+    tests, left_out = reached.tests(lambda: progress.advance(task))
+    for text in left_out:
+        progress.console.print(f"left out: {text}", highlight=False, markup=False)
+    return tests
+
+
+def _replays(reached: Reached, name: str, extent: Extent, progress: Progress) -> list[Check]:
+    replays = matrix(SCOPES[name].ranks, extent)
+    task = progress.add_task(f"{name}: reached lines", total=len(replays))
+    return reached.replays(replays, lambda: progress.advance(task))
+
+
+def _scope(
+    name: str, suite: Suite, cache: Cache, workers: Sequence[Worker], limits: Limits, progress: Progress
+) -> Iterator[tuple[Mutant, Outcome]]:
+    task = progress.add_task(name, total=len(SCOPES[name].mutants()[: limits.mutants]))
+    for mutant, outcome in run(SCOPES[name], suite, cache, workers, limits.until, limits.mutants):
+        progress.advance(task)
+        if outcome.fate != "killed":
+            text = f"{outcome.fate}: {outcome.mutant} {outcome.why}"
+            progress.console.print(text, highlight=False, markup=False)
+        yield mutant, outcome
 
 
 if __name__ == "__main__":
