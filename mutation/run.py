@@ -10,9 +10,10 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -22,12 +23,10 @@ from mutation.scopes import Scope
 from mutation.unit_tests import Test
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 
-FIRST = 6
+FIRST = 2
 """Replays that come before the unit tests."""
-MOST_TESTS = 120
-"""Unit tests of a mutant, the cheapest of those that reach its line."""
-SLOWEST = 5.0
-"""Seconds of a unit test that is asked at all."""
+SLOWEST, ALTOGETHER = 1.0, 5.0
+"""Seconds of a unit test, and of all those of a mutant: the cheapest of those that reach its line."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ class Suite:
     def of(self, mutant: Mutant) -> list[Check | list[Test]]:
         """Return the checks that reach a mutant, in their order; unit tests together."""
         replays = spread([check for check in self.replays if check.reaches(mutant)], mutant)
-        tests = [test for test in self.tests if test.seconds < SLOWEST and test.reaches(mutant)]
-        tests = sorted(tests, key=lambda test: test.seconds)[:MOST_TESTS]
+        tests = cheapest([test for test in self.tests if test.reaches(mutant)])
         return [*replays[:FIRST], *([tests] if tests else []), *replays[FIRST : self.most]]
 
 
@@ -231,6 +229,13 @@ def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
     others = [check for check in ordered if check not in first.values()]
     random.Random(mutant.name).shuffle(others)
     return [*sorted(first.values(), key=lambda check: check.seconds), *others]
+
+
+def cheapest(tests: Iterable[Test]) -> list[Test]:
+    """Return the cheapest tests, as many as there is time for."""
+    ordered = sorted((test for test in tests if test.seconds < SLOWEST), key=lambda test: test.seconds)
+    ends = accumulate(test.seconds for test in ordered)
+    return [test for test, end in zip(ordered, ends, strict=True) if end < ALTOGETHER]
 
 
 def digest(text: str) -> str:
