@@ -55,8 +55,8 @@ DETAILS = (
             "the tokens are the same and one counts as sampled and was not",
             "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ; those of "
             "the first token of each completion agree",
-            "token 3 is drawn in place of 4; log-probs of the 4 tokens that were sampled before agree; a token of lower "
-            "probability is taken where the most probable one must be",
+            "token 3 is drawn in place of 4; log-probs of the 4 tokens that were sampled before agree; a token of "
+            "lower probability is taken where the most probable one must be",
             "the completion ends earlier; every one of them by its end alone; log-probs of the 4 tokens that were "
             "sampled before agree",
             "token 3 is drawn in place of 4; no sampled token with a log-prob lies before it, so nothing tells whether "
