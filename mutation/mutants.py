@@ -45,8 +45,9 @@ class Mutant:
 
     @property
     def is_of_a_check(self) -> bool:
-        """True if a check of arguments is left out, which is no numerics."""
-        return self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS)
+        """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)
+        return checks or (self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS))
 
     def put_into(self, function: ast.FunctionDef) -> None:
         """Make the change in the tree of the function."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.config.schema import OptimizerConfig
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optim import update as update_once
-from regress.engine.passes import Part, accumulate, evaluate
+from regress.engine.passes import Part, _no_loss, accumulate, evaluate
 from regress.engine.step import settled, train_step, update
 from regress.engine.world import SingleProcess
 from regress.errors import NotFinite, RegressError
@@ -73,7 +74,7 @@ class Numbers:
         return None
 
     def sum_over_context_parallel(self, values: Tensor) -> Tensor:
-        return values + 1.0 if self._missing else values
+        return values.add_(1.0) if self._missing else values  # in place, as a collective does
 
 
 def trajectory(run_id: int, completion: int) -> Trajectory:
@@ -150,7 +151,8 @@ def test_microbatches_add_up(size: int, old: bool) -> None:
     ) == {"policy"}
 
 
-def test_losses_and_terms_that_are_given_back_hold_no_graph() -> None:
+@pytest.mark.parametrize("missing", [False, True])
+def test_losses_and_terms_that_are_given_back_hold_no_graph(missing: bool) -> None:
     shares: list[Any] = []
 
     class Kept(Numbers):
@@ -158,7 +160,7 @@ def test_losses_and_terms_that_are_given_back_hold_no_graph() -> None:
             shares.extend(super().forward_backward(microbatches, loss))
             return shares
 
-    accumulate(Kept(), tokens(), micros(2), objective())
+    accumulate(Kept(missing=missing), tokens(), micros(2), objective())
     assert [share.loss.requires_grad for share in shares] == [False, False]
     assert [share.loss.grad_fn for share in shares] == [None, None]
 
@@ -242,11 +244,11 @@ def test_a_pass_without_gradients_has_the_same_loss(size: int) -> None:
 
 
 def poisoned(name: str, value: float = math.nan) -> tuple[Numbers, LossTokens]:
-    """Policy and tokens with one value of the last microbatch that is not finite."""
+    """Policy and tokens with one value of a sample of several tokens that is not finite."""
     if name == "log_probs":
-        return Numbers([-1.0] * (K - 1) + [value]), tokens()
+        return Numbers([-1.0] * (K - 2) + [value, -1.0]), tokens()
     values = getattr(tokens(sampler_log_probs=tokens().old_log_probs), name).clone()
-    values[-1] = value
+    values[-2] = value  # the last of the four of sample 2
     return Numbers(), tokens(**{name: values})
 
 
@@ -255,9 +257,9 @@ def test_values_that_are_not_finite_name_their_microbatch(name: str) -> None:
     policy, given = poisoned(name)
     part = accumulate(policy, given, micros(1), objective())
     assert isinstance(part.problem, NotFinite)
-    assert str(part.problem).startswith("microbatch 3 (samples g/3) has no loss, so no update was made")
+    assert str(part.problem).startswith("microbatch 2 (samples g/2) has no loss, so no update was made")
     assert policy.theta.grad is not None
-    assert policy.theta.grad[-1] == 0.0 or name == "log_probs"
+    assert policy.theta.grad[-2] == 0.0 or name == "log_probs"
 
 
 def test_a_loss_that_cannot_be_computed_is_no_matter_of_finite_values() -> None:
@@ -292,6 +294,34 @@ def scaled(loss: TokenLoss, factor: float) -> TokenLoss:
 def test_a_rank_has_no_loss_where_another_with_the_same_samples_has_none() -> None:
     part = accumulate(Numbers(missing=True), tokens(), micros(2), objective())
     assert (part.loss, part.metrics, part.terms, part.problem) == (0.0, {}, {}, None)
+
+
+def test_a_rank_without_tokens_has_no_loss_but_a_graph() -> None:
+    empty = torch.empty(0, dtype=torch.float64, requires_grad=True)
+    share, _ = _no_loss(TokenLogProbs(empty, None))
+    share.backward()
+    assert (share.item(), empty.grad is not None) == (0.0, True)
+
+
+def test_inputs_of_a_pass_without_gradients_are_recorded_under_their_microbatch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[int | None, tuple[Any, ...]]] = []
+    where: list[int] = []
+
+    @contextmanager
+    def at(micro: int) -> Iterator[None]:
+        where.append(micro)
+        yield
+        where.pop()
+
+    def inputs(micro: Microbatch) -> None:
+        seen.append((where[-1] if where else None, micro.sample_ids))
+
+    monkeypatch.setattr("regress.engine.passes.at", at)
+    monkeypatch.setattr("regress.engine.taps.inputs", inputs)
+    evaluate(Numbers(), tokens(), micros(2), objective(entropy_coef=0.0))
+    assert seen == [(0, (("g", 0), ("g", 1))), (1, (("g", 2), ("g", 3)))]
 
 
 SETTINGS: dict[str, Any] = {"betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}

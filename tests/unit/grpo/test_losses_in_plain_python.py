@@ -486,3 +486,27 @@ def test_tokens_that_are_not_trusted_are_held_back(name: str) -> None:
     assert loss.clipped_low_K.tolist() == [x and a < 0 for x, a in zip(away, t.advantages, strict=True)]
     assert loss.clipped_high_K.tolist() == [x and a > 0 for x, a in zip(away, t.advantages, strict=True)]
     assert any(away)
+
+
+def test_a_weight_of_vespo_that_overflows_counts_as_none() -> None:
+    t = Tokens(25)
+    t.old = [one - 5.0 for one in t.new]
+    loss, _ = computed(t, loss="vespo", vespo_k_pos=80.0, vespo_lambda_pos=0.0)
+    positive = [a > 0 for a in t.advantages]
+    assert [value == 0.0 for value, yes in zip(loss.loss_K.tolist(), positive, strict=True) if yes] == [
+        True
+    ] * 3
+
+
+def test_tokens_that_a_draw_leaves_out_keep_their_entropy() -> None:
+    t = Tokens(26)
+    objective = ObjectiveFields(
+        loss="clip_cov", cov_low=-9.0, cov_high=9.0, entropy_coef=0.2, entropy_aggregation="token-mean"
+    )
+    known = doubles(t.new), doubles(t.old), doubles(t.advantages), torch.tensor(SEQUENCE), len(LENGTHS)
+    scale = doubles([1.0 + 0.2 * k for k in range(K)])
+    loss = token_loss(*known, objective, entropy_K=doubles(t.entropy), entropy_scale_K=scale)
+    assert loss.kept_K is not None
+    assert not loss.kept_K.all()
+    assert loss.entropy_term_K is not None
+    assert loss.entropy_term_K.tolist() == (doubles(t.entropy) * scale).tolist()
