@@ -19,7 +19,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Extent, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Extent, Precision
 
 TIMES = 20.0
 """A mutant is given up, and killed, after this many times the seconds of the unchanged replay, and then some."""
