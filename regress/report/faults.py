@@ -108,8 +108,8 @@ def markdown(
         "is a verdict without tolerance: a missing record, another mask, or a replay that was refused. `located` "
         "says whether quantity and tensor are those that were written down before the first run. Checks of common "
         "practice are measured on the same replays: `x` where the check notices the fault.",
-        "Rules of the diagnosis, and what each fault accepts, were revised after both parts had been looked at: neither "
-        "part tells how often the first diagnosis of a fault that nobody has seen is right.",
+        "Rules of the diagnosis, and what each fault accepts, were revised after both parts had been looked at: "
+        "neither part tells how often the first diagnosis of a fault that nobody has seen is right.",
         "\n".join(f"- {line[:1].upper()}{line[1:]}" for line in summary(found, checks)),
     ]
     for letter, name in categories.items():
