@@ -21,6 +21,8 @@ from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, belongs, combinations
 from regress.replay.variants import VARIANTS, Extent, Precision
 
+_COMPOSING = threading.Lock()
+"""Hydra composes one configuration of a process at a time."""
 TABLE = {**VARIANTS, **LAYOUTS}
 
 
@@ -76,7 +78,8 @@ class Prepared:
     def config(self, folder: Path) -> Config:
         """Return the engine's configuration with its dump in ``folder/dump``."""
         case, variant = self.replay.case, self.replay.variant
-        return replay_config(case, variant, self.replay.precision, len(case.trajectories()), folder)
+        with _COMPOSING:
+            return replay_config(case, variant, self.replay.precision, len(case.trajectories()), folder)
 
     def truth(self, where: str) -> Truth:
         """Return the golden values of an update."""

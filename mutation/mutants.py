@@ -11,6 +11,8 @@ from pathlib import Path
 from mutation.operators import CHECKS, changes, walk
 
 ROOT = Path(__file__).parents[1]
+STRICT = "strict"
+"""Argument of ``zip`` that only refuses lengths."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Mutant:
     @property
     def is_of_a_check(self) -> bool:
         """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        if self.text.startswith(f"{STRICT}="):
+            return True
         checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)
         return checks or (self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS))
 
@@ -85,10 +89,16 @@ def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
     for path in paths:
         for name, function in functions_of(parsed(path)):
             nodes = list(walk(function))
+            strict = {
+                id(word.value)
+                for word in ast.walk(function)
+                if isinstance(word, ast.keyword) and word.arg == STRICT
+            }
             source = hashlib.sha256(ast.dump(function).encode()).hexdigest()[:12]
             for number, change in enumerate(changes(function)):
                 node = nodes[change.index]
                 line, text = getattr(node, "lineno", function.lineno), ast.unparse(node).split("\n")[0]
+                text = f"{STRICT}={text}" if id(node) in strict else text
                 yield Mutant(path, name, number, line, change.operator, text, source)
 
 
