@@ -46,6 +46,7 @@ Found = dict[str, list[tuple[Mutant, Outcome]]]
 )
 @click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
 @click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")
+@click.option("--ranks", default=4, help="Run replays on at most this many ranks.", show_default=True)
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
 @click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
@@ -57,12 +58,13 @@ def main(
     cache: Path,
     most: int | None,
     replays: int | None,
+    ranks: int,
     only_list: bool,
     out: Path | None,
     to: Path | None,
 ) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
-    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays)
+    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays, ranks)
     if only_list:
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
@@ -83,11 +85,12 @@ def main(
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run: time as of ``time.time``, mutants of a scope, and replays of a mutant."""
+    """Limits of a run: time as of ``time.time``, mutants of a scope, replays of a mutant, and ranks of a replay."""
 
     until: float
     mutants: int | None
     replays: int | None
+    ranks: int
 
 
 def _run(
@@ -102,7 +105,7 @@ def _run(
             tests = _tests(reached, progress)
             found: Found = {}
             for name in names:
-                suite = Suite(_replays(reached, name, extent, progress), tests, limits.replays)
+                suite = Suite(_replays(reached, name, extent, limits.ranks, progress), tests, limits.replays)
                 found[name] = list(
                     _scope(name, suite, Cache(cache / "outcomes.jsonl"), workers, limits, progress)
                 )
@@ -120,8 +123,8 @@ def _tests(reached: Reached, progress: Progress) -> list[Test]:
     return tests
 
 
-def _replays(reached: Reached, name: str, extent: Extent, progress: Progress) -> list[Check]:
-    replays = matrix(SCOPES[name].ranks, extent)
+def _replays(reached: Reached, name: str, extent: Extent, ranks: int, progress: Progress) -> list[Check]:
+    replays = matrix(min(SCOPES[name].ranks, ranks), extent)
     task = progress.add_task(f"{name}: reached lines", total=len(replays))
     return reached.replays(replays, lambda: progress.advance(task))
 
