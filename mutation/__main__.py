@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -64,6 +66,7 @@ def main(
     to: Path | None,
 ) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave neither ranks nor files behind
     console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays, ranks)
     if only_list:
         for name in names or SCOPES:
