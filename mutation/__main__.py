@@ -49,6 +49,7 @@ Found = dict[str, list[tuple[Mutant, Outcome]]]
 @click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
 @click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")
 @click.option("--ranks", default=4, help="Run replays on at most this many ranks.", show_default=True)
+@click.option("--known", is_flag=True, help="Run nothing: show what the cache knows of the code as it is.")
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
 @click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
@@ -61,6 +62,7 @@ def main(
     most: int | None,
     replays: int | None,
     ranks: int,
+    known: bool,
     only_list: bool,
     out: Path | None,
     to: Path | None,
@@ -72,7 +74,11 @@ def main(
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
+    if known:
+        kept = Cache(cache / "outcomes.jsonl")
+        found = {name: kept.of(SCOPES[name].mutants()[:most]) for name in names or SCOPES}
+    else:
+        found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
     console.print(table(found, equivalents()), markup=False)
     if out is not None:
         rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
