@@ -24,7 +24,7 @@ from mutation.scopes import Scope
 from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 
-FIRST = 2
+FIRST = 1
 """Replays that come before the unit tests."""
 ALTOGETHER, LEAST = 5.0, 3
 """Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
