@@ -16,7 +16,8 @@ _HEAD = """# Mutation testing
 `python -m mutation --page docs/mutation.md` changes one expression of the engine at a time, in the files that compute,
 and looks for a check that notices. This page is written by it; do not edit it.
 
-A mutant goes through the cheapest golden replay that reaches its line, then through the unit tests that do, then through the other replays (float64, the reduced matrix), until one fails. It counts as caught by
+A mutant goes through the cheapest golden replay that reaches its line, then through the unit tests that do, then
+through the other replays (float64, the reduced matrix), until one fails. It counts as caught by
 
 - *verdict*: a golden value or an invariant of the replay failed;
 - *raised*: the mutated function, or what it called, raised;
