@@ -151,6 +151,21 @@ def test_outcomes_are_kept_and_gone_on_from(tmp_path: Path) -> None:
     assert known(MUTANT, replays, again) is None  # the test that killed it is gone
 
 
+def test_what_killed_a_mutant_has_to_be_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"tests/unit/grpo/test_kl.py": "1"}
+    monkeypatch.setattr("mutation.run.files", lambda: content)
+    name = "tests/unit/grpo/test_kl.py::test_x"
+    suite = Suite([], [Test(name, 0.1, {PATH: [1]}, "1")])
+    cache = Cache(tmp_path / "outcomes.jsonl")
+    killed = decided(MUTANT, suite, cache, Scripted((name, "wrong"), ("", "")))
+    assert cache.of([MUTANT]) == [(MUTANT, killed)]
+    content["tests/unit/grpo/test_kl.py"] = "2"
+    assert cache.of([MUTANT]) == []
+    by_replay = decided(MUTANT, Suite([check()], []), Cache(tmp_path / "2"), Scripted(VERDICT))
+    assert by_replay.fate == "killed"
+    assert Cache(tmp_path / "2").of([MUTANT]) == []  # of a case with another manifest
+
+
 def test_an_error_is_no_outcome(tmp_path: Path) -> None:
     cache, suite = Cache(tmp_path / "outcomes.jsonl"), Suite([check()], [])
     broken = decided(MUTANT, suite, cache, Scripted(RAISED, RAISED))
