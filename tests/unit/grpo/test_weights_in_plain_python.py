@@ -126,3 +126,9 @@ def test_nothing_to_weigh() -> None:
         found = entropy_weights(torch.tensor(SEQUENCE), 5, masked, partition=PARTITION, kept_K=kept)
         assert found is not None
         assert found.tolist() == [0.0] * len(SEQUENCE)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_single_token_weighs_one(rule: str) -> None:
+    objective = ObjectiveFields(aggregation=rule, norm_length=1)
+    assert token_weights(torch.tensor([0]), 1, objective, max_completion_length=9).tolist() == [1.0]
