@@ -26,7 +26,7 @@ from mutation.worker import RIGHT, Seen, ToolError, Worker
 
 FIRST = 1
 """Replays that come before the unit tests."""
-ALTOGETHER, LEAST = 5.0, 3
+ALTOGETHER, LEAST = 10.0, 3
 """Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
 
 
@@ -248,8 +248,12 @@ def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
 
 
 def cheapest(tests: Iterable[Test]) -> list[Test]:
-    """Return the cheapest tests, as many as there is time for, but at least a few."""
-    ordered = sorted(tests, key=lambda test: test.seconds)
+    """Return the cheapest parameters of each test, then others, as many as there is time for, but at least a few."""
+    by_cost = sorted(tests, key=lambda test: test.seconds)
+    first: dict[str, Test] = {}
+    for test in by_cost:
+        first.setdefault(test.name.partition("[")[0], test)
+    ordered = [*first.values(), *(test for test in by_cost if test not in first.values())]
     ends = accumulate(test.seconds for test in ordered)
     return [
         test

@@ -99,6 +99,9 @@ PARTS = TokenLayout((2, 6), (Segment(1, 2, 5, 0, 1), Segment(0, 0, 2, 1, 0), Seg
 
 
 def test_values_go_to_their_places_and_back() -> None:
+    assert PARTS.num_tokens == 8
+    assert PARTS.positions.tolist() == [[-1, 2, 3, 4, -1, -1], [0, 1, -1, 1, 2, 3]]
+    assert PARTS.sample_ids.tolist() == [[-1, 1, 1, 1, -1, -1], [0, 0, -1, 2, 2, 2]]
     offsets = offsets_of([3, 5, 4])
     assert offsets.tolist() == [0, 3, 8, 12]
     flat = np.arange(12) + 100

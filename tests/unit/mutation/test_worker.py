@@ -12,7 +12,7 @@ from mutation.checks import Cases, Check
 from mutation.mutants import Mutant, Planted, unchanged
 from mutation.page import COLUMNS, page, rows
 from mutation.ranks import Lines
-from mutation.run import Cache, Suite, decided, known, prove
+from mutation.run import Cache, Suite, cheapest, decided, known, prove
 from mutation.scopes import Scope
 from mutation.unit_tests import Test
 from mutation.worker import RIGHT, Seen, ToolError, Worker
@@ -203,3 +203,15 @@ def test_a_page_counts_what_is_equivalent_only_while_it_is_alive(tmp_path: Path)
     text = page({"aggregation": [(MUTANT, alive), (MUTANT, killed)]}, {})
     assert "| 50.0 % |" in text
     assert "- alive: `regress/grpo/aggregation.py:1` token_weights" in text
+
+
+def test_each_test_comes_before_more_of_its_parameters() -> None:
+    def test(name: str, seconds: float) -> Test:
+        return Test(name, seconds, {PATH: [1]})
+
+    slow = [test(f"c::slow[{number}]", 20.0 + number) for number in range(4)]
+    many = [test(f"a::many[{number}]", 0.1 + number / 1000) for number in range(200)]
+    found = [one.name for one in cheapest([*slow, *many, test("b::other", 3.0)])]
+    assert found[:3] == ["a::many[0]", "b::other", "c::slow[0]"]
+    assert cheapest(slow) == slow[:3]
+    assert len(found) < 100
