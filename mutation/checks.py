@@ -56,7 +56,7 @@ class Check:
 
     def reaches(self, mutant: Mutant) -> bool:
         """Tell whether the replay runs the mutant's line."""
-        return mutant.line in self.lines.get(mutant.path, ())
+        return mutant.reached(self.lines.get(mutant.path, ()))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class Mutant:
         operator: name of the change.
         text: source of the changed node.
         source: hash of the function's source; another source is another mutant.
+        last: line of its end.
     """
 
     path: str
@@ -36,6 +37,11 @@ class Mutant:
     operator: str
     text: str
     source: str
+    last: int = 0
+
+    def reached(self, lines: Collection[int]) -> bool:
+        """Tell whether code that ran these lines of the file ran the changed node."""
+        return any(line in lines for line in range(self.line, max(self.line, self.last) + 1))
 
     @property
     def name(self) -> str:
@@ -81,7 +87,7 @@ class Planted(Mutant):
 
 def unchanged(mutant: Mutant) -> Planted:
     """Return the control of a mutant: the same function, compiled again as it is and put into force the same way."""
-    return Planted(mutant.path, mutant.function, -1, mutant.line, "unchanged", "", mutant.source)
+    return Planted(mutant.path, mutant.function, -1, mutant.line, "unchanged", "", mutant.source, mutant.last)
 
 
 def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
@@ -99,7 +105,8 @@ def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
                 node = nodes[change.index]
                 line, text = getattr(node, "lineno", function.lineno), ast.unparse(node).split("\n")[0]
                 text = f"{STRICT}={text}" if id(node) in strict else text
-                yield Mutant(path, name, number, line, change.operator, text, source)
+                last = getattr(node, "end_lineno", line) if isinstance(node, ast.expr) else line
+                yield Mutant(path, name, number, line, change.operator, text, source, last)
 
 
 def parsed(path: str) -> ast.Module:

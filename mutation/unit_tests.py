@@ -49,7 +49,7 @@ class Test:
 
     def reaches(self, mutant: Mutant) -> bool:
         """Tell whether the test runs the mutant's line."""
-        return mutant.line in self.lines.get(mutant.path, ())
+        return mutant.reached(self.lines.get(mutant.path, ()))
 
 
 @dataclass(frozen=True)

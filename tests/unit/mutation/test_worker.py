@@ -23,7 +23,7 @@ DIVISOR = "weights_K / max(counted, 1)"
 
 
 def planted(old: str, new: str, path: str = PATH, function: str = FUNCTION) -> Planted:
-    return Planted(path, function, 0, 1, "planted", old, "0", old, new)
+    return Planted(path, function, 0, 1, "planted", old, "0", 1, old, new)
 
 
 def check(lines: Lines | None = None) -> Check:
