@@ -83,6 +83,11 @@ def _remote(c: Config) -> str | None:
 
 def _resampling(c: Config) -> str | None:
     t, o = c.trainer, c.algorithm
+    if t.resampling != "pow" and t.resampling_power != 2.0:
+        return (
+            f"trainer.resampling_power={t.resampling_power:g} is not read while trainer.resampling={t.resampling}; set "
+            "it to 2 or trainer.resampling=pow."
+        )
     if t.resampling == "none":
         return None
     stated = f"trainer.resampling={t.resampling}"

@@ -92,6 +92,10 @@ def test_samples_are_drawn_in_proportion_to_their_weights(method: str) -> None:
             ["algorithm.entropy_coef=0.1", "algorithm.entropy_aggregation=token-mean"],
             "counts its tokens once",
         ),
+        (
+            ["trainer.resampling=max_min", "trainer.resampling_power=3"],
+            "trainer.resampling_power=3 is not read",
+        ),
         (["algorithm.missing_rewards=exclude"], "draws by rewards, which each sample needs"),
     ],
 )
