@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens
 from regress.engine.config.schema import Config
+from regress.engine.rollout import UNSCORED
 from regress.errors import ReplayError
 from regress.grpo.kl import kl_estimate
 from regress.grpo.objective import Objective
@@ -22,17 +24,24 @@ def rewards_of(
         ReplayError: if a trajectory lacks one of the rewards of ``task.rewards``.
     """
     objective = config.algorithm
+    excludes = objective.missing_rewards == "exclude"
     if objective.advantage != "gdpo" and objective.reward_aggregation == "sum_then_normalize":
-        return [trajectory.reward for trajectory in trajectories], None
+        left_out = [excludes and UNSCORED in trajectory.extra for trajectory in trajectories]
+        rewards = [trajectory.reward for trajectory in trajectories]
+        return [math.nan if out else one for out, one in zip(left_out, rewards, strict=True)], None
     weights = {name: float(weight) for name, weight in config.task.rewards.items() if weight}
     for trajectory in trajectories:
+        if excludes and (UNSCORED in trajectory.extra or any(name in trajectory.rewards for name in weights)):
+            continue
         lacking = [name for name in weights if name not in trajectory.rewards]
         if lacking:
             raise ReplayError(
                 f"sample {trajectory.key} has no reward {lacking[0]!r} of task.rewards, each of which the objective "
                 "normalizes by itself; set algorithm.advantage=grpo and algorithm.reward_aggregation=sum_then_normalize"
             )
-    return [[float(one.rewards[name]) for name in weights] for one in trajectories], list(weights.values())
+    missing = math.nan
+    table = [[float(one.rewards.get(name, missing)) for name in weights] for one in trajectories]
+    return table, list(weights.values())
 
 
 def sample_kl(batches: Sequence[LossTokens], objective: Objective) -> tuple[float, int]:

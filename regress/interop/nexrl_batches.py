@@ -212,7 +212,9 @@ class Batches:
             meta = {"own_mean": True, **_meta(self._rows[place], self.forward[place].width)}
         metrics = payload.get("metrics")
         if isinstance(metrics, Mapping):
-            meta["metrics"] = {str(name): v for name, v in metrics.items() if _finite(v)}
+            meta["metrics"] = {
+                str(k): v for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)
+            }
         return Record.of("loss", where, tensors, meta)
 
     def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
@@ -392,7 +394,3 @@ def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
         "unnamed": [list(row.key) for row in kept if not (row.known and row.sure)],
         "open": any(row.open for row in kept),
     }
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.dumps.averaged import averaged
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.bounds import Bounds, spacing
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
@@ -84,7 +84,8 @@ def judge_dump(
     rounding = Bounds(precision=precision).of("log_probs", [dtype])
 
     def repetition(chosen: Config) -> Repetition:
-        return Repetition(chosen, recorded, claim.advantage, claim.max_grad_norm, rounding.relative)
+        own = claim.advantage, claim.max_grad_norm
+        return Repetition(chosen, recorded, *own, rounding.relative, spacing(precision or dtype))
 
     first = repetition(config)
     truth = first.run()

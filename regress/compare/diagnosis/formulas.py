@@ -197,6 +197,7 @@ def _ratio(of: TokenGuesses) -> Hypotheses:
     yield _formula("the product over the sample", np.exp(np.minimum(of.sample_means(gap, total=True), 700.0)))
     yield _formula("its inverse", np.exp(-gap))
     yield _formula("the log-ratio", gap)
+    yield _formula("1 plus the log-ratio", 1.0 + gap)
     golden = of.token("ratio")
     if golden is not None:
         inputs = {"the log-probs": policy, "the old log-probs": old}

@@ -17,6 +17,8 @@ from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
 from regress.compare.diagnosis.terms import Term, Terms
 
+_PARTS = (2, 3, 4, 8)
+"""Numbers of parts that ranks may hold of a tensor."""
 _LAST = "the gradient plus that of the last update"
 
 
@@ -98,6 +100,11 @@ class UpdateHypotheses:
         factor = self._clip_factor()
         if factor != 1.0:
             yield Hypothesis("formula", golden * factor, {"what": "the gradient after it was clipped"})
+        for number in _PARTS:
+            if golden.ndim > 1 and golden.shape[0] % number == 0:
+                added = golden.reshape(number, -1, *golden.shape[1:]).sum(axis=0)
+                whole = np.concatenate([added] * number)
+                yield Hypothesis("formula", whole, {"what": f"the {number} parts of the tensor added up"})
 
     def _shares(self, name: str) -> Iterator[Terms]:
         """Yield a gradient as the sum of its microbatches' own, and of its samples' own."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from regress.compare.dumps.canonical import forget
-from regress.compare.dumps.findings import Finding, settle, told
+from regress.compare.dumps.findings import Finding, settle, told, without_carried
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.integrity import (
     NOT_VERIFIED,
@@ -129,7 +129,7 @@ def compare_dumps(
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts = settle(results, run, planned.problems)
+    verdicts = without_carried(settle(results, run, planned.problems), results, planned.problems)
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(

@@ -19,7 +19,9 @@ from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.adam import decided
-from regress.compare.dumps.bounds import widened
+from regress.compare.dumps.bounds import coarsest, widened
+from regress.compare.dumps.branches import QUANTITY as JUMPS
+from regress.compare.dumps.branches import branched
 from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
@@ -27,6 +29,8 @@ from regress.compare.dumps.held import HeldRecords
 from regress.compare.dumps.listing import header, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.optimizer_updates import Updated
+from regress.compare.dumps.routes import EXPERTS, Routes, routed
+from regress.compare.dumps.routes import QUANTITY as ROUTED
 from regress.compare.dumps.sides import Side, open_side, precisions
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.dumps.unit import Unit
@@ -68,12 +72,6 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
     work = opened(unit, scales)
     whole = unit.elementwise or unit.stage in UPDATE_STAGES
     return [*(work.whole() if whole else work.tokens())]
-
-
-def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
-    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
-    found = opened(unit).aligned()
-    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}
 
 
 def opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None = None) -> UnitWork:
@@ -152,8 +150,34 @@ class UnitWork:
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 finding = self._judged(source, found)
+                finding = self._without_rounding(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
+
+    def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
+        unit, judged = self.unit, partial(self._judged, source)
+        if self._held is not None or unit.bounds.given is not None:
+            return finding
+        if source.quantity == JUMPS:
+            return branched(unit, finding, found, self._dtype(found.actual, found.golden), judged)
+        if source.quantity == ROUTED and self._routes is not None:
+            return routed(self._routes, unit, source.name, finding, found, judged)
+        return finding
+
+    @cached_property
+    def _routes(self) -> Routes | None:
+        """The routers of the update; None where nothing tells their choice."""
+        if not any(name.endswith(EXPERTS) for name in self.actual.tensors):
+            return None
+        unit, dtype = self.unit, self._dtype(*self.actual.tensors.values())
+        records = unit.records[0], unit.record
+        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype)
+
+    def _dtype(self, *arrays: Array) -> str:
+        """Return the coarsest dtype of some arrays and of the models."""
+        models = precisions((self.golden_side, self.actual_side))
+        return self.unit.bounds.precision or coarsest([*models, *(dtype_name(one.dtype) for one in arrays)])
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
@@ -279,8 +303,8 @@ class UnitWork:
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _judged(self, source: Source, found: Aligned) -> Finding:
-        tolerance = self.tolerance(source, found.actual, found.golden)
+    def _judged(self, source: Source, found: Aligned, other: Tolerance | None = None) -> Finding:
+        tolerance = other or self.tolerance(source, found.actual, found.golden)
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
         seen: list[Measures] = []
