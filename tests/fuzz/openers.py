@@ -1,4 +1,4 @@
-"""Functions of the package that read files, found in its source; which of them read what somebody else may have written.
+"""Functions of the package that read files, found in its source; which of them read what others may have written.
 
 A new function that opens a file is either reached by a target of the fuzzer on its whole seed, or listed in `OWN` with
 the reason why nobody else's file gets there. A test compares both with the source.
@@ -77,7 +77,7 @@ OWN: Mapping[str, str] = {
     "systems/environments.py _opened": "marks of an environment that this program has installed, checked by shape",
     "capture/forwards.py _after_decoder": "no file",
     "compare/dumps/columns.py columns": "pieces of a file that was checked when it was opened",
-    "compare/dumps/units.py aligned": "pieces of a file that was checked when it was opened",
+    "compare/dumps/columns.py aligned": "pieces of a file that was checked when it was opened",
     "dump/mapped.py open": "pieces of a file that was checked when it was opened",
     "doctor/backup.py _copied": "copies bytes, whatever they are",
     "doctor/checks/leftovers.py _doubt_of_file": "only where something is left over: by mutated inputs",

@@ -55,9 +55,9 @@ def test_every_kind_has_a_seed_in_the_tree() -> None:
 @pytest.mark.extended
 @pytest.mark.timeout(0)
 def test_every_function_that_opens_a_file_has_a_target_or_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """Targets on whole seeds enter every function that opens or parses, but for those that nobody else's file reaches."""
+    """Targets on whole seeds enter every function that opens or parses, but for those that are listed with a reason."""
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     with Seen() as seen:
