@@ -43,7 +43,7 @@ def test_bugs_that_are_planted_are_found() -> None:
     raised = hunt(0, 60, ("planted_traceback",), patience=2).findings
     assert any("has no attribute 'position'" in found["defect"] for found in raised)
     stuck = hunt(130, 140, ("planted_hang",), patience=2).findings
-    assert any(found["defect"] == "it hangs" and "_open_whatever" in found["traceback"] for found in stuck)
+    assert any(found["defect"] == "it hangs" and "open_whatever" in found["traceback"] for found in stuck)
     assert any(found["memory"] > MEMORY for found in hunt(0, 200, ("planted_memory",)).findings)
 
 

@@ -65,9 +65,9 @@ COARSE: Mapping[str, int] = {
 
 Twice the largest difference between layouts of the golden cases in bfloat16 (padding side, packing, microbatches of one
 and of three, reversed rows), rounded up to a power of two. Gradients of tokens that rounding carries over the clip are
-left out there: they are 0 on one side of it, however fine the dtype. So are shares of clipped tokens, which move by whole
-tokens. Metrics of updates differ by up to 11.3 spacings (the least ratio of dapo; 4.4 on dense, gpt2, moe and tools),
-those of steps by 4.9.
+left out there: they are 0 on one side of it, however fine the dtype. So are shares of clipped tokens, which move by
+whole tokens. Metrics of updates differ by up to 11.3 spacings (the least ratio of dapo; 4.4 on dense, gpt2, moe and
+tools), those of steps by 4.9.
 """
 
 SEMANTICS = 1e-12
