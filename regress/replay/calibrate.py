@@ -37,7 +37,8 @@ from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.spread import spread
 from regress.replay.truth import canonical
-from regress.replay.variants import BASE, VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import BASE, Precision
 
 LAYOUTS = (BASE, VARIANTS["mbs1"])
 SEEDS = 5

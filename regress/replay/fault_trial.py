@@ -28,7 +28,8 @@ from regress.replay.plan import PlannedUpdate
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import VARIANTS, Precision, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision, Variant
 from regress.report.fault_rows import FaultRow
 
 HARMLESS_STEPS = None
