@@ -36,6 +36,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rewards import rewards_of, sample_kl
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
+from regress.engine.router import RouterLoss
 from regress.engine.step import StepOutcome, train_step, weigh
 from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
@@ -118,6 +119,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.coefficients = Coefficients.of(self.config.algorithm)
+        model = self.config.model
+        self.router = (
+            RouterLoss(self.policy, model.router_coef, model.router_scope) if model.router_coef else None
+        )
 
     def step(
         self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
@@ -207,6 +212,7 @@ class Trainer:
             target_params=self.config.debug.target_param_pattern,
             loss_function=self.token_loss,
             skip_nonfinite=self.config.trainer.on_nonfinite == "skip",
+            router=self.router,
         )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
