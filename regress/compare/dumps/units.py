@@ -262,16 +262,15 @@ class _Work:
         if source.quantity != ROUTED or flips is None or unit.bounds.given is not None:
             return finding
         choice = source.name.endswith(EXPERTS)
-        others = flips.admitted | flips.before
+        others = flips.before if self._routes.forced else flips.admitted | flips.before
         tokens = self._routes.numbers(rows.part.rows[rows.selected], unit.frame)
         kept = rows.selected[(tokens < 0) | ~(flips.admitted if choice else others)[tokens]]
         if kept.size == rows.selected.size:
             return finding
         left = replace(rows, selected=kept)
         judged = self._judged(source, replace(found, tokens=left, pairs=left.blocks))
-        return replace(
-            judged, note=words(flips, source.name, tokens[tokens >= 0], unit.place) if choice else ""
-        )
+        told = words(flips, source.name, tokens[tokens >= 0], unit.place, forced=self._routes.forced)
+        return replace(judged, note=told if choice else "")
 
     @cached_property
     def _routes(self) -> Routes | None:
@@ -282,7 +281,8 @@ class _Work:
         models = [side.precision for side in (self.golden_side, self.actual_side) if side.precision]
         dtypes = [dtype_name(array.dtype) for array in self.actual.tensors.values()]
         dtype = unit.bounds.precision or coarsest([*models, *dtypes])
-        return Routes.of(paths, (unit.records[0], unit.record), unit.golden_of, dtype)
+        forced = any(record.meta.get("forced_routing") for record in self.golden.values())
+        return Routes.of(paths, (unit.records[0], unit.record), unit.golden_of, dtype, forced)
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from regress import Trajectory, at, record, tap_batch, tap_trajectories
 
@@ -22,6 +29,18 @@ def tiny_model() -> PreTrainedModel:
     special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     model: PreTrainedModel = Qwen3ForCausalLM(
         Qwen3Config(vocab_size=64, initializer_range=0.15, **sizes, **heads, **special)
+    )
+    return model
+
+
+def tiny_mixture() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    model: PreTrainedModel = Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(vocab_size=64, initializer_range=0.15, **sizes, **heads, **experts, **special)
     )
     return model
 
@@ -44,14 +63,17 @@ def train(
     clip: tuple[float, float] = (0.8, 1.2),
     old: torch.Tensor | None = None,
     dropped: int | None = None,
+    model: PreTrainedModel | None = None,
+    **options: Any,
 ) -> torch.Tensor:
     """Make an update with a token mean; return the old log-probs.
 
     Args:
         old: log-probs in the denominators of the ratios; by default those of the model with noise.
         dropped: number of a loss token whose gradient is lost.
+        options: those of `record`.
     """
-    model, samples = tiny_model(), rollout()
+    model, samples = model or tiny_model(), rollout()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rewards = torch.tensor([sample.reward for sample in samples]).reshape(2, 4)
     centred = rewards - rewards.mean(1, keepdim=True)
@@ -65,7 +87,7 @@ def train(
             [[1] * len(sample.tokens) for sample in samples],
         )
     )
-    with record(folder, model, token_gradient=True, initial_weights=True):
+    with record(folder, model, token_gradient=True, initial_weights=True, **options):
         with at(step=0):
             tap_trajectories(samples)
         with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
