@@ -73,6 +73,7 @@ class Nexrl:
     junk: float = -17.25
     ids: bool = True
     kl: float = 0.0
+    extra: Callable[[Sample], dict[str, Any]] = lambda sample: {}
 
     @property
     def rows(self) -> list[Sample]:
@@ -157,6 +158,7 @@ class Nexrl:
             if self.old:
                 fields |= {"prompt": "p", "response": "r", "finish_reason": "stop", "ground_truth": "g"}
                 fields["logprobs"] = (sample.values["old_log_probs"] * sample.mask).tolist()
+            fields |= self.extra(sample)
             item = {"tokens": sample.tokens, "loss_mask": sample.mask.tolist(), "reward": sample.reward}
             items.append({**item, "is_val": False, "extra_fields": fields, **more})
         payload = {"step": self.step, "num_trajectories": len(items), "trajectories": items}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.mapped import release
 from regress.dump.trajectory import Rollout, rollouts_in
+from regress.dump.versions import PROVENANCE, Version, stale
 from regress.layout import SampleKey, TokenFrame
 
 
@@ -102,7 +103,46 @@ def _findings(
     yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
     flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
     yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
+    yield from _versions(unit, same, locator)
     yield from _log_probs(unit, same, golden_side, actual_side, locator)
+
+
+def _versions(unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], locator: Locator) -> Iterator[Finding]:
+    """Yield the comparison of the weights, and of the routing, that tokens were sampled with; tell older ones."""
+    exact = unit.bounds.of(QUANTITY, [])
+    for name in PROVENANCE:
+        sides = [[t.versions.get(name) for t in side] for side in zip(*same, strict=True)]
+        known = [all(versions is not None for versions in side) for side in sides]
+        values = [[v for versions in side for v in versions or ()] for side in sides]
+        if not all(known):
+            continue
+        codes = {value: code for code, value in enumerate(dict.fromkeys((None, *values[0], *values[1])))}
+        own, theirs = (np.array([codes[value] for value in side], np.int64) for side in values)
+        verdict = _judge(unit, name, own, theirs, exact, locator.token)
+        if not verdict.ok:
+            first = int(np.flatnonzero(own != theirs)[0])
+            detail = f"{int((own != theirs).sum())} tokens, first {locator.token(first)}: golden {values[0][first]}, "
+            verdict = replace(verdict, detail=f"{detail}actual {values[1][first]}")
+        yield Finding(verdict, exact, note=_older(unit, name, values[1], same, locator))
+
+
+def _older(
+    unit: RolloutUnit,
+    name: str,
+    values: list[Version],
+    same: list[tuple[Rollout, Rollout]],
+    locator: Locator,
+) -> str:
+    """Return what is told of sampled tokens of the actual side that are of older weights; empty without any."""
+    sampled = _joined(t.loss_mask for _, t in same).tolist()
+    found = stale(values, sampled)
+    if found is None:
+        return ""
+    count, newest, first = found
+    return (
+        f"{unit.place}: {count} of {sum(sampled)} sampled tokens have other {name} than the newest, {newest} (stale "
+        f"{'weights' if name == PROVENANCE[0] else 'routing'}), first {locator.token(first)}: {values[first]}"
+    )
 
 
 def _log_probs(
@@ -127,7 +167,32 @@ def _log_probs(
     golden, actual = (Part(found, np.arange(frame.size), whole_layout(()), found.shape) for found in values)
     rows = TokenRows(actual, [golden], np.flatnonzero(mask))
     case = Case(QUANTITY, "log_probs", unit.place, tolerance, locator.token, actual.shape)
-    yield Finding(judge_aligned(case, Aligned.of_tokens(rows, locator.token)), tolerance)
+    verdict = judge_aligned(case, Aligned.of_tokens(rows, locator.token))
+    note = "" if verdict.ok else _of_other_weights(unit, both, values, mask, verdict.tolerance)
+    yield Finding(verdict, tolerance, note=note)
+
+
+def _of_other_weights(
+    unit: RolloutUnit,
+    both: list[tuple[Rollout, Rollout]],
+    values: list[Array],
+    mask: Array,
+    bound: float,
+) -> str:
+    """Return the words for log-probs that differ at tokens of other weights, and nowhere else; empty for others."""
+    name = PROVENANCE[0]
+    sides = [[t.versions.get(name) for t in side] for side in zip(*both, strict=True)]
+    if any(versions is None for side in sides for versions in side):
+        return ""
+    own, theirs = ([v for versions in side for v in versions or ()] for side in sides)
+    over = mask & ~(np.abs(values[0].astype(np.float64) - values[1].astype(np.float64)) <= bound)
+    other = np.array([a != b for a, b in zip(own, theirs, strict=True)], bool)
+    if not over.any() or (over & ~other).any():
+        return ""
+    return (
+        f"{unit.place}: the sampler's log-probs differ at {int(over.sum())} tokens, each of other weights than on the "
+        "golden side (weight_versions), and at no other: stale weights"
+    )
 
 
 def _joined(parts: Iterable[Array]) -> Array:
