@@ -140,8 +140,7 @@ def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add:
 
 def _by_row(output: tuple[Any, Any], grid: tuple[int, int]) -> tuple[Any, Any]:
     """Return a whole output of rows of tokens, as routers have, as ``[B, T, ...]``; any other as it is."""
-    array, part = output
-    rows = grid[0] * grid[1]
+    (array, part), rows = output, grid[0] * grid[1]
     flat = array is not None and part is None and array.shape[:2] != grid and array.shape[:1] == (rows,)
     return (array.reshape(*grid, *array.shape[1:]), None) if flat else (array, part)
 

@@ -32,7 +32,8 @@ from regress.grpo.logprobs import token_log_probs
     cases=("moe",),
     tokens="all",
     probe="log_probs",
-    rules=("router",),
+    # module: only the layer as a whole is recorded, and its router is among what is named
+    rules=("router", "module"),
     calibration=True,
 )
 def router_not_normalized(run: Run) -> None:
@@ -323,7 +324,8 @@ def correction_of_the_current_policy(patch: Patch) -> None:
     cases=("moe",),
     tokens="all",
     probe="log_probs",
-    rules=("router",),
+    # module: only the layer as a whole is recorded, and its router is among what is named
+    rules=("router", "module"),
 )
 def one_expert_fewer(run: Run) -> None:
     """Each token has one expert in place of two."""
@@ -365,7 +367,8 @@ def attention_not_scaled(run: Run) -> None:
     category="T",
     source="rope_theta of another checkpoint",
     first="activations model.layers.0",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
 )
 def rotary_base_of_another_model(run: Run) -> None:
     """Rotary frequencies have the base 500000 in place of 10000."""
@@ -378,7 +381,8 @@ def rotary_base_of_another_model(run: Run) -> None:
     category="T",
     source="linear RoPE scaling that the sampler has not",
     first="activations model.layers.0",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
 )
 def positions_interpolated(run: Run) -> None:
     """Positions are halved before the rotation."""

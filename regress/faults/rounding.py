@@ -30,7 +30,8 @@ from regress.grpo.ratios import importance_ratio
     place="step0/rank0/micro0",
     tokens="all",
     probe="log_probs",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
     calibration=True,
 )
 def rotary_in_bfloat16(run: Run) -> None:
@@ -66,7 +67,8 @@ def logits_in_bfloat16(patch: Patch) -> None:
     kind="precision",
     source="log-probs stored in half precision",
     first="ratio prob_ratio",
-    rules=("ratio",),
+    # ratio-dtype: proven: the ratio of old log-probs that were rounded to bfloat16
+    rules=("ratio", "ratio-dtype"),
     small=True,
     calibration=True,
 )

@@ -1,4 +1,4 @@
-"""Trial replay that tests tolerances: healthy, or with a fault in the engine."""
+"""Replay that tests tolerances: healthy, or with a fault in the engine."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def run_validation(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     also(verdicts)
-    return _trial(name, precision, verdicts)
+    return _result(name, precision, verdicts)
 
 
-def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> ValidationRun:
+def _result(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> ValidationRun:
     relative: dict[str, float] = {}
     multiples: dict[str, float] = {}
     first, worst, most = None, "", 0.0

@@ -21,7 +21,8 @@ from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sent import original
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.units import Unit, aligned
+from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.units import aligned
 from regress.dump.arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError

@@ -51,15 +51,17 @@ class Hunt:
             self.findings.append(found)
 
 
-def hunt(first: int, count: int, kinds: tuple[str, ...] = ()) -> Hunt:
+def hunt(first: int, count: int, kinds: tuple[str, ...] = (), patience: float = PATIENCE) -> Hunt:
     """Read the inputs from ``first`` to ``count``, in one process at a time."""
     found = Hunt()
     while first is not None and first < count:
-        first = _until_it_hangs(first, count, kinds, found)  # type: ignore[assignment]  # None: it did not
+        first = _until_it_hangs(first, count, kinds, found, patience)  # type: ignore[assignment]  # None: it did not
     return found
 
 
-def _until_it_hangs(first: int, count: int, kinds: tuple[str, ...], found: Hunt) -> int | None:
+def _until_it_hangs(
+    first: int, count: int, kinds: tuple[str, ...], found: Hunt, patience: float
+) -> int | None:
     """Read inputs in a new process; return the number to go on with behind the one that hangs."""
     command = [sys.executable, "-m", "tests.fuzz.child", str(first), str(count), "1", *kinds]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -80,7 +82,7 @@ def _until_it_hangs(first: int, count: int, kinds: tuple[str, ...], found: Hunt)
             else:
                 found.add(told)
                 started = None
-        elif started is not None and _stands_still(child.pid, since):
+        elif started is not None and _stands_still(child.pid, since, patience):
             child.send_signal(signal.SIGUSR1)
             child.kill()
             where = child.communicate()[1].decode()[-2000:]
@@ -114,6 +116,6 @@ def _clocks(pid: int) -> tuple[float, float]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), time.monotonic()
 
 
-def _stands_still(pid: int, since: tuple[float, float]) -> bool:
+def _stands_still(pid: int, since: tuple[float, float], patience: float) -> bool:
     used, now = _clocks(pid)
-    return used - since[0] > PATIENCE or now - since[1] > 10 * PATIENCE
+    return used - since[0] > patience or now - since[1] > 10 * patience

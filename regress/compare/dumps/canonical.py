@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.gather import gathered, of_loss_tokens
+from regress.compare.alignment.canonical import gathered, of_loss_tokens
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed

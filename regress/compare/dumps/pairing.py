@@ -13,12 +13,12 @@ from regress.compare.dumps.holders import Holders
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.presence import Stage, one_sided
+from regress.compare.dumps.presence import Half, Stage, one_sided
 from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
 from regress.compare.dumps.single import lost_ranks, single_units
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import (
     MASKS,
     STEP_STAGES,
@@ -167,33 +167,31 @@ class Update:
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
-        index = self.frame.index
-        seen: set[SampleKey] = set()
-        copies = {*self.matching.alias}
-        for (
-            key,
-            to,
-        ) in self.matching.golden_of.items():  # the first of a golden sample's actual copies counts
-            copies |= {key} if to in seen else set()
-            seen.add(to)
-        known = {**index, **numbered(self.matching.alias, index)}
+        index, its = self._indices
         telling = [record.name for record in self.golden if record.key.stage in TOLD]
         return Stage(
             name,
-            *self.sides,
-            golden,
-            actual,
+            Half("golden", self.sides[0], golden, index),
+            Half("actual", self.sides[1], actual, its),
             self.frame,
-            known,
-            numbered(self.matching.golden_of, index),
-            frozenset(copies),
+            self._copies,
             self.place,
-            self.options.only,
-            self.options.common,
-            planned.notes,
-            lambda: told_by(self.paths[0], telling, known, self.frame).loss,
-            planned.problems,
+            self.options,
+            planned,
+            lambda: told_by(self.paths[0], telling, index, self.frame).loss,
         )
+
+    @cached_property
+    def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
+        """Return the frame's number of each golden and of each actual sample."""
+        index = self.frame.index
+        return {**index, **numbered(self.matching.alias, index)}, numbered(self.matching.golden_of, index)
+
+    @cached_property
+    def _copies(self) -> frozenset[SampleKey]:
+        """Samples that only repeat others: of a golden sample's actual copies the first counts."""
+        firsts = {to: key for key, to in reversed([*self.matching.golden_of.items()])}
+        return frozenset({*self.matching.alias} | {*self.matching.golden_of} - {*firsts.values()})
 
     def _whole(
         self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned

@@ -10,9 +10,8 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
-from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.plan import Plan
+from regress.compare.updates.plan import Groups, Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.verdict import Place, Verdict

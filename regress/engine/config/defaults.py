@@ -137,7 +137,7 @@ def _values(mapping: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[Ke
         if not path and name in HYDRA_KEYS:
             continue
         if is_tree(value):
-            yield from _values(value, (*path, name))
+            yield from _values(value, (*path, str(name)))
         else:
             yield (*path, str(name)), value
 
