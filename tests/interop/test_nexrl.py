@@ -323,3 +323,40 @@ def test_log_probs_of_stale_weights_are_told_by_token(nexrl: Setup, sampled: Any
         found = compared(golden, actual)
         assert ("trajectory", "log_probs") in {(v.quantity, v.name) for v in found.failed}
         assert told(found, "the sampler's log-probs differ at 1 tokens, each of other weights") is expected
+
+
+PACKED = {
+    "two-a-row": {"pack": 2},
+    "three-a-row-four-ranks": {"pack": 3, "ranks": 4},
+    "padding-between": {"pack": 3, "gap": 2},
+    "jsonl-with-positions": {"pack": 2, "format": "jsonl", "positions": True},
+}
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED.keys())
+def test_packed_rows_hold_the_same_as_padded_ones(nexrl: Setup, packed: dict[str, Any]) -> None:
+    golden, actual = nexrl("golden").self_hosted(), nexrl("actual", **packed).self_hosted()
+    found = compared(golden, actual)
+    assert [v for v in found.failed if v.quantity != "loss"] == []
+    whole = sum(int(sample.mask.sum()) for sample in golden.samples)
+    for quantity in ("log_probs", "entropy", "old_log_probs"):
+        assert sum(v.count for v in found.verdicts if v.quantity == quantity) >= whole, quantity
+    assert not told(found, "tokens that no rollout of the step has")
+
+
+def test_a_wrong_token_of_a_packed_row_is_found_in_its_sample(nexrl: Setup, sampled: Any) -> None:
+    samples = sampled()
+    wrong = samples[3]
+    wrong.values["log_probs"][wrong.prompt + 1] += 1
+    found = compared(nexrl("golden").self_hosted(), nexrl("actual", samples, pack=3, ranks=1).self_hosted())
+    (first, *_) = [v for v in found.failed if v.quantity == "log_probs"]
+    assert f"sample {wrong.group}/{wrong.run}, position {wrong.prompt + 1}" in first.to_json()[
+        "detail"
+    ] + str(first)
+
+
+def test_packed_rows_without_rollouts_are_told_apart_by_positions(nexrl: Setup) -> None:
+    """The weaver's dumps have no rollouts; without positions a packed row is one unknown sample."""
+    golden = nexrl("golden").weaver()
+    assert compared(golden, nexrl("actual", pack=3, positions=True).weaver()).golden_only == []
+    assert compared(golden, nexrl("silent", pack=3).weaver()).golden_only != []
