@@ -19,7 +19,8 @@ from regress.replay.configure import replay_config
 from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, belongs, combinations
-from regress.replay.variants import VARIANTS, Extent, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Extent, Precision
 
 TABLE = {**VARIANTS, **LAYOUTS}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutation.operators import changes, walk
+from mutation.operators import CHECKS, changes, walk
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,6 +42,12 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.function}: `{self.text}` {self.operator}"
+
+    @property
+    def is_of_a_check(self) -> bool:
+        """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)
+        return checks or (self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS))
 
     def put_into(self, function: ast.FunctionDef) -> None:
         """Make the change in the tree of the function."""

@@ -13,9 +13,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from mutation.checks import Cases
 from mutation.force import in_force
 from mutation.mutants import ROOT, Mutant
 from mutation.unit_tests import Ran, Test, ran
+from regress.dump.reader import DumpReader
 from regress.engine.config.schema import Config
 from regress.errors import lost_connection
 from regress.replay.run import run_steps
@@ -63,6 +65,17 @@ def run_mutated(config: Config, mutant: Mutant, folder: Path) -> bool:
             path.write_text(json.dumps(asdict(told)), encoding="utf-8")
             raise
         return force.started
+
+
+def judge_mutated(case: str, variant: str, dump: Path, mutant: Mutant) -> tuple[str, str, str] | None:
+    """Judge a dump with a mutant of code that engine and judge share, as a judge of the same version would.
+
+    Returns:
+        Quantity, tensor and place of the first failing verdict, or None.
+    """
+    with in_force(mutant):
+        failed = Cases().prepared(case, variant).first_failing(DumpReader(dump))
+    return None if failed is None else (failed.quantity, failed.name, str(failed.place))
 
 
 def raised_in(folder: Path) -> list[Raised]:

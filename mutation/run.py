@@ -25,8 +25,8 @@ from mutation.worker import RIGHT, Seen, ToolError, Worker
 
 FIRST = 2
 """Replays that come before the unit tests."""
-SLOWEST, ALTOGETHER = 1.0, 5.0
-"""Seconds of a unit test, and of all those of a mutant: the cheapest of those that reach its line."""
+ALTOGETHER, LEAST = 5.0, 3
+"""Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
 
 
 @dataclass(frozen=True)
@@ -232,10 +232,14 @@ def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
 
 
 def cheapest(tests: Iterable[Test]) -> list[Test]:
-    """Return the cheapest tests, as many as there is time for."""
-    ordered = sorted((test for test in tests if test.seconds < SLOWEST), key=lambda test: test.seconds)
+    """Return the cheapest tests, as many as there is time for, but at least a few."""
+    ordered = sorted(tests, key=lambda test: test.seconds)
     ends = accumulate(test.seconds for test in ordered)
-    return [test for test, end in zip(ordered, ends, strict=True) if end < ALTOGETHER]
+    return [
+        test
+        for number, (test, end) in enumerate(zip(ordered, ends, strict=True))
+        if number < LEAST or end < ALTOGETHER
+    ]
 
 
 def digest(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mutation.checks import Cases, Check, Prepared
 from mutation.mutants import Mutant, unchanged
-from mutation.ranks import Lines, raised_in, run_mutated, run_tests, run_traced, trace_tests
+from mutation.ranks import Lines, judge_mutated, raised_in, run_mutated, run_tests, run_traced, trace_tests
 from mutation.unit_tests import Test
 from regress.dump.reader import DumpReader
 from regress.errors import RankError, RegressError, reason
@@ -23,6 +23,10 @@ MODULES = ("mutation.warm",)
 LIMIT = 8.0
 """A replay is given up after this many times its seconds without a mutant, and `GRACE` more."""
 GRACE = 15.0
+
+
+SHARED = "regress/layout/"
+"""Code that the judge reads a dump by, too: its mutants are in force there as well."""
 
 
 class ToolError(RegressError):
@@ -164,7 +168,24 @@ class Worker:
                 return _error(folder, error, time.monotonic() - start > limit)
             if not any(started):
                 raise ToolError(f"{mutant.function} of {mutant.path} does not run in {check.name}")
+            if mutant.path.startswith(SHARED):
+                return self._judged_with(mutant, check, config, limit)
             return _judged(prepared, config)
+
+    def _judged_with(self, mutant: Mutant, check: Check, config: Any, limit: float) -> Seen:
+        dump = Path(config.debug.dump_dir)
+        arguments = {"case": check.case, "variant": check.variant, "dump": dump, "mutant": mutant}
+        start = time.monotonic()
+        try:
+            (failed,) = self._pool.run(judge_mutated, arguments, 1, timeout=limit)
+        except RankError as error:
+            if time.monotonic() - start > limit:
+                return Seen("timeout", reason(error))
+            return Seen("raised later", f"the dump cannot be judged: {reason(error)}")
+        if failed is None:
+            return RIGHT
+        quantity, tensor, place = failed
+        return Seen("verdict", f"{quantity} {tensor} at {place}", quantity, tensor, f"{check.name} {place}")
 
     def _tested(self, names: Sequence[str], mutant: Mutant, limit: float) -> tuple[str, str] | None:
         with self._emptied("tests") as folder:

@@ -136,7 +136,9 @@ class Batches:
             meta = {"own_mean": True, **_meta(self._rows[place], self.forward[place].width)}
         metrics = payload.get("metrics")
         if isinstance(metrics, Mapping):
-            meta["metrics"] = {str(name): v for name, v in metrics.items() if _finite(v)}
+            meta["metrics"] = {
+                str(k): v for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)
+            }
         return Record.of("loss", where, tensors, meta)
 
     def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
@@ -323,7 +325,3 @@ def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
 def _line(row: Row, index: int) -> int:
     """Return the row of a batch that a sample lies in, the ``index``-th of them."""
     return index if row.line is None else row.line
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

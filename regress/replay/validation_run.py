@@ -16,7 +16,8 @@ from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 HELD_OUT = (
     *("left", "mbs3", "packed", "packed-dynamic", "varlen", "eager", "reversed", "chunked", "threads2"),

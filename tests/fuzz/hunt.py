@@ -67,23 +67,25 @@ def _until_it_hangs(
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     started: dict[str, Any] | None = None
-    since = _clocks(child.pid)
+    since, rest = _clocks(child.pid), b""
     waiting = selectors.DefaultSelector()
     waiting.register(child.stdout, selectors.EVENT_READ)
     while True:
         if waiting.select(timeout=1.0):
-            line = child.stdout.readline()
-            if not line:
+            data = os.read(
+                child.stdout.fileno(), 1 << 16
+            )  # a buffered reader would keep lines that nobody waits for
+            if not data:
                 break
-            told = json.loads(line)
+            *lines, rest = (rest + data).split(b"\n")
             since = _clocks(child.pid)
-            if "start" in told:
-                started = told
-            else:
-                found.add(told)
-                started = None
+            for told in map(json.loads, lines):
+                started = told if "start" in told else None
+                if started is None:
+                    found.add(told)
         elif started is not None and _stands_still(child.pid, since, patience):
             child.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)  # in which it writes where it stands
             child.kill()
             where = child.communicate()[1].decode()[-2000:]
             found.add(

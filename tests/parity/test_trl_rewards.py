@@ -71,14 +71,13 @@ def their_advantages(trainer: Any, world: World, patched: dict[str, Any]) -> tor
 
 def our_advantages(world: World, weights: list[float], objective: Any) -> torch.Tensor:
     given = [[float("nan") if one is None else one for one in column] for column in GIVEN]
-    found = token_advantages(
+    return token_advantages(
         torch.tensor(given, dtype=torch.float64).T,
         torch.tensor([sample.group for sample in world.plain]),
         torch.arange(N),
         objective,
         reward_weights=weights,
     )
-    return found
 
 
 @random

@@ -49,6 +49,10 @@ class Aligned:
         actual = rows.part.array.reshape(rows.part.shape)
         return cls(actual, rows.golden[0].array, rows.blocks, words, around, rows)
 
+    def among(self, rows: TokenRows) -> Aligned:
+        """Return the same tensor with other rows of tokens."""
+        return replace(self, tokens=rows, pairs=rows.blocks)
+
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from regress.compare.dumps.view import SourceView
-from regress.dump.arrays import Array, is_float
+from regress.dump.arrays import is_float
 from regress.dump.record import Record
 
 PREFIX = "ranks-average:"
@@ -50,10 +50,9 @@ class AveragedSide(SourceView):
         shares = SHARES.get(record.type, ())
         if not shares:
             return record
-        tensors = {
-            key: self._share(array) if key in shares else array for key, array in record.tensors.items()
+        divided = {
+            key: np.asarray(array / array.dtype.type(self.ranks))
+            for key, array in record.tensors.items()
+            if key in shares and is_float(array.dtype)
         }
-        return replace(record, tensors=tensors)
-
-    def _share(self, array: Array) -> Array:
-        return np.asarray(array / array.dtype.type(self.ranks)) if is_float(array.dtype) else array
+        return replace(record, tensors={**record.tensors, **divided})

@@ -17,18 +17,25 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.aligned import TokenRows
+from regress.compare.alignment.aligned import Aligned, TokenRows
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.formulas import clip_range
+from regress.compare.dumps.bounds import spacing
 from regress.compare.dumps.canonical import earlier_updates, golden_update, merged
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.sides import open_side
-from regress.compare.verdicts.verdict import Place
+from regress.compare.dumps.unit import Unit
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status
+from regress.dump.arrays import Array
 from regress.layout import SampleKey, TokenFrame
 
 Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 Earlier: TypeAlias = Callable[[], Iterable[Projection]]
 """Function that returns the updates before one, in order."""
+Judged: TypeAlias = Callable[..., Finding]
+"""Function of a tensor beside its golden values, and of a tolerance in place of its own."""
 
 QUANTITY = "token_gradient"
 """Quantity that jumps where a token is clipped."""
@@ -75,17 +82,7 @@ class Side:
             found[1] = _first(known.frame, earlier())
         if any(values is None for values in found):
             return None
-        placed = [np.full(frame.size, np.nan) for _ in found]
-        index, own = frame.index, known.frame
-        for number, key in enumerate(own.samples):
-            to = index.get(key if names is None else names.get(key, key))
-            if to is None or own.lengths[number] != frame.lengths[to]:
-                continue
-            here, there = (slice(*f.offsets[n : n + 2]) for f, n in ((own, number), (frame, to)))
-            for values, into in zip(found, placed, strict=True):
-                assert values is not None
-                into[there] = values[here]
-        now, old, gradient = placed
+        now, old, gradient = (in_frame(v, known.frame, names, frame, np.nan) for v in found if v is not None)
         return cls(now - old, np.abs(now) + np.abs(old), gradient)
 
 
@@ -184,7 +181,8 @@ class Branches:
         """
         at, expected, tokens = self._beside(rows, frame)
         values = rows.part.array.reshape(-1)
-        over = np.flatnonzero((np.abs(values[at] - expected) > bound) & (tokens >= 0))
+        differ = (np.abs(values[at] - expected) > bound) | _on_one_side(expected, values[at])
+        over = np.flatnonzero(differ & (tokens >= 0))
         chosen = over[self.admitted(tokens[over], bound)]
         if not chosen.size:
             return None
@@ -281,31 +279,71 @@ def numbers(tokens: NDArray[np.int64], frame: TokenFrame, into: TokenFrame) -> N
     return np.where((own >= 0) & (place < starts[own + 1]), place, -1)
 
 
-def jumps(rows: TokenRows) -> bool:
-    """Return True if a token has a gradient on one side only."""
-    for block in rows.blocks():
-        golden, actual = np.abs(block.golden.reshape(-1)), np.abs(block.actual.reshape(-1))
-        largest = max(float(golden.max(initial=0.0)), float(actual.max(initial=0.0)))
-        less, more = np.minimum(golden, actual), np.maximum(golden, actual)
-        if ((less <= NOTHING * largest) & (more > SOMETHING * largest)).any():
-            return True
-    return False
-
-
-def branches_of(
-    paths: tuple[str, str], records: tuple[str, str], names: Mapping[SampleKey, SampleKey], spacing: float
-) -> Branches | None:
-    """Return the branches of the update that two records belong to.
+def in_frame(
+    values: Array,
+    own: TokenFrame,
+    names: Mapping[SampleKey, SampleKey] | None,
+    frame: TokenFrame,
+    fill: float,
+) -> Floats:
+    """Return values of the tokens of one frame in the order of another.
 
     Args:
-        paths, records: golden and actual source, and a record of each.
-        names: actual key of a sample -> golden key.
+        names: own key of a sample -> the key in the other frame; None if they are the same.
+        fill: value of the samples that are absent, or of another length.
     """
+    found = np.full((frame.size, *values.shape[1:]), fill, np.float64)
+    index = frame.index
+    for number, key in enumerate(own.samples):
+        to = index.get(key if names is None else names.get(key, key))
+        if to is not None and own.lengths[number] == frame.lengths[to]:
+            here, there = (slice(*f.offsets[n : n + 2]) for f, n in ((own, number), (frame, to)))
+            found[there] = values[here]
+    return found
+
+
+def jumps(rows: TokenRows) -> bool:
+    """Return True if a token has a gradient on one side only."""
+    return any(
+        _on_one_side(block.golden.reshape(-1), block.actual.reshape(-1)).any() for block in rows.blocks()
+    )
+
+
+def _on_one_side(golden: NDArray[Any], actual: NDArray[Any]) -> Bools:
+    """Return which tokens have a gradient on one side only, however large the tolerance."""
+    own, theirs = np.abs(golden.astype(np.float64)), np.abs(actual.astype(np.float64))
+    largest = max(float(own.max(initial=0.0)), float(theirs.max(initial=0.0)))
+    less, more = np.minimum(own, theirs), np.maximum(own, theirs)
+    return np.asarray((less <= NOTHING * largest) & (more > SOMETHING * largest), bool)
+
+
+def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: Judged) -> Finding:
+    """Return the finding on token gradients, where tokens at a bound of the clip range may take either branch.
+
+    Args:
+        dtype: the coarsest of the two sides.
+        judged: judges the tensor anew.
+    """
+    rows, verdict, paths = found.tokens, finding.verdict, (unit.golden, unit.actual)
+    if rows is None or not (verdict.status is Status.DRIFT or jumps(rows)):
+        return finding
     sides = []
-    for one, other, record in ((*paths, records[0]), (*reversed(paths), records[1])):
+    for one, other, record in ((*paths, unit.records[0]), (*reversed(paths), unit.record)):
         sides.append((golden_update(one, other, record), partial(earlier_updates, one, other, record)))
-    config = merged(open_side(paths[1]).config, open_side(paths[0]).config)
-    return Branches.of(sides[0], sides[1], names, config, spacing)
+    config = merged(open_side(unit.actual).config, open_side(unit.golden).config)
+    branches = Branches.of(sides[0], sides[1], unit.golden_of, config, spacing(dtype))
+    if branches is None:
+        return finding
+    wrong = branches.wrong(rows, unit.frame)
+    if wrong is not None:
+        none = Tolerance(0.0, branches.spacing * finding.verdict.scale, reason=CLIPPED)
+        return judged(found.among(wrong), none)
+    taken = branches.taken(rows, unit.frame, verdict.tolerance)
+    if taken is None:
+        return finding
+    closer = taken.rows.part.array.reshape(found.actual.shape)
+    anew = judged(replace(found.among(taken.rows), actual=closer))
+    return replace(anew, note=taken.note(unit.place), carried=taken.count, share=taken.share)
 
 
 def _seen(side: Side, frame: TokenFrame, sign: int) -> tuple[float, float]:

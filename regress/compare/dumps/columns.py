@@ -1,4 +1,4 @@
-"""One quantity at the tokens of a record, golden and actual side by side."""
+"""Tensors of the tokens of a record, golden and actual side by side."""
 
 from __future__ import annotations
 
@@ -60,3 +60,9 @@ def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
         and one.tokens.part.width == 1
     ]
     return *work.told(), found
+
+
+def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
+    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
+    found = opened(unit).aligned()
+    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
-from regress.compare.dumps.holders import Holders
+from regress.compare.dumps.holders import Holders, likeliest
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
@@ -225,18 +225,9 @@ class Update:
         for record in actual:
             samples = self._golden_samples(record)
             same = {g.name: g for key in samples for g in holders.get(key, ())}
-            if not same:
-                continue
-            order = sorted(
-                same.values(),
-                key=lambda g: (
-                    g.key.rank != record.key.rank,
-                    g.key.micro != record.key.micro,
-                    g.key.rank or 0,
-                    g.key.micro or 0,
-                ),
-            )
-            yield replace(self._token_unit(stage, record, order), tensors=names)
+            if same:
+                order = likeliest(same.values(), record)
+                yield replace(self._token_unit(stage, record, order), tensors=names)
 
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
         """Return the unit of a record of tokens; its rows of loss tokens are counted over all of its samples."""

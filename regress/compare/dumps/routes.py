@@ -9,17 +9,21 @@ attend to it, have other values: their choice in later routers has to follow the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.aligned import Aligned
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.bounds import COMMON, spacing
-from regress.compare.dumps.branches import numbers
+from regress.compare.dumps.branches import Judged, in_frame, numbers
 from regress.compare.dumps.canonical import golden_update
+from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.unit import Unit
+from regress.compare.verdicts.verdict import Status
 from regress.layout import SampleKey, TokenFrame
 
 Array: TypeAlias = NDArray[Any]
@@ -156,6 +160,30 @@ def router_of(name: str) -> str:
     return name
 
 
+def routed(
+    routes: Routes, unit: Unit, name: str, finding: Finding, found: Aligned, judged: Judged
+) -> Finding:
+    """Return the finding on a router without the choices that rounding decides, and what follows from them.
+
+    Args:
+        name: the tensor.
+        judged: judges it anew.
+    """
+    flips, rows = routes.flips(router_of(name)), found.tokens
+    if finding.verdict.status not in (Status.DRIFT, Status.MASK) or rows is None or flips is None:
+        return finding
+    choice = name.endswith(EXPERTS)
+    tokens = routes.numbers(rows.part.rows[rows.selected], unit.frame)
+    others = flips.before if routes.forced else flips.admitted | flips.before
+    left_out = flips.admitted if choice else others
+    kept = rows.selected[(tokens < 0) | ~left_out[tokens]]
+    if kept.size == rows.selected.size:
+        return finding
+    anew = judged(found.among(replace(rows, selected=kept)))
+    told = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
+    return replace(anew, note=told if choice else "")
+
+
 def words(flips: Flips, name: str, here: NDArray[np.int64], place: object, *, forced: bool) -> str:
     """Return what is told of the admitted flips of a record's tokens."""
     ties = flips.admitted[here] & ~flips.before[here]
@@ -182,20 +210,8 @@ def _choices(
         if logits is None or experts is None or logits.ndim != 2 or experts.ndim != 2:
             continue
         if logits.shape[0] == experts.shape[0] == known.frame.size:
-            placed = [_placed(values, known.frame, names, frame) for values in (logits, experts)]
-            found[name] = Choice(placed[0].astype(np.float64), placed[1].astype(np.int64))
-    return found
-
-
-def _placed(
-    values: Array, own: TokenFrame, names: Mapping[SampleKey, SampleKey] | None, frame: TokenFrame
-) -> Array:
-    found = np.full((frame.size, *values.shape[1:]), -1, np.float64)
-    for number, key in enumerate(own.samples):
-        to = frame.index.get(key if names is None else names.get(key, key))
-        if to is not None and own.lengths[number] == frame.lengths[to]:
-            here, there = (slice(*f.offsets[n : n + 2]) for f, n in ((own, number), (frame, to)))
-            found[there] = values[here]
+            placed = [in_frame(values, known.frame, names, frame, -1) for values in (logits, experts)]
+            found[name] = Choice(placed[0], placed[1].astype(np.int64))
     return found
 
 

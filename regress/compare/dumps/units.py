@@ -19,9 +19,9 @@ from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.adam import decided
-from regress.compare.dumps.bounds import coarsest, spacing, widened
-from regress.compare.dumps.branches import CLIPPED, branches_of, jumps
+from regress.compare.dumps.bounds import coarsest, widened
 from regress.compare.dumps.branches import QUANTITY as JUMPS
+from regress.compare.dumps.branches import branched
 from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
@@ -29,7 +29,7 @@ from regress.compare.dumps.held import HeldRecords
 from regress.compare.dumps.listing import header, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.optimizer_updates import Updated
-from regress.compare.dumps.routes import EXPERTS, Routes, router_of, words
+from regress.compare.dumps.routes import EXPERTS, Routes, routed
 from regress.compare.dumps.routes import QUANTITY as ROUTED
 from regress.compare.dumps.sides import Side, open_side, precisions
 from regress.compare.dumps.truth import TruthSide
@@ -72,12 +72,6 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
     work = opened(unit, scales)
     whole = unit.elementwise or unit.stage in UPDATE_STAGES
     return [*(work.whole() if whole else work.tokens())]
-
-
-def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
-    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
-    found = opened(unit).aligned()
-    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}
 
 
 def opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None = None) -> UnitWork:
@@ -156,72 +150,35 @@ class UnitWork:
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 finding = self._judged(source, found)
-                finding = self._routed(source, self._branched(source, finding, found), found)
+                finding = self._without_rounding(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
 
-    def _branched(self, source: Source, finding: Finding, found: Aligned) -> Finding:
-        """Return the finding on token gradients, where tokens at a bound of the clip range may take either branch."""
-        unit, rows, verdict = self.unit, found.tokens, finding.verdict
-        given = self._held is not None or unit.bounds.given is not None
-        if (
-            source.quantity != JUMPS
-            or rows is None
-            or given
-            or not (verdict.status is Status.DRIFT or jumps(rows))
-        ):
+    def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
+        unit, judged = self.unit, partial(self._judged, source)
+        if self._held is not None or unit.bounds.given is not None:
             return finding
-        dtypes = [dtype_name(array.dtype) for array in (found.actual, found.golden)]
-        dtypes += [side.precision for side in (self.golden_side, self.actual_side) if side.precision]
-        rounded = spacing(unit.bounds.precision or coarsest(dtypes))
-        records = unit.records[0], unit.record
-        branches = branches_of((unit.golden, unit.actual), records, unit.golden_of, rounded)
-        if branches is None:
-            return finding
-        wrong = branches.wrong(rows, unit.frame)
-        if wrong is not None:
-            return self._judged(
-                source, replace(found, tokens=wrong, pairs=wrong.blocks), Tolerance(rounded, reason=CLIPPED)
-            )
-        taken = None if verdict.ok else branches.taken(rows, unit.frame, verdict.tolerance)
-        if taken is None:
-            return finding
-        closer = taken.rows.part.array.reshape(found.actual.shape)
-        judged = self._judged(
-            source, replace(found, actual=closer, tokens=taken.rows, pairs=taken.rows.blocks)
-        )
-        return replace(judged, note=taken.note(unit.place), carried=taken.count, share=taken.share)
-
-    def _routed(self, source: Source, finding: Finding, found: Aligned) -> Finding:
-        """Return the finding on a router without the choices that rounding decides, and what follows from them."""
-        rows, unit = found.tokens, self.unit
-        if finding.verdict.status not in (Status.DRIFT, Status.MASK) or rows is None or self._routes is None:
-            return finding
-        flips = self._routes.flips(router_of(source.name))
-        if source.quantity != ROUTED or flips is None or unit.bounds.given is not None:
-            return finding
-        choice = source.name.endswith(EXPERTS)
-        others = flips.before if self._routes.forced else flips.admitted | flips.before
-        tokens = self._routes.numbers(rows.part.rows[rows.selected], unit.frame)
-        kept = rows.selected[(tokens < 0) | ~(flips.admitted if choice else others)[tokens]]
-        if kept.size == rows.selected.size:
-            return finding
-        left = replace(rows, selected=kept)
-        judged = self._judged(source, replace(found, tokens=left, pairs=left.blocks))
-        told = words(flips, source.name, tokens[tokens >= 0], unit.place, forced=self._routes.forced)
-        return replace(judged, note=told if choice else "")
+        if source.quantity == JUMPS:
+            return branched(unit, finding, found, self._dtype(found.actual, found.golden), judged)
+        if source.quantity == ROUTED and self._routes is not None:
+            return routed(self._routes, unit, source.name, finding, found, judged)
+        return finding
 
     @cached_property
     def _routes(self) -> Routes | None:
-        """The routers of the update; None where nothing tells their choice, and for ranks of our engine."""
-        if self._held is not None or not any(name.endswith(EXPERTS) for name in self.actual.tensors):
+        """The routers of the update; None where nothing tells their choice."""
+        if not any(name.endswith(EXPERTS) for name in self.actual.tensors):
             return None
-        unit, paths = self.unit, (self.unit.golden, self.unit.actual)
-        models = [side.precision for side in (self.golden_side, self.actual_side) if side.precision]
-        dtypes = [dtype_name(array.dtype) for array in self.actual.tensors.values()]
-        dtype = unit.bounds.precision or coarsest([*models, *dtypes])
+        unit, dtype = self.unit, self._dtype(*self.actual.tensors.values())
+        records = unit.records[0], unit.record
         forced = any(record.meta.get("forced_routing") for record in self.golden.values())
-        return Routes.of(paths, (unit.records[0], unit.record), unit.golden_of, dtype, forced)
+        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype, forced)
+
+    def _dtype(self, *arrays: Array) -> str:
+        """Return the coarsest dtype of some arrays and of the models."""
+        models = precisions((self.golden_side, self.actual_side))
+        return self.unit.bounds.precision or coarsest([*models, *(dtype_name(one.dtype) for one in arrays)])
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""

@@ -170,7 +170,9 @@ def _all(
 def _others_datums(link: Link) -> Discrepancy | None:
     """Return values that belong to other datums: rows whose inputs of the loss are, as a whole, those of another."""
     names = (OLD, "advantages")
-    wrong = [(a, b) for a, b in link.pairs if _differs(link, a, b, names)]
+    wrong = [
+        (a, b) for a, b in link.pairs if not _alike(link, _content(a, names), _content(b, names), least=0)
+    ]
     if len(wrong) < 2:
         return None
     pool = [(a, _content(a, names)) for a, _ in link.pairs]
@@ -203,10 +205,6 @@ def _content(row: Row, names: Sequence[str]) -> Mapping[str, Floats]:
         if values is not None:
             found[name] = values if mask is None or mask.size != values.size else values[mask]
     return found
-
-
-def _differs(link: Link, a: Row, b: Row, names: Sequence[str]) -> bool:
-    return not _alike(link, _content(a, names), _content(b, names), least=0)
 
 
 def _alike(link: Link, a: Mapping[str, Floats], b: Mapping[str, Floats], least: int = ENOUGH) -> bool:

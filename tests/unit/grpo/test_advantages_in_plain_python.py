@@ -13,6 +13,7 @@ import torch
 
 from regress.grpo.advantages import token_advantages
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.groups import group_statistics
 from regress.grpo.inputs import InputError
 
 NAN = math.nan
@@ -416,3 +417,50 @@ def test_optimal_baselines_of_tokens(name: str, positions: bool, weights: bool, 
     )
     actual = found(given, True, advantage=name, weights=weights, positions=positions, otb_zero_tail=zero_tail)
     assert actual == pytest.approx(wanted, rel=1e-11)
+
+
+def test_opo_of_a_group_with_one_token() -> None:
+    given = Batch([2.0, 5.0], [0, 0], [1, 0])
+    given.values = given.old = given.squares = [0.0]
+    assert found(given, advantage="opo") == [0.0]
+    given = Batch([2.0, 5.0], [0, 0], [0, 1], values=[0.0], old=[0.0], squares=[0.0])
+    assert found(given, advantage="opo") == [0.0]
+    given = Batch([2.0, 5.0, 1.0], [0, 0, 0], [1, 0, 1], values=[0.0] * 2, old=[0.0] * 2, squares=[0.0] * 2)
+    assert found(given, advantage="opo") == [0.5, -0.5]
+
+
+def test_a_group_of_one_has_no_deviation() -> None:
+    for ddof in (0, 1):
+        group = group_statistics(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([4, 2, 2]), ddof)
+        assert group.std[0].item() == 0.0
+        assert group.std[1].item() == pytest.approx(std([1.0, 2.0], ddof))
+
+
+def test_statistics_of_single_functions_are_taken_in_double_precision() -> None:
+    rewards = torch.tensor([[1000.1, 1.0], [1000.2, 3.0], [1000.4, 2.0]], dtype=torch.float32)
+    fields = ObjectiveFields(reward_aggregation="normalize_then_sum", eps=0.0)
+    of_samples = torch.zeros(3, dtype=torch.int64), torch.arange(3)
+    single = token_advantages(rewards, *of_samples, fields)
+    assert single.dtype == torch.float32
+    assert single.tolist() == token_advantages(rewards.double(), *of_samples, fields).float().tolist()
+
+
+@pytest.mark.parametrize("name", ["remax", "gae", "optimal_token_baseline", "grpo", "reinforce_plus_plus"])
+def test_no_gradient_flows_through_advantages(name: str) -> None:
+    given = batch(12)
+
+    def leaf(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+    result = token_advantages(
+        leaf(given.rewards),
+        torch.tensor(given.groups),
+        torch.tensor(given.sequence),
+        ObjectiveFields(advantage=name),
+        leaf(given.penalties),
+        baselines_N=leaf(given.rewards),
+        values_K=leaf(given.values),
+        old_log_probs_K=leaf(given.old),
+        sum_pi_squared_K=leaf(given.squares),
+    )
+    assert not result.requires_grad

@@ -56,6 +56,50 @@ def rollout() -> list[Trajectory]:
     return found
 
 
+def padded(samples: list[Trajectory]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return token ids, loss mask and attention mask, ``[B, T]``."""
+    width = max(len(sample.tokens) for sample in samples)
+    ids, mask, attention = (
+        torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        for rows in (
+            [sample.tokens for sample in samples],
+            [sample.loss_mask for sample in samples],
+            [[1] * len(sample.tokens) for sample in samples],
+        )
+    )
+    return ids, mask, attention
+
+
+def log_probs(
+    model: PreTrainedModel, ids: torch.Tensor, attention: torch.Tensor, autocast: bool
+) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+
+
+def spread(now: torch.Tensor) -> torch.Tensor:
+    """Return old log-probs beside these, with noise."""
+    return now + SPREAD * torch.randn(now.shape, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def straddled(model: PreTrainedModel, count: int = 4) -> torch.Tensor:
+    """Return old log-probs so that a bound of the clip range lies between the ratios in float32 and in bfloat16.
+
+    Args:
+        count: such tokens of a sample with a positive advantage, and as many of one with a negative one.
+    """
+    ids, mask, attention = padded(rollout())
+    fine, coarse = (log_probs(model, ids, attention, autocast) for autocast in (False, True))
+    old, gap = spread(fine), (fine - coarse).abs() * mask[:, 1:]
+    for row, bound in ((2, 1.2), (0, 0.8)):  # the best sample of the first group, and the worst
+        places = gap[row].topk(count).indices
+        middle = (fine[row, places] + coarse[row, places]) / 2
+        old[row, places] = middle - torch.tensor(bound).log()
+    return old
+
+
 def train(
     folder: Path,
     *,
@@ -78,24 +122,13 @@ def train(
     rewards = torch.tensor([sample.reward for sample in samples]).reshape(2, 4)
     centred = rewards - rewards.mean(1, keepdim=True)
     advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).reshape(-1)
-    width = max(len(sample.tokens) for sample in samples)
-    ids, mask, attention = (
-        torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        for rows in (
-            [sample.tokens for sample in samples],
-            [sample.loss_mask for sample in samples],
-            [[1] * len(sample.tokens) for sample in samples],
-        )
-    )
+    ids, mask, attention = padded(samples)
     with record(folder, model, token_gradient=True, initial_weights=True, **options):
         with at(step=0):
             tap_trajectories(samples)
-        with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
-            logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
-        now = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        now = log_probs(model, ids, attention, autocast)
         if old is None:
-            noise = torch.randn(now.shape, generator=torch.Generator().manual_seed(1))
-            old = now.detach() + SPREAD * noise
+            old = spread(now.detach())
         tap_batch(advantages=advantages, loss_mask=mask, old_log_probs=torch.nn.functional.pad(old, (1, 0)))
         ratio, advantage = (now - old).exp(), advantages[:, None]
         kept = mask[:, 1:].clone()

@@ -41,6 +41,19 @@ NAMES = (
         "model.layers.1.mlp.experts.0.weight",
     ),
 )
+SENTENCES = (
+    "the prompt or an answer of the environment is another",
+    "the tokens are the same and one counts as sampled and was not",
+    "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ",
+    "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ; those of the "
+    "first token of each completion agree",
+    "token 3 is drawn in place of 4; log-probs of the 4 tokens that were sampled before agree",
+    "token 3 is drawn in place of 4; a token of lower probability is taken where the most probable one must be",
+    "the completion ends earlier; every one of them by its end alone; log-probs of the 4 tokens that were sampled "
+    "before agree",
+    "token 3 is drawn in place of 4; no sampled token with a log-prob lies before it, so nothing tells whether the "
+    "distributions agree",
+)
 DETAILS = (
     *("", "forward_data of rank 0 was not recorded", "no rank holds model.layers.1"),
     "golden float64 [3], and nothing of this name was recorded",
@@ -50,18 +63,7 @@ DETAILS = (
     "sample g/0 is in the golden dump only",
     *(
         f"{SAMPLED}: 1 of 2 samples differ, the first of them (g/0) at position 3 in turn 1, where {words}"
-        for words in (
-            "the prompt or an answer of the environment is another",
-            "the tokens are the same and one counts as sampled and was not",
-            "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ; those of "
-            "the first token of each completion agree",
-            "token 3 is drawn in place of 4; log-probs of the 4 tokens that were sampled before agree; a token of lower "
-            "probability is taken where the most probable one must be",
-            "the completion ends earlier; every one of them by its end alone; log-probs of the 4 tokens that were "
-            "sampled before agree",
-            "token 3 is drawn in place of 4; no sampled token with a log-prob lies before it, so nothing tells whether "
-            "the distributions agree",
-        )
+        for words in SENTENCES
     ),
     f"{SAMPLED}: tokens and masks repeat",
 )
