@@ -50,9 +50,9 @@ class Trajectory:
     response: str | None = None
     ground_truth: Json = None
     temperature: float | None = None
+    extra: dict[str, Json] = field(default_factory=dict)
     weight_versions: list[Version] | None = None
     route_versions: list[Version] | None = None
-    extra: dict[str, Json] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
