@@ -172,7 +172,8 @@ class UnitWork:
             return None
         unit, dtype = self.unit, self._dtype(*self.actual.tensors.values())
         records = unit.records[0], unit.record
-        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype)
+        forced = any(record.meta.get("forced_routing") for record in self.golden.values())
+        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype, forced)
 
     def _dtype(self, *arrays: Array) -> str:
         """Return the coarsest dtype of some arrays and of the models."""
