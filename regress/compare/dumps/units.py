@@ -34,6 +34,7 @@ from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.temperatures import judge_temperatures
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
@@ -215,6 +216,12 @@ class _Work:
                 finding = self._judged(source, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
+        if self.unit.stage == "token_gradient" and self.unit.only.has("token_gradient", "temperature"):
+            about: dict[str, Any] = {"place": self.unit.place, "suffix": self.unit.suffix}
+            solved = judge_temperatures(
+                self.actual, self.golden.values(), self._tolerance("token_gradient"), **about
+            )
+            yield from () if solved is None else [Finding(*solved)]
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""

@@ -31,6 +31,7 @@ NAMES = (
         "input_ids",
         "model.layers.0",
         "lm_head",
+        "temperature",
     ),
     *(
         "model.embed_tokens",
