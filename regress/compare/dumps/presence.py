@@ -139,7 +139,7 @@ class Stage:
                 continue
             side, has = (self.actual_side, "golden") if name in golden_names else (self.golden_side, "actual")
             source = source_or_other(self.name, name)
-            if not side.writes(self.name, name):
+            if not side.writes(self.name, name) and not _has_state(side, self.name, name):
                 self.notes.append(
                     f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
                     "so it was not compared"
@@ -283,6 +283,18 @@ class Stage:
                     )
                 )
         yield from found
+
+
+def _has_state(side: Side, stage: str, name: str) -> bool:
+    """Return True if an optimizer has this state of other parameters, so that it lacks it of this one."""
+    kind = name.rpartition("/")[2]
+    others = (
+        tensor
+        for record, (type, _) in side.entries.items()
+        if type == stage == "optimizer"
+        for tensor in side.read(record).tensors
+    )
+    return any(tensor.rpartition("/")[2] == kind for tensor in others)
 
 
 def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, str]]:

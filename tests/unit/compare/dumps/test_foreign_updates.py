@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from regress import Recorder, Segment, TokenLayout, at, recording, tap
 from regress.cli import main
+from regress.dump.manifest import Provenance
 
 LAYOUT = TokenLayout((1, 12), (Segment(0, 0, 12, 0, 0),))
 
@@ -71,3 +72,25 @@ def test_the_same_derivatives_at_another_temperature(tmp_path: Path) -> None:
 def test_temperatures_that_are_the_same_or_not_told(tmp_path: Path, temperatures: tuple[float, ...]) -> None:
     golden = token_gradient(tmp_path / "golden", 0.9)
     told(golden, token_gradient(tmp_path / "actual", *temperatures), 0)
+
+
+def states(folder: Path, *names: str) -> str:
+    """Write the states of an optimizer as they are captured of a foreign trainer."""
+    told = Provenance(config={"capture": {"system": "a trainer"}})
+    with (
+        recording(Recorder(str(folder), options={"optimizer": True}, provenance=told)),
+        at(step=0, rank=0),
+    ):
+        tap("optimizer", {name: torch.ones(3, 4) for name in names})
+    return str(folder)
+
+
+def test_a_parameter_that_the_optimizer_of_one_side_does_not_have(tmp_path: Path) -> None:
+    """The optimizer has moments of other parameters, so it lacks those of this one: no other kind of optimizer."""
+    golden = states(tmp_path / "golden", "a/exp_avg", "b/exp_avg")
+    assert "optimizer b/exp_avg: only in the golden dump" in told(
+        golden, states(tmp_path / "one", "a/exp_avg"), 1
+    )
+    plain = states(tmp_path / "plain", "a/momentum", "b/momentum", "a/step")
+    other = states(tmp_path / "other", "a/step")
+    assert "a/momentum is in the golden dump only" in told(plain, other, 0)
