@@ -5,73 +5,138 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from mutation.checks import matrix, traced
-from mutation.mutants import ROOT
-from mutation.run import Cache, Outcome, run
+from mutation.checks import Cases, Check, matrix
+from mutation.equivalent import equivalents
+from mutation.mutants import ROOT, Mutant
+from mutation.page import page, table
+from mutation.run import Cache, Outcome, Suite, run
 from mutation.scopes import PATHS, SCOPES
-from regress.replay.pool import close_shared_pool
+from mutation.suite import Reached
+from mutation.unit_tests import Test, files
+from mutation.worker import Worker
+from regress.replay.variants import Extent
+
+Found = dict[str, list[tuple[Mutant, Outcome]]]
 
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(SCOPES)))
 @click.option("--hours", default=3.0, help="Begin no further mutant after this time.", show_default=True)
+@click.option("--workers", default=2, help="Number of replays at a time.", show_default=True)
+@click.option(
+    "--extent",
+    type=click.Choice([Extent.REDUCED, Extent.DEFAULT]),
+    default=Extent.REDUCED,
+    help="Part of the matrix that is replayed.",
+    show_default=True,
+)
 @click.option(
     "--cache",
     default=ROOT / ".cache" / "mutation",
     type=click.Path(path_type=Path),
     help="Folder of outcomes and reached lines; a run that was broken off goes on from it.",
 )
+@click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
+@click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
-def main(names: tuple[str, ...], hours: float, cache: Path, only_list: bool, out: Path | None) -> None:
+@click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
+def main(
+    names: tuple[str, ...],
+    hours: float,
+    workers: int,
+    extent: str,
+    cache: Path,
+    most: int | None,
+    replays: int | None,
+    only_list: bool,
+    out: Path | None,
+    to: Path | None,
+) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
-    console, until = Console(), time.time() + 3600 * hours
-    found: dict[str, list[Outcome]] = {}
+    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays)
     if only_list:
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        for name in names or SCOPES:
-            scope = SCOPES[name]
-            replays = matrix(scope.ranks, scope.extent)
-            task = progress.add_task(f"{name}: reached lines", total=len(replays))
-            checks = []
-            for check in traced(replays, PATHS, cache):
-                checks.append(check)
-                progress.advance(task)
-            task = progress.add_task(name, total=len(scope.mutants()))
-            found[name] = []
-            for outcome in run(scope, checks, Cache(cache / "outcomes.jsonl"), until):
-                found[name].append(outcome)
-                progress.advance(task)
-                if outcome.fate != "killed":
-                    progress.console.print(f"{outcome.fate}: {outcome.mutant}", highlight=False, markup=False)
-    close_shared_pool()
-    table = Table("scope", "mutants", "run", "killed", "alive", "unreached")
-    for name, outcomes in found.items():
-        fates = Counter(outcome.fate for outcome in outcomes)
-        numbers = (
-            len(SCOPES[name].mutants()),
-            len(outcomes),
-            fates["killed"],
-            fates["alive"],
-            fates["unreached"],
-        )
-        table.add_row(name, *map(str, numbers))
-    console.print(table)
+    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
+    console.print(table(found, equivalents()), markup=False)
     if out is not None:
-        rows = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in found.items()}
+        rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
         out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    if to is not None:
+        to.write_text(page(found, equivalents()), encoding="utf-8")
+    wrong = Counter(outcome.fate for outcomes in found.values() for _, outcome in outcomes)["error"]
+    if wrong:
+        raise click.ClickException(
+            f"nothing is known about {wrong} mutants, on which the tool failed; run again"
+        )
 
 
-main()
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a run: time as of ``time.time``, mutants of a scope, and replays of a mutant."""
+
+    until: float
+    mutants: int | None
+    replays: int | None
+
+
+def _run(
+    names: Sequence[str], extent: Extent, cache: Path, count: int, limits: Limits, console: Console
+) -> Found:
+    cases = Cases()
+    workers = [Worker(cases) for _ in range(count)]
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console) as progress:
+            reached = Reached(PATHS, cache, workers)
+            tests = _tests(reached, progress)
+            found: Found = {}
+            for name in names:
+                suite = Suite(_replays(reached, name, extent, progress), tests, limits.replays)
+                found[name] = list(
+                    _scope(name, suite, Cache(cache / "outcomes.jsonl"), workers, limits, progress)
+                )
+            return found
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _tests(reached: Reached, progress: Progress) -> list[Test]:
+    task = progress.add_task("unit tests: reached lines", total=len(files()))
+    tests, left_out = reached.tests(lambda: progress.advance(task))
+    for text in left_out:
+        progress.console.print(f"left out: {text}", highlight=False, markup=False)
+    return tests
+
+
+def _replays(reached: Reached, name: str, extent: Extent, progress: Progress) -> list[Check]:
+    replays = matrix(SCOPES[name].ranks, extent)
+    task = progress.add_task(f"{name}: reached lines", total=len(replays))
+    return reached.replays(replays, lambda: progress.advance(task))
+
+
+def _scope(
+    name: str, suite: Suite, cache: Cache, workers: Sequence[Worker], limits: Limits, progress: Progress
+) -> Iterator[tuple[Mutant, Outcome]]:
+    task = progress.add_task(name, total=len(SCOPES[name].mutants()[: limits.mutants]))
+    for mutant, outcome in run(SCOPES[name], suite, cache, workers, limits.until, limits.mutants):
+        progress.advance(task)
+        if outcome.fate != "killed":
+            text = f"{outcome.fate}: {outcome.mutant} {outcome.why}"
+            progress.console.print(text, highlight=False, markup=False)
+        yield mutant, outcome
+
+
+if __name__ == "__main__":
+    main()

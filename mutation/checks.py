@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import tempfile
-import time
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from mutation.mutants import ROOT, Mutant
-from mutation.ranks import Mutated, Traced
-from regress.errors import RegressError
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.reader import DumpReader
+from regress.engine.config.schema import Config
+from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
-from regress.parallel.launch.launchers import Launch
-from regress.replay.judge import judge_replay
+from regress.replay.configure import replay_config
+from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.layouts import LAYOUTS
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Extent, Precision
-
-TIMES = 20.0
-"""A mutant is given up, and killed, after this many times the seconds of the unchanged replay, and then some."""
-
+from regress.replay.matrix import Replay, belongs, combinations
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Extent, Precision
 
 TABLE = {**VARIANTS, **LAYOUTS}
 
@@ -60,60 +57,85 @@ class Check:
         return mutant.line in self.lines.get(mutant.path, ())
 
 
-def fails(check: Check, mutant: Mutant, folder: Path) -> str:
-    """Replay with a mutant and return the first failing verdict, or the error; an empty text if all are right."""
-    return _first(
-        check.case, check.variant, folder, Mutated(mutant=mutant, timeout=TIMES * check.seconds + 30)
-    )
+@dataclass(frozen=True)
+class Prepared:
+    """A replay whose golden values and plan are read once, by the engine as it is.
 
-
-def traced(names: Iterable[tuple[str, str]], paths: Collection[str], cache: Path) -> Iterator[Check]:
-    """Yield the checks of some cases and variants, with what they reach.
-
-    Raises:
-        RegressError: if a replay fails without a mutant.
+    Attributes:
+        replay: case and variant, in float64.
+        truths: golden values by update, as far as they were asked for.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    sources = hashlib.sha256(b"".join((ROOT / path).read_bytes() for path in sorted(paths))).hexdigest()[:12]
-    for case, variant in names:
-        content = hashlib.sha256((ROOT / "golden" / case / "manifest.json").read_bytes()).hexdigest()[:12]
-        kept = cache / f"{case}-{variant}-{content}-{sources}.json"
-        if not kept.exists():
-            with tempfile.TemporaryDirectory() as folder:
-                launch, start = Traced(paths=tuple(paths)), time.monotonic()
-                why = _first(case, variant, Path(folder), launch)
-                if why:
-                    raise RegressError(f"{case}/{variant} fails without a mutant ({why}): mend it first")
-                lines = {path: sorted(found) for path, found in launch.lines.items() if found}
-                check = Check(case, variant, time.monotonic() - start, lines, content)
-            kept.write_text(json.dumps(asdict(check)), encoding="utf-8")
-        yield Check(**json.loads(kept.read_text(encoding="utf-8")))
+
+    replay: Replay
+    truths: dict[str, Truth]
+
+    @cached_property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.replay.world_size
+
+    def config(self, folder: Path) -> Config:
+        """Return the engine's configuration with its dump in ``folder/dump``."""
+        case, variant = self.replay.case, self.replay.variant
+        return replay_config(case, variant, self.replay.precision, len(case.trajectories()), folder)
+
+    def truth(self, where: str) -> Truth:
+        """Return the golden values of an update."""
+        if where not in self.truths:
+            self.truths[where] = self.replay.case.truth(where)
+        return self.truths[where]
+
+    def first_failing(self, dump: DumpReader) -> Verdict | None:
+        """Return the first verdict that fails, and judge nothing after it."""
+        case, precision = self.replay.case, self.replay.precision
+        bound = stored_tolerances(case, precision)
+        verdicts = verdicts_in_order(case, dump, self.replay.plan, precision, self.truth, bound)
+        return next((verdict for verdict in verdicts if not verdict.ok), None)
+
+
+@dataclass
+class Cases:
+    """Golden cases and replays of them, opened once for all threads."""
+
+    _cases: dict[str, tuple[GoldenCase, dict[str, Truth]]] = field(default_factory=dict)
+    _replays: dict[tuple[str, str], Prepared] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def prepared(self, case: str, variant: str) -> Prepared:
+        """Return a replay, ready to be judged."""
+        with self._lock:
+            if case not in self._cases:
+                self._cases[case] = (GoldenStore(ROOT / "golden").case(case), {})
+            if (case, variant) not in self._replays:
+                opened, truths = self._cases[case]
+                replay = Replay(opened, TABLE[variant], Precision.FLOAT64)
+                assert replay.plan  # made while the layout is as it is
+                self._replays[case, variant] = Prepared(replay, truths)
+            return self._replays[case, variant]
+
+
+def content_of(case: str) -> str:
+    """Return the hash of a case's manifest."""
+    return hashlib.sha256((ROOT / "golden" / case / "manifest.json").read_bytes()).hexdigest()[:12]
 
 
 def matrix(ranks: int, extent: Extent) -> list[tuple[str, str]]:
-    """Return the cases and variants of a part of the matrix that run bare steps on at most some ranks."""
+    """Return the cases and variants of a part of the matrix that run bare steps on at most some ranks; all cases
+    are among them."""
+    found = [name for name, count in _enumerated(extent) if count <= ranks]
+    shown = {case for case, _ in found}
+    return [*found, *((case, "base") for case in GoldenStore(ROOT / "golden").names() if case not in shown)]
+
+
+def _enumerated(extent: Extent) -> Iterator[tuple[tuple[str, str], int]]:
     store = GoldenStore(ROOT / "golden")
     cases = {name: store.case(name) for name in store.names()}
-    found = []
-    for variant in TABLE.values():
-        if variant.program or variant.wire or variant.resume_at is not None:
-            continue
-        if Precision.FLOAT64 not in variant.precisions:
-            continue
-        first = variant.first_of(cases)
-        named = [name for name in cases if variant.applies_to(name, extent)]
-        chosen = [first] if extent is Extent.REDUCED and first else named
-        replays = [Replay(cases[name], variant, Precision.FLOAT64) for name in chosen]
-        found += [(replay.case.name, variant.name) for replay in replays if replay.world_size <= ranks]
-    return found
-
-
-def _first(case: str, variant: str, folder: Path, launch: Launch) -> str:
-    chosen = Replay(GoldenStore(ROOT / "golden").case(case), TABLE[variant], Precision.FLOAT64)
-    try:
-        dump = replay(chosen.case, chosen.variant, chosen.precision, folder, launch=launch)
-        verdicts = judge_replay(chosen.case, dump, chosen.plan, chosen.precision)
-    except RegressError as error:
-        return f"{type(error).__name__}: {error}"
-    failed = next((verdict for verdict in verdicts if not verdict.ok), None)
-    return "" if failed is None else f"{failed.quantity} {failed.name} at {failed.place}"
+    rows = {
+        name: variant
+        for name, variant in TABLE.items()
+        if not variant.program and variant.wire is None and variant.resume_at is None
+    }
+    for case, variant, precision in combinations(list(cases), rows, [Precision.FLOAT64], extent):
+        replay = Replay(cases[case], variant, precision)
+        if belongs(replay, extent):
+            yield (case, variant.name), replay.world_size

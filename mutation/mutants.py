@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import gc
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import CodeType, FunctionType
 
-from mutation.operators import changes, walk
+from mutation.operators import CHECKS, changes, walk
 
 ROOT = Path(__file__).parents[1]
 
@@ -46,11 +43,47 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.function}: `{self.text}` {self.operator}"
 
+    @property
+    def is_of_a_check(self) -> bool:
+        """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)
+        return checks or (self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS))
+
+    def put_into(self, function: ast.FunctionDef) -> None:
+        """Make the change in the tree of the function."""
+        change = list(changes(function))[self.number]
+        _replace(function, list(walk(function))[change.index], change.new)
+
+
+@dataclass(frozen=True)
+class Planted(Mutant):
+    """Change written by hand: the control of the tool.
+
+    Attributes:
+        old: source of an expression of the function; empty: the function stays as it is.
+        new: source of the expression in its place.
+    """
+
+    old: str = ""
+    new: str = ""
+
+    def put_into(self, function: ast.FunctionDef) -> None:
+        """Make the change in the tree of the function."""
+        found = [node for node in ast.walk(function) if isinstance(node, ast.expr)]
+        if self.old:
+            wanted = next(node for node in found if ast.unparse(node) == self.old)
+            _replace(function, wanted, ast.parse(self.new, mode="eval").body)
+
+
+def unchanged(mutant: Mutant) -> Planted:
+    """Return the control of a mutant: the same function, compiled again as it is and put into force the same way."""
+    return Planted(mutant.path, mutant.function, -1, mutant.line, "unchanged", "", mutant.source)
+
 
 def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
     """Yield all mutants of some files."""
     for path in paths:
-        for name, function in _functions(_parsed(path)):
+        for name, function in functions_of(parsed(path)):
             nodes = list(walk(function))
             source = hashlib.sha256(ast.dump(function).encode()).hexdigest()[:12]
             for number, change in enumerate(changes(function)):
@@ -59,48 +92,19 @@ def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
                 yield Mutant(path, name, number, line, change.operator, text, source)
 
 
-def install(mutant: Mutant) -> int:
-    """Change the function in this process, wherever it is used, and return how many functions were changed.
-
-    Raises:
-        LookupError: if the file no longer has the function.
-    """
-    module = import_module(mutant.path.removesuffix(".py").replace("/", "."))
-    tree = _parsed(mutant.path)
-    function = dict(_functions(tree))[mutant.function]
-    change = list(changes(function))[mutant.number]
-    _replace(function, list(walk(function))[change.index], change.new)
-    changed = _codes(compile(ast.fix_missing_locations(tree), module.__file__ or "", "exec"))
-    count = 0
-    gc.unfreeze()  # frozen objects are not listed
-    for found in gc.get_objects():
-        if type(found) is FunctionType and found.__module__ == module.__name__:
-            code = found.__code__
-            key = (code.co_qualname, code.co_firstlineno)
-            if _inside(code, mutant.function) and key in changed:
-                found.__code__ = changed[key]
-                count += 1
-    if not count:
-        raise LookupError(f"no function {mutant.function} of {mutant.path} is loaded")
-    return count
-
-
-def _inside(code: CodeType, function: str) -> bool:
-    return code.co_qualname == function or code.co_qualname.startswith(f"{function}.<locals>.")
-
-
-def _parsed(path: str) -> ast.Module:
+def parsed(path: str) -> ast.Module:
+    """Return the tree of a file."""
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
-def _functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
     """Yield outermost functions and methods by qualified name; a name that is defined twice counts as its last."""
     found: dict[str, ast.FunctionDef] = {}
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
             found[prefix + node.name] = node
         elif isinstance(node, ast.ClassDef):
-            found |= dict(_functions(node, f"{prefix}{node.name}."))
+            found |= dict(functions_of(node, f"{prefix}{node.name}."))
     yield from found.items()
 
 
@@ -114,11 +118,3 @@ def _replace(function: ast.FunctionDef, old: ast.AST, new: ast.AST | None) -> No
                 if None in value:
                     value[:] = [ast.Pass() if child is None else child for child in value]
     ast.copy_location(new, old) if new is not None else None
-
-
-def _codes(code: CodeType) -> dict[tuple[str, int], CodeType]:
-    found = {(code.co_qualname, code.co_firstlineno): code}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _codes(constant)
-    return found

@@ -102,6 +102,10 @@ _NO_NUMERICS = (
 )
 
 
+CHECKS = ("require", "check", "refuse")
+"""Names of functions that only refuse what they are given begin so."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One change of a function: the node that it takes the place of, by its number in `walk`.
@@ -156,9 +160,7 @@ def _only_speaks(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Call):
         name = _called(node)
-        return any(name.endswith(part) for part in _NO_NUMERICS) or name.startswith(
-            ("require", "check", "refuse")
-        )
+        return any(name.endswith(part) for part in _NO_NUMERICS) or name.startswith(CHECKS)
     return False
 
 

@@ -1,19 +1,32 @@
-"""Runs mutants through golden replays, the cheapest first, until one fails; what is left goes through unit tests."""
+"""Runs mutants through golden replays and unit tests until one fails.
+
+The cheapest replays of some cases come first, then the unit tests that reach the line, then the other replays.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
-import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from queue import SimpleQueue
 
-from mutation.checks import Check, fails
-from mutation.mutants import Mutant
+from mutation.checks import Check
+from mutation.mutants import Mutant, unchanged
 from mutation.scopes import Scope
+from mutation.unit_tests import Test
+from mutation.worker import RIGHT, Seen, ToolError, Worker
+
+FIRST = 2
+"""Replays that come before the unit tests."""
+ALTOGETHER, LEAST = 5.0, 3
+"""Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
 
 
 @dataclass(frozen=True)
@@ -23,84 +36,212 @@ class Outcome:
     Attributes:
         mutant: as a text.
         name: of the mutant.
-        fate: ``killed``, ``alive``, or ``unreached`` if no check runs its line.
-        by: the check that killed it.
-        why: its first failing verdict, or the error.
-        tried: number of checks that ran.
+        fate: ``killed``, ``alive``, ``timeout`` if a check came to no end, ``unreached`` if no check runs its line,
+            ``error`` if the tool or the machine failed, so that nothing is known.
+        how: it was killed by a ``verdict``, ``raised``, ``raised later`` or ``unit test``; see `Seen`.
+        by: name of the check that ended it.
+        why, quantity, tensor, place: what that check saw.
+        key: name and content of that check.
+        tried: digests of the checks that were right.
     """
 
     mutant: str
     name: str
     fate: str
+    how: str = ""
     by: str = ""
     why: str = ""
-    tried: int = 0
+    quantity: str = ""
+    tensor: str = ""
+    place: str = ""
+    key: str = ""
+    tried: tuple[str, ...] = ()
 
 
 class Cache:
-    """Outcomes by mutant and checks, in a file of one JSON object a line; a run that was broken off goes on from it."""
+    """Outcomes by mutant, in a file of one JSON object a line; a run that was broken off goes on from it."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict[str, Outcome]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._known, self._lock = path, dict[str, Outcome](), threading.Lock()
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                key = entry.pop("key")
-                self._known[key] = Outcome(**entry)
+                self._known[entry["name"]] = Outcome(**{**entry, "tried": tuple(entry["tried"])})
 
-    def get(self, key: str) -> Outcome | None:
-        """Return the outcome under a key, if it is known."""
-        return self._known.get(key)
+    def get(self, name: str) -> Outcome | None:
+        """Return what is known of a mutant; an error is no outcome."""
+        found = self._known.get(name)
+        return None if found is None or found.fate == "error" else found
 
-    def add(self, key: str, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome) -> None:
         """Keep an outcome."""
-        self._known[key] = outcome
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, **asdict(outcome)}) + "\n")
+        with self._lock:
+            self._known[outcome.name] = outcome
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
 
 
-def run(scope: Scope, checks: Sequence[Check], cache: Cache, until: float) -> Iterator[Outcome]:
-    """Yield the outcome of each mutant of a scope.
+@dataclass(frozen=True)
+class Suite:
+    """All checks.
+
+    Attributes:
+        replays, tests: with the lines that each reaches.
+        most: replays that a mutant goes through at most; None: all that reach it.
+        keys: of all, by name and content.
+    """
+
+    replays: Sequence[Check]
+    tests: Sequence[Test]
+    most: int | None = None
+    keys: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys = frozenset([*(check.key for check in self.replays), *(test.key for test in self.tests)])
+        object.__setattr__(self, "keys", keys)
+
+    def of(self, mutant: Mutant) -> list[Check | list[Test]]:
+        """Return the checks that reach a mutant, in their order; unit tests together."""
+        replays = spread([check for check in self.replays if check.reaches(mutant)], mutant)
+        tests = cheapest([test for test in self.tests if test.reaches(mutant)])
+        return [*replays[:FIRST], *([tests] if tests else []), *replays[FIRST : self.most]]
+
+
+def run(
+    scope: Scope,
+    suite: Suite,
+    cache: Cache,
+    workers: Sequence[Worker],
+    until: float,
+    most: int | None = None,
+) -> Iterator[tuple[Mutant, Outcome]]:
+    """Yield each mutant of a scope with its outcome, as they come.
 
     Args:
-        checks: with the lines that each reaches.
+        workers: that share them.
         until: time, as of ``time.time``, at which no further mutant is begun.
+        most: number of mutants, None for all; the first ones are a sample.
+
+    Raises:
+        ToolError: if a function that was put into force unchanged is not found to be alive.
+    """
+    prove(scope, suite, workers[0])
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def outcome(mutant: Mutant) -> Outcome | None:
+        if time.time() > until:
+            return known(mutant, suite, cache)
+        worker = free.get()
+        try:
+            return decided(mutant, suite, cache, worker)
+        finally:
+            free.put(worker)
+
+    with ThreadPoolExecutor(len(workers)) as threads:
+        futures: Mapping[Future[Outcome | None], Mutant] = {
+            threads.submit(outcome, mutant): mutant for mutant in scope.mutants()[:most]
+        }
+        for future in as_completed(futures):
+            found = future.result()
+            if found is not None:
+                yield futures[future], found
+
+
+def prove(scope: Scope, suite: Suite, worker: Worker) -> None:
+    """Show that a change which changes nothing is not taken for a mutant that was killed.
+
+    Raises:
+        ToolError: if it is.
     """
     for mutant in scope.mutants():
-        reaching = sorted(
-            (check for check in checks if check.reaches(mutant)), key=lambda check: check.seconds
-        )
-        chosen = _spread(reaching, mutant)
-        key = f"{mutant.name} {_digest(check.key for check in chosen)}"
-        outcome = cache.get(key)
-        if outcome is None:
-            if time.time() > until:
-                return
-            outcome = _tried(mutant, chosen)
-            cache.add(key, outcome)
-        yield outcome
+        check = next((found for found in suite.of(mutant) if isinstance(found, Check)), None)
+        if check is not None:
+            seen = worker.replayed(check, unchanged(mutant))
+            if seen != RIGHT:
+                raise ToolError(
+                    f"{check.name} fails with {mutant.function} unchanged ({seen.how}: {seen.why})"
+                )
+            return
 
 
-def _spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
-    """Order checks: the cheapest of each case first, then the others, drawn by the mutant's name."""
-    first: dict[str, Check] = {}
+def known(mutant: Mutant, suite: Suite, cache: Cache) -> Outcome | None:
+    """Return the outcome of a mutant if the cache has it, and the check that ended it is still the same."""
+    found = cache.get(mutant.name)
+    if found is None:
+        return None
+    if found.fate in ("killed", "timeout"):
+        return found if found.key in suite.keys else None
+    keys = {digest(one.key) for check in suite.of(mutant) for one in _each(check)}
+    return found if keys <= {*found.tried} else None
+
+
+def decided(mutant: Mutant, suite: Suite, cache: Cache, worker: Worker) -> Outcome:
+    """Return the outcome of a mutant; checks that were right before are not run again."""
+    found = known(mutant, suite, cache)
+    if found is not None:
+        return found
+    before = cache.get(mutant.name)
+    tried = [] if before is None else list(before.tried)
+    try:
+        found = _tried(mutant, suite.of(mutant), worker, tried)
+    except ToolError as error:
+        found = Outcome(str(mutant), mutant.name, "error", why=str(error), tried=tuple(tried))
+    cache.add(found)
+    return found
+
+
+def _tried(mutant: Mutant, checks: Sequence[Check | list[Test]], worker: Worker, tried: list[str]) -> Outcome:
     for check in checks:
+        left = [one for one in _each(check) if digest(one.key) not in tried]
+        if not left:
+            continue
+        if isinstance(check, Check):
+            seen, ended = worker.replayed(check, mutant), check.key
+            by = check.name
+        else:
+            seen, by = worker.tested([one for one in left if isinstance(one, Test)], mutant)
+            ended = next((one.key for one in left if one.name == by), "")
+        if seen != RIGHT:
+            return _ended(mutant, seen, by, ended, tried)
+        tried += [digest(one.key) for one in left]
+    return Outcome(str(mutant), mutant.name, "alive" if tried else "unreached", tried=tuple(tried))
+
+
+def _ended(mutant: Mutant, seen: Seen, by: str, key: str, tried: Sequence[str]) -> Outcome:
+    fate = "timeout" if seen.how == "timeout" else "killed"
+    what = asdict(seen)
+    return Outcome(str(mutant), mutant.name, fate, by=by, key=key, tried=tuple(tried), **what)
+
+
+def _each(check: Check | list[Test]) -> Sequence[Check | Test]:
+    return [check] if isinstance(check, Check) else check
+
+
+def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
+    """Order checks: the cheapest of each case first, then the others, drawn by the mutant's name."""
+    ordered = sorted(checks, key=lambda check: check.seconds)
+    first: dict[str, Check] = {}
+    for check in ordered:
         first.setdefault(check.case, check)
-    others = [check for check in checks if check not in first.values()]
+    others = [check for check in ordered if check not in first.values()]
     random.Random(mutant.name).shuffle(others)
     return [*sorted(first.values(), key=lambda check: check.seconds), *others]
 
 
-def _tried(mutant: Mutant, checks: Sequence[Check]) -> Outcome:
-    if not checks:
-        return Outcome(str(mutant), mutant.name, "unreached")
-    for count, check in enumerate(checks, 1):
-        with tempfile.TemporaryDirectory() as folder:
-            why = fails(check, mutant, Path(folder))
-        if why:
-            return Outcome(str(mutant), mutant.name, "killed", check.name, why, count)
-    return Outcome(str(mutant), mutant.name, "alive", tried=len(checks))
+def cheapest(tests: Iterable[Test]) -> list[Test]:
+    """Return the cheapest tests, as many as there is time for, but at least a few."""
+    ordered = sorted(tests, key=lambda test: test.seconds)
+    ends = accumulate(test.seconds for test in ordered)
+    return [
+        test
+        for number, (test, end) in enumerate(zip(ordered, ends, strict=True))
+        if number < LEAST or end < ALTOGETHER
+    ]
 
 
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
+def digest(text: str) -> str:
+    """Return a short hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -34,7 +34,7 @@ class Scope:
         """Return its mutants, in the order in which they are run: drawn by a seed, so that any part is a sample."""
         found = list(mutants(self.paths))
         random.Random(0).shuffle(found)
-        return found[: self.sample]
+        return [mutant for mutant in found if not mutant.is_of_a_check][: self.sample]
 
 
 def _files(folder: str, *left_out: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from regress.golden.commands import code_option, golden, hint_at
 from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
 from regress.printed import echo
-from regress.replay.commands import calibrate, record, study
+from regress.replay.commands import calibrate, record, validate
 from regress.replay.export_commands import export
 from regress.replay.fault_commands import faults
 from regress.replay.replay_commands import replay, variants
@@ -206,7 +206,7 @@ def check(ctx: click.Context, path: str) -> None:
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
     from regress.compare.diagnosis.divergence import find_divergence
     from regress.compare.diagnosis.rules.table import OF_GOLDEN
-    from regress.compare.dumps.checked import check_dump, scene_of_side
+    from regress.compare.dumps.checked import check_dump, run_context_of_side
     from regress.compare.dumps.sides import open_side
     from regress.report.text import headline
 
@@ -214,7 +214,7 @@ def check(ctx: click.Context, path: str) -> None:
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         echo(headline(verdict, path))
-    scene = scene_of_side(open_side(path))
+    scene = run_context_of_side(open_side(path))
     divergence = find_divergence(verdicts, scene)
     for cause in () if divergence is None else diagnose(divergence, scene):
         if cause.rule not in (UNKNOWN, OF_GOLDEN):
@@ -271,7 +271,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
     return again
 
 
-for command in (record, export, calibrate, study):
+for command in (record, export, calibrate, validate):
     golden.add_command(command)
 for command in (
     golden,
@@ -290,7 +290,7 @@ for command in (
 ):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
-main.add_command(renamed(study, "study", "regress golden validate CASE"))
+main.add_command(renamed(validate, "study", "regress golden validate CASE"))
 dump.add_command(renamed(diff, "dump diff", "regress compare --bitwise GOLDEN ACTUAL"))
 
 

@@ -133,12 +133,16 @@ def _clause(error: ValueError) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _refuse_bombs(data: bytes) -> None:
-    containers = data.count(b"[") + data.count(b"{")
-    needed = containers * _CONTAINER + data.count(b",") * _VALUE
+def refuse_growth(data: bytes) -> None:
+    """Raise `ValueError` with a clause for JSON that takes far more memory than its text."""
+    needed = (data.count(b"[") + data.count(b"{")) * _CONTAINER + data.count(b",") * _VALUE
     if needed > SPARE + GROWTH * len(data):
         raise ValueError(f"its {len(data)} bytes hold more values than memory should be given to")
-    if containers > DEPTH and _depth(data) > DEPTH:
+
+
+def _refuse_bombs(data: bytes) -> None:
+    refuse_growth(data)
+    if data.count(b"[") + data.count(b"{") > DEPTH and _depth(data) > DEPTH:
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
 
 

@@ -6,7 +6,8 @@
 
     stamp = conform(json, Stamp, "the stamp")
 
-The same classes are what mypy knows of a document, and a dataclass is the object of its fields. An integer is no bool,
+The same classes are what mypy knows of a document, and a dataclass is the object of its fields, of which those with a
+default may be missing: earlier releases had not written them. An integer is no bool,
 a float may be an integer and is finite if it is `Finite`, and a text is one that can be encoded. Objects may have
 further keys, which later releases write.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from types import NoneType, UnionType
@@ -165,6 +166,8 @@ def _object(kind: Any) -> Check:
     checks = {name: _check_of(_inner(hint)) for name, hint in hints.items()}
     must = {name for name, hint in hints.items() if get_origin(hint) is Required}
     may = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
+    if is_dataclass(kind):
+        may |= {spec.name for spec in fields(kind) if _has_default(spec)}
     total = getattr(kind, "__total__", True)
     required = hints.keys() - may if total else must  # annotations are texts, so the class itself cannot tell
 
@@ -178,6 +181,10 @@ def _object(kind: Any) -> Check:
                 raise ValueError(f"{where} lacks {name!r}")
 
     return check
+
+
+def _has_default(spec: Field[Any]) -> bool:
+    return spec.default is not MISSING or spec.default_factory is not MISSING
 
 
 def _inner(hint: Any) -> Any:

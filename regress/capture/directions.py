@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from regress.capture.product_rounding import FACTORS, own_rounding, product_noise
+
 Head = Callable[[Tensor], Tensor]
 """Differentiable function from states ``[K, H]`` to logits ``[K, V]``."""
 
@@ -17,6 +19,9 @@ Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
 
 ELEMENTS = 1 << 24
 """Most logits held at once; about five tensors of this size live at a time (128 MiB each)."""
+
+PROBES = 4
+"""Random sign vectors that measure a head that is no `LinearHead`."""
 
 PARALLEL = 1e-10
 """Sine between the two directions (or size of the second, relative) below which float64 cannot tell them apart."""
@@ -170,22 +175,25 @@ class Linearized:
             a, b, a.norm(dim=-1), b.norm(dim=-1), rest.squeeze(-1), log_prob.squeeze(-1), entropy.squeeze(-1)
         )
 
-    def rounding(self, fit: Fit, temperature: float, dtype: torch.dtype) -> Tensor:
-        """Bound what a trainer's rounding of logits and probabilities does to its two derivatives, ``[K, 2, 2]``.
+    def rounding(self, fit: Fit, at: Directions, temperature: float, dtype: torch.dtype) -> Tensor:
+        """Bound what a trainer's rounding does to its two derivatives before its gradient is rounded, ``[K, 2, 2]``.
 
         Row: the derivative that is wrong, g or h; column: the true one that it is wrong by a share of.
 
         An error of probabilities is one of the gradient, and where few tokens have nearly all of the probability it
-        lies along the two directions: no rest shows it. A relative error e_v of p_v reaches the derivative with the
-        reader r by at most ``sum_v p_v |J r|_v (|g| e_v + |h| (e_v (|log p_v + H| + 1) + error of H)) / temperature``.
+        lies along the two directions: no rest shows it. An error w_v of the gradient by the logits reaches the
+        derivative with the reader r by at most ``sum_v |J r|_v w_v / temperature``.
 
         Args:
             dtype: the one that the trainer computes logits and probabilities in.
 
-        Source: first-order error of ``p = exp(log_softmax(z / temperature))``, u half of the spacing of the dtype: the
-        logits' own error, measured as the largest distance of logits computed in that dtype from those of float64; u
-        times the sizes of logit, distance from the largest logit and log-prob, which are rounded; and u log2(V) for the
-        sum of exponentials in a tree. Where the head has a ``slope_error``, that of its own derivative besides.
+        Source: first-order errors, u half of the spacing of the dtype. Of ``p = exp(log_softmax(z / temperature))``,
+        e_v relative: the logits' own error, measured as the largest distance of logits computed in that dtype from
+        those of float64; u times the sizes of logit (twice: the temperature is rounded, too), distance from the largest
+        logit and log-prob; and u log2(V) for the sum of exponentials in a tree. The gradient by the logits is wrong by
+        ``|g| e_v p_v + |h| p_v (e_v (|log p_v + H| + 1) + error of H)`` because of that, by the roundings of its own
+        terms (see `own_rounding`), and by that of the head's derivative where it has a ``slope_error``. Its product
+        with the head is rounded as `product_noise` says.
         """
         u = torch.finfo(dtype).eps / 2
         with torch.no_grad():
@@ -197,21 +205,50 @@ class Linearized:
             terms = self._sum(torch.full_like(z[:, :1], z.shape[-1]))
             rounded = self._rounded(dtype)
             error = self._over_ranks((rounded - exact).abs().amax(-1, keepdim=True), "max") / temperature
-            error = error + u * (z.abs() + 2 * (z - top).abs() + log_p.abs() + terms.log2())
-            turn = (log_p - self._sum(torch.where(p > 0, p * log_p, 0.0))).abs_()
+            error = error + u * (2 * z.abs() + 2 * (z - top).abs() + log_p.abs() + terms.log2())
+            entropy = -self._sum(torch.where(p > 0, p * log_p, 0.0))
+            turn = (log_p + entropy).abs()
             of_entropy = self._sum(p * error * (log_p.abs() + 1))
+            target = torch.zeros_like(p).scatter_(1, self._column, self._inside.double())
+            toward, turning = (target - p).abs(), p * turn
             of_g, of_h = error * p, (error * (turn + 1) + of_entropy) * p
+            own_g, own_h = own_rounding(p, log_p, entropy, terms, u)
+            of_g.add_(own_g).add_(toward, alpha=FACTORS * u)
+            of_h.add_(own_h).add_(turning, alpha=FACTORS * u)
             slope_error = getattr(self._head, "slope_error", None)
             slope = None if slope_error is None else slope_error(exact, rounded, u)
             if slope is not None:
-                target = torch.zeros_like(p).scatter_(1, self._column, self._inside.double())
-                of_g.add_((p - target).abs_().mul_(slope))
-                of_h.add_((p * turn).mul_(slope))
-            rows = []
-            for reader in fit.readers:
-                seen = self._pushed(reader, dtype).abs_()
-                rows.append(torch.cat([self._sum(seen * wrong) for wrong in (of_g, of_h)], -1))
+                of_g.add_(toward * slope)
+                of_h.add_(turning * slope)
+        noises = [
+            product_noise(temperature * pulled, self._squares(wrong), terms, dtype)
+            for pulled, wrong in ((at.a, toward), (at.b, turning))
+        ]
+        rows = []
+        for reader in fit.readers:
+            seen = self._pushed(reader, dtype).abs_()
+            along = [self._sum(seen * wrong) for wrong in (of_g, of_h)]
+            across = [(reader * noise).norm(dim=-1, keepdim=True) for noise in noises]
+            rows.append(torch.cat([one + other for one, other in zip(along, across, strict=True)], -1))
         return torch.stack(rows, 1) / temperature
+
+    def _squares(self, cotangent: Tensor) -> Tensor:
+        """Return ``sum_v (J_vj c_v)^2`` for each element of the states, ``[K, H]``.
+
+        A head that has no ``pulled_squares`` is asked for it by random signs: the expected square of ``J^T (s c)``.
+        """
+        squares = getattr(self._head, "pulled_squares", None)
+        if squares is not None:
+            return self._over_ranks(squares(cotangent, self._logits.detach().double()), "sum")
+        signs = torch.Generator().manual_seed(0)
+        total = torch.zeros_like(self._states)
+        for _ in range(PROBES):
+            drawn = torch.randint(2, cotangent.shape, generator=signs).to(cotangent) * 2 - 1
+            (found,) = torch.autograd.grad(
+                self._logits, self._states, (cotangent * drawn).to(self._logits.dtype), retain_graph=True
+            )
+            total += found.detach().square() / PROBES
+        return self._over_ranks(total, "sum")
 
     def _rounded(self, dtype: torch.dtype) -> Tensor:
         """Return the logits as computed in a dtype; those that overflow it with an error of one unit."""

@@ -16,6 +16,7 @@ from regress.capture.inference import Arrangement, infer_layout
 from regress.capture.inputs import arguments_of, arrangement_of
 from regress.capture.passes import Pass, open_pass, open_slice, token_values
 from regress.capture.precision import Precision
+from regress.capture.routing import routed, routers
 from regress.capture.sequence import gather_sequence
 from regress.capture.settings import CLASSES, Settings, segment_keys
 from regress.capture.updates import shard_of
@@ -63,11 +64,14 @@ class Forwards:
         root, decoder = self.anatomy.root, self.anatomy.decoder
         pattern = self.settings.activations
         modules = {} if pattern is None else matching_modules(root, pattern, "record(activations=...)")
+        gates = routers(root) if self.settings.routing else {}
+        modules = {name: module for name, module in modules.items() if name not in gates}
         with ExitStack() as stack:
             handles: list[Any] = [
                 root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True),
                 decoder.register_forward_pre_hook(eager(self._before_decoder), prepend=True),
                 *(m.register_forward_hook(eager(self._keeps(plain_name(n)))) for n, m in modules.items()),
+                *(m.register_forward_hook(eager(self._routes(plain_name(n)))) for n, m in gates.items()),
                 decoder.register_forward_hook(eager(self._after_decoder), with_kwargs=True, prepend=True),
                 root.register_forward_hook(eager(self._after_model), with_kwargs=True, always_call=True),
             ]
@@ -101,6 +105,22 @@ class Forwards:
                 repeats += 1
                 label = f"{name}#{repeats}"
             known[label] = to_numpy(local(tensor), label), shard_of(label, tensor)
+
+        return hook
+
+    def _routes(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._looks() or not self._graded:
+                return
+            found = routed(output)
+            if found is None:
+                raise CaptureError(
+                    f"record(routing=True): {name} does not return logits, weights and the numbers of the chosen "
+                    "experts as one tuple, so its choice is unknown; leave routing out"
+                )
+            known = self._outputs if self.latest is None else self.latest.activations
+            for label, tensor in found.named(name).items():
+                known[label] = to_numpy(local(tensor), label), shard_of(label, tensor)
 
         return hook
 

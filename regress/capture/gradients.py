@@ -2,7 +2,8 @@
 
 torch's clip functions, whoever calls them (a trainer, accelerate, transformers, FSDP's own method) and however they
 were imported, group the gradients with one helper of `torch.nn.utils.clip_grad`; that look-up, the public names and the
-methods of FSDP and GradScaler are intercepted while somebody records.
+methods of FSDP and GradScaler are intercepted while somebody records. The function that scales gradients to a norm is
+replaced in every module that holds it, since a trainer may have imported it by name before.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def _tell(name: str, *args: Any) -> None:
 
 def _install() -> None:
     _replace(clip_grad, "_group_tensors_by_device_and_dtype", _grouping)
-    _replace(clip_grad, "_clip_grads_with_norm_", _clipping)
-    _replace(torch.nn.utils, "clip_grads_with_norm_", _clipping)
+    scaling = vars(clip_grad).get("_clip_grads_with_norm_")
+    if scaling is not None:
+        _replace_everywhere(scaling, _clipping)
     _replace(torch.autograd, "backward", _backward)
     scaler = torch.amp.GradScaler
     _replace(scaler, "scale", _after("scaled", own=True))
@@ -91,6 +93,21 @@ def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callabl
     _installed.callback(setattr, owner, name, original)
 
 
+def _replace_everywhere(original: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a function under every name that a module has for it; those that imported it since are restored, too."""
+    wrapper = make(original)
+    _exchange(original, wrapper)
+    _installed.callback(_exchange, wrapper, original)
+
+
+def _exchange(old: Any, new: Any) -> None:
+    for module in [*sys.modules.values()]:
+        names = getattr(module, "__dict__", None)  # `vars` of a module that loads lazily could import it
+        if isinstance(names, dict):
+            for name in [name for name, value in [*names.items()] if value is old]:
+                names[name] = new
+
+
 def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensorlists: Any, *args: Any, **kwargs: Any) -> Any:
         _tell("before_clip", [t for found in tensorlists for t in found if isinstance(t, Tensor)])
@@ -103,10 +120,21 @@ def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         _tell("before_clip", [p.grad for p in found if p.grad is not None])
+        total_norm = _reduced(total_norm)
         _tell("clip_norm", total_norm, max_norm)
         return original(found, max_norm, total_norm, *args, **kwargs)
 
     return wrapper
+
+
+def _reduced(norm: Any) -> Any:
+    """Return a distributed norm as every rank has it: the one collective that clipping would make of it next."""
+    placements = getattr(norm, "placements", ())
+    if not any(placement.is_partial() for placement in placements):
+        return norm
+    from torch.distributed.tensor import Replicate
+
+    return norm.redistribute(placements=[Replicate()] * len(placements))
 
 
 def _fsdp_clip(original: Callable[..., Any]) -> Callable[..., Any]:

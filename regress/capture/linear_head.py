@@ -71,6 +71,22 @@ class LinearHead:
         of_x = shown.amax(-1, keepdim=True) + 2 * u * torch.atanh(t).abs()
         return 6 * u / slope + 2 * t.abs() * of_x
 
+    def pulled_squares(self, cotangent: Tensor, logits: Tensor) -> Tensor:
+        """Return ``sum_v (J_vj c_v)^2``, ``[K, H]``: the squares of what the product of a backward pass adds up.
+
+        Args:
+            cotangent: c, ``[K, V]``, the gradient by the logits.
+            logits: as returned, in float64.
+        """
+        factor = cotangent * self._scale
+        if self._soft_cap is not None:
+            factor = factor * (1 - (logits / self._soft_cap).square())
+        factor = factor.square_()
+        out = factor.new_zeros(factor.shape[0], self._weight.shape[1])
+        for rows in _pieces(self._weight):
+            out += factor[:, rows] @ self._weight[rows].to(factor.dtype).square()
+        return out
+
 
 class _Linear(torch.autograd.Function):
     @staticmethod

@@ -33,6 +33,7 @@ def record(
     *,
     token_gradient: bool = False,
     activations: str | None = None,
+    routing: bool = False,
     gradient: bool | str = True,
     param: bool | str = True,
     optimizer_state: bool | str = True,
@@ -69,6 +70,7 @@ def record(
         token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about six
             products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
+        routing: keep logits, chosen experts and their weights of each router of a mixture of experts.
         gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.
         initial_weights: keep the weights as they are now, too, as a checkpoint of transformers in the dump, from which
             `regress oracle` computes what the trainer should have.
@@ -109,6 +111,7 @@ def record(
     settings = Settings(
         samples=samples,
         activations=activations,
+        routing=routing,
         gradient=gradient,
         param=param,
         optimizer_state=optimizer_state,

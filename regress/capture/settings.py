@@ -25,6 +25,7 @@ class Settings:
 
     samples: Samples = None
     activations: str | None = None
+    routing: bool = False
     gradient: bool | str = True
     param: bool | str = True
     optimizer_state: bool | str = True
@@ -46,7 +47,7 @@ class Settings:
             "trajectory": True,
             "old_log_probs": True,
             "ref_log_probs": True,
-            "activations": self.activations is not None,
+            "activations": self.activations is not None or self.routing,
             "token_gradient": self.token_gradient,
             "gradient": bool(self.gradient),
             "gradient_clipped": bool(self.gradient),

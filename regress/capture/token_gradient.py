@@ -194,7 +194,7 @@ def _solve(lines: Linearized, grad: Tensor, temperature: float, dtype: torch.dty
         torch.where(at.norm_a > 0, noise / (at.norm_a * fit.sine), torch.inf),
         torch.where(fit.has_entropy, noise / (at.norm_b * fit.sine), torch.inf),
     )
-    shares = lines.rounding(fit, temperature, dtype)
+    shares = lines.rounding(fit, at, temperature, dtype)
     errors = errors_of(torch.stack((fit.g, fit.h), -1), shares, torch.stack(of_rest, -1))
     error, error_entropy = errors.unbind(-1)
     nan = torch.full_like(norm, torch.nan)

@@ -90,15 +90,16 @@ class Updates:
             self._snapshot = self._copied(own)
 
     def clip_norm(self, norm: Any, limit: Any) -> None:
-        """Note the trainer's own total norm; to read a distributed one would take a collective.
+        """Note the trainer's own total norm; to read one that is not yet reduced would take a collective.
 
         Args:
             limit: the largest norm that it allows.
         """
         if isinstance(limit, int | float):
             self._limit = float(limit)
-        if isinstance(norm, Tensor) and not hasattr(norm, "placements") and norm.numel() == 1:
-            self._norm = float(norm.detach())
+        whole = all(placement.is_replicate() for placement in getattr(norm, "placements", ()))
+        if isinstance(norm, Tensor) and norm.numel() == 1 and whole:
+            self._norm = float(local(norm.detach()))
 
     def owns(self, optimizer: Optimizer) -> bool:
         """Return True if an optimizer updates parameters of the model."""

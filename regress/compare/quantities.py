@@ -233,11 +233,6 @@ def order_of(quantity: str) -> int:
     return _ORDER.get(quantity, len(_ORDER))
 
 
-def names_at(level: str) -> list[str]:
-    """Return the quantities of a ``"step"``, an ``"update"`` or a ``"micro"``batch, in the order of computation."""
-    return [quantity.name for quantity in QUANTITIES if quantity.level == level]
-
-
 def source_of(stage: str, tensor: str) -> Source | None:
     """Return the source of the golden values of a recorded tensor, or None if no quantity knows it."""
     if stage in OPEN_STAGES:
@@ -260,12 +255,6 @@ def nearest_tensor(stage: str, tensor: str) -> str | None:
         if found:
             return found[0] if found[0] in here else f"{everywhere[found[0]]}/{found[0]}"
     return None
-
-
-def quantity_of(stage: str, tensor: str) -> str | None:
-    """Return the quantity that a recorded tensor belongs to, or None."""
-    source = source_of(stage, tensor)
-    return None if source is None else source.quantity
 
 
 def primary_source(quantity: str, name: str) -> Source:

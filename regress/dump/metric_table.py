@@ -33,6 +33,7 @@ class Metric:
 _REFERENCE = "a reference model"
 _DR = "Dr. GRPO"
 _TURNS = "several turns"
+_DYNAMIC = "data.filter_groups"
 _STD = "standard deviation (divided by N - 1; 0 for one value)"
 _K3 = "k3 = exp(d) - 1 - d, d = log p_ref - log p"
 
@@ -78,6 +79,20 @@ METRICS = (
     Metric("rollouts/batch_step", "steps", STEP, "rollout batches of the run so far, this one included"),
     Metric("rollouts/completion_length_mean", "tokens", STEP, "mean number of tokens after the prompt"),
     Metric("rollouts/truncated_ratio", "share", STEP, "samples that ended at the length limit"),
+    Metric(
+        "rollouts/generation_batches",
+        "batches",
+        STEP,
+        "batches of prompts that were sampled until enough groups had rewards that differ",
+        _DYNAMIC,
+    ),
+    Metric(
+        "rollouts/constant_groups",
+        "groups",
+        STEP,
+        "groups left out because their rewards are equal",
+        _DYNAMIC,
+    ),
     Metric("training_step/loss", "1", UPDATE, "loss of the whole mini-batch, of all ranks and microbatches"),
     Metric(
         "training_step/policy_loss",

@@ -135,7 +135,7 @@ class MetricsWriter:
         self._file: FileIO | None = None
         rows: list[Row] = []
         self._whole = 0
-        if path.exists():
+        if _is_there(path):
             rows, self._whole, _ = _parsed(path)
         self.sequence = max([after, *(row[SEQUENCE] for row in rows)])
         self.segment = max([segment, *(row[SEGMENT] + 1 for row in rows)])
@@ -202,6 +202,17 @@ def _plain(name: str, value: Any) -> Any:
     raise RegressError(f"the metric {name!r} is a {type(value).__name__}; log a number or a text")
 
 
+def _is_there(path: Path) -> bool:
+    """Return True unless there is no file: also for one that cannot be reached, which reading it says why."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _parsed(path: Path) -> tuple[list[Row], int, int]:
     """Return the rows, the number of bytes that they take, and that of the file."""
     try:
@@ -250,4 +261,8 @@ def _row(line: bytes, index: int) -> Row | None:
         row = {
             name: value for name, value in row.items() if name != UPDATE
         }  # another program's, that counts none
-    return {SEGMENT: 0, SEQUENCE: index, **row}
+    known = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+    return {SEGMENT: 0, SEQUENCE: index, **known}

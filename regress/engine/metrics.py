@@ -18,6 +18,8 @@ from torch import Tensor
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens
 from regress.engine.config.schema import Config
+from regress.engine.filtering import sampling_counts
+from regress.engine.rollout import UNSCORED
 from regress.engine.step import StepOutcome
 from regress.engine.world import World
 from regress.grpo.objective import Objective
@@ -40,8 +42,8 @@ BASELINES = {
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return rewards and completion lengths of a rollout batch."""
-    rewards = [float(one.reward) for one in trajectories]
+    """Return rewards and completion lengths of a rollout batch; samples that nobody scored have no reward."""
+    rewards = [float(one.reward) for one in trajectories if UNSCORED not in one.extra] or [0.0]
     lengths = [len(one.tokens) - one.prompt_length for one in trajectories]
     truncated = sum(one.finish_reason == "length" for one in trajectories)
     return {
@@ -53,6 +55,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollouts/completion_length_mean": statistics.fmean(lengths),
         "rollouts/truncated_ratio": truncated / len(trajectories),
         "system/replay_buffer_size": float(len(trajectories)),
+        **sampling_counts(trajectories),
     }
 
 

@@ -127,6 +127,11 @@ class MockRolloutWorker:
             run_log.loaded(step, path, len(wanted))
         return [recorded[prompt.group_id, run] for prompt, run in wanted]
 
+    def groups(self, step: int, split: str) -> list[str]:
+        """Return the groups that were recorded of a step, in their order."""
+        found = self._recorded(step, split).trajectories
+        return list(dict.fromkeys(trajectory.group_id for trajectory in found))
+
     def place(self, step: int) -> Place:
         """Return the stage of the curriculum that a training step was sampled from.
 

@@ -38,6 +38,7 @@ class LocalPolicy:
 
     Attributes:
         recorded_modules: names of those whose outputs are dumped.
+        running: the microbatch whose forward pass was the last to begin.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LocalPolicy:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.recorded_modules: frozenset[str] = frozenset()
+        self.running: Microbatch | None = None
         head = model.get_output_embeddings()
         self._head = next((name for name, module in model.named_modules() if module is head), "")
 
@@ -245,6 +247,7 @@ class LocalPolicy:
 
     def _run(self, model: PreTrainedModel, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
         """Return the logits of the model, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
+        self.running = micro
         call = self._callable if model is self.model else model
         first = {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
         with nullcontext() if self._blocks is None else self._blocks.active():

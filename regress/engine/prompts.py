@@ -15,6 +15,7 @@ from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
 from regress.errors import ConfigError, reason
 from regress.tasks.curriculum import Place
 from regress.tasks.dataset import Dataset, training_batch
+from regress.tasks.draws import distinct, generator
 from regress.tasks.problem import Problem, is_correct
 
 
@@ -23,6 +24,9 @@ class Prompts(Protocol):
 
     def train(self, step: int) -> list[Prompt]:
         """Return the groups of a training step."""
+
+    def further(self, step: int, batch: int) -> list[Prompt]:
+        """Return as many groups of other problems, for a training step of which ``batch`` batches are sampled."""
 
     def evaluation(self) -> list[Prompt]:
         """Return one greedy run of every held-out problem that is evaluated."""
@@ -48,6 +52,10 @@ class NoPrompts:
 
     def train(self, step: int) -> list[Prompt]:
         """Return nothing: the worker serves all that was recorded of a step."""
+        return []
+
+    def further(self, step: int, batch: int) -> list[Prompt]:
+        """Return nothing."""
         return []
 
     def evaluation(self) -> list[Prompt]:
@@ -125,15 +133,38 @@ class PromptSource:
 
     def train(self, step: int) -> list[Prompt]:
         """Return the groups of a training step; a stage is gone through from its first step on."""
-        data, place = self._config.data, self.place(step)
-        source: Sequence[Problem] = self._dataset.train
-        seed: object = self._config.seed
-        if place is not None:
-            source, seed = self._stages[place.stage], f"{seed}/{place.round}/{place.stage}"
+        return self._groups(step, 0, self._problems(step))
+
+    def further(self, step: int, batch: int) -> list[Prompt]:
+        """Return as many groups of other problems, for a training step of which ``batch`` batches are sampled.
+
+        The problems that the step did not begin with follow each other in an order of its own, again and again.
+        """
+        first, (source, seed) = self._problems(step), self._source(step)
+        began = {problem.task_id for problem in first}
+        others = [problem for problem in source if problem.task_id not in began] or list(first)
+        order = list(distinct(generator("further", step, seed), len(others)))
+        start = (batch - 1) * len(first)
+        places = [order[place % len(others)] for place in range(start, start + len(first))]
+        return self._groups(step, batch, [others[place] for place in places])
+
+    def _source(self, step: int) -> tuple[Sequence[Problem], object]:
+        """Return the problems that a step draws from, and the seed of their order."""
+        place, seed = self.place(step), self._config.seed
+        if place is None:
+            return self._dataset.train, seed
+        return self._stages[place.stage], f"{seed}/{place.round}/{place.stage}"
+
+    def _problems(self, step: int) -> Sequence[Problem]:
+        """Return the problems that a step begins with."""
+        place, (source, seed) = self.place(step), self._source(step)
         since = 0 if place is None else place.start_step
-        problems = training_batch(source, step - since, data.prompts_per_step, seed)
+        return training_batch(source, step - since, self._config.data.prompts_per_step, seed)
+
+    def _groups(self, step: int, batch: int, problems: Sequence[Problem]) -> list[Prompt]:
+        first = batch * len(problems)
         return [
-            self._prompt(f"{step:06d}-{index:04d}", problem, data.group_size)
+            self._prompt(f"{step:06d}-{first + index:04d}", problem, self._config.data.group_size)
             for index, problem in enumerate(problems)
         ]
 

@@ -29,6 +29,9 @@ from regress.tasks.rewards import Reward
 TRAIN, VAL, SAMPLES = "train", "val", "val_samples"
 """Uses of a rollout: training, greedy evaluation, and the samples of an evaluation."""
 
+UNSCORED = "unscored"
+"""Key of a trajectory's ``extra``, True where every reward function left the completion out."""
+
 Score = Callable[[Problem, str, Sequence[Turn]], Reward]
 
 
@@ -172,6 +175,9 @@ class SampledRollouts(ABC):
         prompt_length = len(prompt.tokens)
         params, _ = self._of_split[split]
         log_probs = torch.cat(talk.log_probs).numpy()
+        extra: dict[str, Any] = {} if reward.parts else {UNSCORED: True}
+        if self._dialogue:
+            extra["turns"] = [[turn.completion, turn.reply] for turn in talk.turns]
         return Trajectory(
             group_id=prompt.group_id,
             run_id=run,
@@ -188,7 +194,7 @@ class SampledRollouts(ABC):
             response=talk.text,
             ground_truth=prompt.problem.answer,
             temperature=None if params.greedy else params.temperature,
-            extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
+            extra=extra,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +24,7 @@ from regress.engine.components import LossFunction
 from regress.engine.marks import compared
 from regress.engine.passes import Part, accumulate, sums
 from regress.engine.policy_interface import Policy
+from regress.engine.router import RouterLoss
 from regress.engine.world import SingleProcess, World
 from regress.errors import DumpError, NotFinite
 from regress.grpo.aggregation import batch_weights
@@ -88,6 +90,7 @@ def train_step(
     target_params: str = ".*",
     loss_function: LossFunction | None = None,
     skip_nonfinite: bool = False,
+    router: RouterLoss | None = None,
 ) -> StepOutcome:
     """Make one optimizer update on one mini-batch, by all ranks together.
 
@@ -100,6 +103,7 @@ def train_step(
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
         loss_function: loss of each token, with the signature of `token_loss`, which it is by default.
         skip_nonfinite: leave the update out, on all ranks, where the loss or the gradient of one is not finite.
+        router: load-balancing loss of the policy's routers, a term of the loss of the mini-batch.
 
     Raises:
         NotFinite: if the loss or the gradient is not finite; parameters and optimizer state are then unchanged.
@@ -107,8 +111,12 @@ def train_step(
 
     tokens = compared(policy, tokens, microbatches, objective, world or SingleProcess())
     policy.zero_grad()
-    part = accumulate(policy, tokens, microbatches, objective, loss_function=loss_function)
-    return update(
+    balanced = (
+        nullcontext(0.0) if router is None else router.of_update(microbatches, world or SingleProcess())
+    )
+    with balanced as router_loss:
+        part = accumulate(policy, tokens, microbatches, objective, loss_function=loss_function)
+    outcome = update(
         policy,
         optimizer,
         part,
@@ -117,6 +125,10 @@ def train_step(
         target_params=target_params,
         skip_nonfinite=skip_nonfinite,
     )
+    if router is None or outcome.skipped:
+        return outcome
+    terms = {**outcome.terms, "router": router_loss}
+    return replace(outcome, loss=outcome.loss + router_loss, terms=terms)
 
 
 def update(

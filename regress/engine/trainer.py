@@ -34,17 +34,18 @@ from regress.engine.metrics import (
 )
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
+from regress.engine.rewards import rewards_of, sample_kl
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
+from regress.engine.router import RouterLoss
 from regress.engine.step import StepOutcome, train_step, weigh
 from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.aggregation import entropy_weights
 from regress.grpo.controllers import Coefficients
-from regress.grpo.kl import kl_estimate, kl_penalty
+from regress.grpo.kl import kl_penalty
 from regress.grpo.metrics import Metric, add_metrics
 from regress.grpo.objective import Objective
-from regress.grpo.segments import segment_lengths, segment_sum
 from regress.layout import BatchPlan
 
 
@@ -118,6 +119,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.coefficients = Coefficients.of(self.config.algorithm)
+        model = self.config.model
+        self.router = (
+            RouterLoss(self.policy, model.router_coef, model.router_scope) if model.router_coef else None
+        )
 
     def step(
         self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
@@ -207,6 +212,7 @@ class Trainer:
             target_params=self.config.debug.target_param_pattern,
             loss_function=self.token_loss,
             skip_nonfinite=self.config.trainer.on_nonfinite == "skip",
+            router=self.router,
         )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
@@ -391,41 +397,3 @@ def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
 def _penalty(tokens: LossTokens, objective: Objective) -> Tensor:
     assert tokens.old_log_probs is not None
     return kl_penalty(tokens.old_log_probs, tokens.ref_log_probs, objective)
-
-
-def rewards_of(
-    trajectories: Sequence[Trajectory], config: Config
-) -> tuple[list[float] | list[list[float]], list[float] | None]:
-    """Return the reward of each sample or, where the objective treats them one by one, each reward and their weights.
-
-    Raises:
-        ReplayError: if a trajectory lacks one of the rewards of ``task.rewards``.
-    """
-    objective = config.algorithm
-    if objective.advantage != "gdpo" and objective.reward_aggregation == "sum_then_normalize":
-        return [trajectory.reward for trajectory in trajectories], None
-    weights = {name: float(weight) for name, weight in config.task.rewards.items() if weight}
-    for trajectory in trajectories:
-        lacking = [name for name in weights if name not in trajectory.rewards]
-        if lacking:
-            raise ReplayError(
-                f"sample {trajectory.key} has no reward {lacking[0]!r} of task.rewards, each of which the objective "
-                "normalizes by itself; set algorithm.advantage=grpo and algorithm.reward_aggregation=sum_then_normalize"
-            )
-    return [[float(one.rewards[name]) for name in weights] for one in trajectories], list(weights.values())
-
-
-def sample_kl(batches: Sequence[LossTokens], objective: Objective) -> tuple[float, int]:
-    """Return the mean over samples of the mean KL of their tokens before the update, and the number of samples.
-
-    Source: verl 0.9 ``apply_kl_penalty``; a sample without loss tokens counts as 0.
-    """
-    total, count = 0.0, 0
-    for tokens in batches:
-        assert tokens.old_log_probs is not None
-        assert tokens.ref_log_probs is not None
-        kl = kl_estimate(tokens.old_log_probs, tokens.ref_log_probs, objective).double()
-        lengths = segment_lengths(tokens.sequence, tokens.num_sequences).clamp(min=1)
-        total += float((segment_sum(kl, tokens.sequence, tokens.num_sequences) / lengths).sum())
-        count += tokens.num_sequences
-    return total / count, count

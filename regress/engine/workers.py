@@ -16,6 +16,7 @@ from regress.engine.config.schema import Config
 from regress.engine.config.task_rules import without_task
 from regress.engine.dialogue import Dialogue
 from regress.engine.evaluation import due
+from regress.engine.filtering import FilteredRollouts, ReplayedGroups
 from regress.engine.mock import Expectations, Foreign, MockRolloutWorker
 from regress.engine.policy import LocalPolicy
 from regress.engine.prompts import Prompts
@@ -65,7 +66,7 @@ def make_worker(
         splits = [TRAIN, *(evaluated if config.evaluation.every_n_steps else [])]
         paths = {split: location(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
-    return sampler()
+    return FilteredRollouts(sampler(), prompts, config) if config.data.filter_groups else sampler()
 
 
 def policy_sampler(
@@ -97,7 +98,7 @@ def sampling_settings(
     return {
         "tokenizer": tokenizer,
         "params": params,
-        "score": make_rewards(config.task.rewards),
+        "score": make_rewards(config.task.rewards, may_miss=config.algorithm.missing_rewards == "exclude"),
         "batch_size": chosen.batch_size,
         "seed": config.seed,
         "dialogue": dialogue,
@@ -115,7 +116,7 @@ def _samples_temperature(config: Config) -> float:
 
 def _replay(
     config: Config, paths: dict[str, Location], prompts: Prompts, origin: Provenance, vocabulary: int
-) -> MockRolloutWorker:
+) -> RolloutWorker:
     """Return a mock worker that has served every rollout of the run once, so that nothing is refused later."""
     chosen, objective = config.rollout_worker, config.algorithm
     expect = Expectations(
@@ -130,9 +131,12 @@ def _replay(
         foreign=Foreign(config) if without_task(config) else None,
         stages=tuple(stage.name for stage in stages_of(config)) if config.curriculum.enable else (),
     )
-    worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
+    recorded = MockRolloutWorker(paths, chosen.trajectory_format, expect)
     if config.curriculum.enable:
-        prompts.follow(worker.place)
+        prompts.follow(recorded.place)
+    worker: RolloutWorker = recorded
+    if config.data.filter_groups:
+        worker = ReplayedGroups(recorded, prompts, config)
     for step in range(config.max_steps):
         worker.rollout(step, prompts.train(step), TRAIN)
     for step in range(config.max_steps + 1):
@@ -141,5 +145,5 @@ def _replay(
         if SAMPLES in paths and due(config, step):
             count = config.evaluation.samples_per_prompt
             worker.rollout(step, [replace(p, group_size=count) for p in prompts.evaluation()], SAMPLES)
-    worker.announce = True
+    recorded.announce = True
     return worker

@@ -189,7 +189,8 @@ def gradients_reduced_in_bfloat16(patch: Patch) -> None:
     variants=("ep2-cp2-packed",),
     first="activations model.layers.0",
     names=AFTER_ATTENTION,
-    rules=("expert-exchange", "router"),
+    # module: it names what ranks exchange within the layer; two kinds of exchange lie in it
+    rules=("expert-exchange", "router", "module"),
 )
 def weights_of_the_next_token(patch: Patch) -> None:
     """Rows come back from experts of other ranks, and are weighted for the token behind theirs."""

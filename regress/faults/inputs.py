@@ -225,6 +225,8 @@ def stop_token_not_in_the_loss(patch: Patch) -> None:
     first="batch_inputs response_mask",
     cases=("dapo",),
     silent={"dense": "truncated completions are trained on"},
+    # loss-mask: it names truncated completions
+    rules=("loss-mask",),
 )
 def truncated_completions_in_the_loss(patch: Patch) -> None:
     """Completions that were cut off are trained on."""

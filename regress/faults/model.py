@@ -1,9 +1,8 @@
-"""Faults of the model, its log-probs and its temperature."""
+"""Faults of the model and of its log-probs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +31,8 @@ from regress.grpo.logprobs import token_log_probs
     cases=("moe",),
     tokens="all",
     probe="log_probs",
-    rules=("router",),
+    # module: only the layer as a whole is recorded, and its router is among what is named
+    rules=("router", "module"),
     calibration=True,
 )
 def router_not_normalized(run: Run) -> None:
@@ -118,42 +118,6 @@ def targets_one_early(patch: Patch) -> None:
 
 
 @fault(
-    category="H",
-    source="TRL PR#3029, NeMo-RL PR#935",
-    first="log_probs log_probs",
-    place="step0/rank0/micro0",
-    cases=("dr_grpo",),
-    tokens="all",
-    rules=("temperature",),
-    calibration=True,
-    silent={"dense/mbs4": "the temperature is 1"},
-)
-def temperature_ignored(patch: Patch) -> None:
-    """Samples are drawn from tempered logits, and scored by plain ones."""
-    right: Any = token_log_probs
-    patch.setattr(policy, "token_log_probs", lambda *args, temperature, **rest: right(*args, **rest))
-
-
-@fault(
-    category="H",
-    source="a temperature that is rounded on its way",
-    first="log_probs log_probs",
-    tokens="all",
-    rules=("temperature",),
-    small=True,
-    calibration=True,
-)
-def temperature_off(patch: Patch) -> None:
-    """The temperature is 0.79 in place of 0.80."""
-    right: Any = token_log_probs
-    patch.setattr(
-        policy,
-        "token_log_probs",
-        lambda *args, temperature, **rest: right(*args, temperature=temperature * 0.79 / 0.80, **rest),
-    )
-
-
-@fault(
     category="K",
     source="slime PR#179",
     first="old_log_probs old_log_probs",
@@ -202,43 +166,6 @@ def stale_weight(run: Run) -> None:
     """One matrix is off by 2 %."""
     found = [p for name, p in run.trainer.policy.named_parameters() if p.ndim == 2 and "embed" not in name]
     found[-1].mul_(1.02)
-
-
-def tempered(patch: Patch, change: Callable[[float], float]) -> None:
-    """Take log-probs at another temperature."""
-    right: Any = token_log_probs
-    patch.setattr(
-        policy,
-        "token_log_probs",
-        lambda *args, temperature, **rest: right(*args, temperature=change(temperature), **rest),
-    )
-
-
-@fault(
-    category="H",
-    source="GMISWE/tinker-cloud PR#26",
-    first="log_probs log_probs",
-    cases=("dr_grpo",),
-    tokens="all",
-    rules=("temperature",),
-    silent={"dense/mbs4": "the temperature is 1"},
-)
-def temperature_twice(patch: Patch) -> None:
-    """Logits are divided by the temperature twice."""
-    tempered(patch, lambda temperature: temperature**2)
-
-
-@fault(
-    category="H",
-    source="a temperature that multiplies",
-    first="log_probs log_probs",
-    cases=("dr_grpo",),
-    tokens="all",
-    rules=("temperature",),
-)
-def temperature_inverted(patch: Patch) -> None:
-    """Logits are multiplied by the temperature."""
-    tempered(patch, lambda temperature: 1.0 / temperature)
 
 
 @fault(
@@ -323,7 +250,8 @@ def correction_of_the_current_policy(patch: Patch) -> None:
     cases=("moe",),
     tokens="all",
     probe="log_probs",
-    rules=("router",),
+    # module: only the layer as a whole is recorded, and its router is among what is named
+    rules=("router", "module"),
 )
 def one_expert_fewer(run: Run) -> None:
     """Each token has one expert in place of two."""
@@ -365,7 +293,8 @@ def attention_not_scaled(run: Run) -> None:
     category="T",
     source="rope_theta of another checkpoint",
     first="activations model.layers.0",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
 )
 def rotary_base_of_another_model(run: Run) -> None:
     """Rotary frequencies have the base 500000 in place of 10000."""
@@ -378,7 +307,8 @@ def rotary_base_of_another_model(run: Run) -> None:
     category="T",
     source="linear RoPE scaling that the sampler has not",
     first="activations model.layers.0",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
 )
 def positions_interpolated(run: Run) -> None:
     """Positions are halved before the rotation."""

@@ -20,7 +20,8 @@ from regress.faults.patch import Patch
     source="verl#5070",
     first="param model.embed_tokens.weight",
     place="step0/rank0",
-    rules=("weight-decay",),
+    # optimizer-settings: rounding of float32 hides which setting; weight decay is among what is named
+    rules=("weight-decay", "optimizer-settings"),
     small=True,
     calibration=True,
 )
@@ -35,7 +36,8 @@ def no_weight_decay(patch: Patch) -> None:
     source="AdamW variants that add eps before the bias correction",
     first="param model.embed_tokens.weight",
     place="step0/rank0",
-    rules=("optimizer-eps",),
+    # optimizer-settings: rounding of float32 hides which setting; eps is among what is named
+    rules=("optimizer-eps", "optimizer-settings"),
     small=True,
     calibration=True,
 )
@@ -164,7 +166,8 @@ def epsilon_of_another_framework(patch: Patch) -> None:
     category="M",
     source="optimizer.step in trainer and engine",
     first="optimizer",
-    rules=("update-sign", "step-counter"),
+    # update-made-twice: proven by the values
+    rules=("update-sign", "step-counter", "update-made-twice"),
 )
 def update_made_twice(patch: Patch) -> None:
     """The optimizer steps twice on the same gradients."""
@@ -298,7 +301,8 @@ def state_not_loaded(run: Run) -> None:
     category="M",
     source="moments exchanged on their way from a checkpoint",
     first="optimizer",
-    rules=("betas",),
+    # state-of-a-rank-unclipped: it names the state that the gradient is added to, exchanged
+    rules=("betas", "state-of-a-rank-unclipped"),
 )
 def moments_exchanged(run: Run) -> None:
     """First and second moments are taken for each other."""

@@ -30,7 +30,8 @@ from regress.grpo.ratios import importance_ratio
     place="step0/rank0/micro0",
     tokens="all",
     probe="log_probs",
-    rules=("rotary",),
+    # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
+    rules=("rotary", "module"),
     calibration=True,
 )
 def rotary_in_bfloat16(run: Run) -> None:
@@ -66,7 +67,8 @@ def logits_in_bfloat16(patch: Patch) -> None:
     kind="precision",
     source="log-probs stored in half precision",
     first="ratio prob_ratio",
-    rules=("ratio",),
+    # ratio-dtype: proven: the ratio of old log-probs that were rounded to bfloat16
+    rules=("ratio", "ratio-dtype"),
     small=True,
     calibration=True,
 )
@@ -210,7 +212,12 @@ def advantages_in_bfloat16(patch: Patch) -> None:
 
 
 @fault(
-    category="O", kind="precision", source="weights of tokens in float16", first="weights weights", rules=()
+    category="O",
+    kind="precision",
+    source="weights of tokens in float16",
+    first="weights weights",
+    # rounded: proven by the values; when silence was written down, no rule knew of it
+    rules=("rounded",),
 )
 def token_weights_in_float16(patch: Patch) -> None:
     """Weights of tokens are rounded to float16."""
@@ -273,7 +280,8 @@ def entropy_in_bfloat16(patch: Patch) -> None:
     source="moments in half precision",
     first="optimizer",
     names=r".*/exp_avg(_sq)?",
-    rules=(),
+    # rounded: proven by the values; when silence was written down, no rule knew of it
+    rules=("rounded",),
 )
 def moments_in_bfloat16(patch: Patch) -> None:
     """The moments of the optimizer are kept in half precision."""

@@ -33,7 +33,7 @@ def sampled_with(patch: Patch, **values: Any) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-distribution",),
     source="vllm#42259",
     variants=("base",),
 )
@@ -47,7 +47,7 @@ def sampler_without_temperature(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-distribution", "sampler-stream"),
     source="TRL#6789",
     variants=("base",),
 )
@@ -61,7 +61,7 @@ def sampler_without_top_p(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-distribution", "sampler-stream"),
     source="ms-swift PR#8442",
     variants=("base",),
 )
@@ -75,7 +75,7 @@ def sampler_without_top_k(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="seeds that leave the turn out",
     variants=("base",),
 )
@@ -89,7 +89,7 @@ def same_stream_in_every_turn(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="verl PR#6857, verl-omni#561",
     variants=("base",),
 )
@@ -103,7 +103,7 @@ def same_stream_for_a_group(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="verl PR#6857",
     variants=("base",),
 )
@@ -117,7 +117,7 @@ def same_stream_in_every_step(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="verl-omni#561",
     silent={"rollout/rollout-batch1": "each batch has one row"},
     variants=("base",),
@@ -137,7 +137,7 @@ def stream_of_the_batch(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-end",),
     source="slime#1490",
     variants=("base",),
 )
@@ -159,7 +159,7 @@ def stop_token_dropped(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-end",),
     source="TRL#5144",
     variants=("base",),
 )
@@ -173,7 +173,7 @@ def completion_one_token_short(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-end",),
     source="TRL#5144",
     variants=("base",),
 )
@@ -187,7 +187,7 @@ def completion_one_token_long(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("rollout-mask",),
     source="UniRL PR#409, miles PR#1827",
     variants=("base",),
 )
@@ -265,7 +265,7 @@ def sampler_log_probs_of_the_likeliest(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-distribution", "sampler-cache"),
     source="a cache that begins one position late",
     variants=("base",),
 )
@@ -288,7 +288,7 @@ def cache_one_position_off(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-distribution",),
     source="OpenRLHF#217, TRL#6800",
     variants=("base",),
 )
@@ -308,7 +308,7 @@ def sampler_sees_padding(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-greedy", "sampler-distribution"),
     source="do_sample in evaluations",
     variants=("base",),
 )
@@ -329,7 +329,7 @@ def evaluation_is_drawn(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="Megatron PR#5983",
     variants=("rollout-dp2-batch5",),
 )
@@ -343,7 +343,7 @@ def stream_of_the_rank(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-stream",),
     source="TRL PR#2824",
     variants=("rollout-dp2-batch5",),
 )
@@ -363,7 +363,7 @@ def streams_that_ranks_share(patch: Patch) -> None:
     cases=("rollout",),
     first="trajectory",
     steps=None,
-    rules=(),
+    rules=("sampler-weights",),
     source="verl#7495, unsloth PR#8701, TRL#5312",
     variants=("rollout-tp2",),
 )

@@ -14,7 +14,8 @@ from regress.dump.files import TEMPORARY
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.manifest import Manifest, read_manifest
-from regress.golden.names import CASE_FILE, MANIFEST, is_truth_file, truth_files
+from regress.golden.names import CASE_FILE, MANIFEST, PACKED, is_truth_file, plain_name, truth_files
+from regress.golden.packed import read_plain, stored_as
 from regress.golden.transaction import Changes, transaction
 from regress.golden.update import Chunks, NewTolerances, NewTruth, Update
 
@@ -73,14 +74,20 @@ def plan_case(
 def plan_truth(changes: Changes, folder: Path, files: Mapping[str, Chunks]) -> None:
     """Add truth files to a transaction, unless they are already present and whole."""
     for name, chunks in files.items():
-        path, data = folder / name, b"".join(chunks)
-        if not _holds(path, data):
-            changes.write(path, [data])
+        data = b"".join(chunks)
+        forms = [name, name + PACKED]
+        kept = next((form for form in forms if _holds(folder / form, data)), None)
+        if kept is None:
+            kept, stored = stored_as(name, data)
+            changes.write(folder / kept, [stored])
+        for form in forms:  # one that is damaged must not be read
+            if form != kept:
+                changes.remove(folder / form)
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        return path.read_bytes() == data
+    with contextlib.suppress(OSError, GoldenError):
+        return read_plain(path, len(data)) == data
     return False
 
 
@@ -96,6 +103,6 @@ def leftovers(folder: Path, manifest: Manifest | None) -> list[str]:
     """Return the paths within the folder of our own files that belong to no recording: safe to remove."""
     named = set() if manifest is None else manifest.files
     present = truth_files(folder)
-    dead = [path for path in present if is_truth_file(path) and path not in named]
+    dead = [path for path in present if is_truth_file(path) and plain_name(path) not in named]
     dead += [path for path in present if Path(path).name.startswith(TEMPORARY)]
     return sorted(dead + [path.name for path in folder.glob(f"{TEMPORARY}*.json")])

@@ -59,15 +59,31 @@ def read_stamped(path: Path, stamp: Stamp) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from error
     if size != stamp.size:
-        raise GoldenError(f"{path} has {size} bytes, but {stamp.size} were recorded: {RESTORE}")
+        raise _wrong_size(path, size, stamp)
+    return matching(path, data, stamp)
+
+
+def matching(path: Path, data: bytes, stamp: Stamp) -> bytes:
+    """Return the content of a file if it is the recorded one; raises `GoldenError` naming the file otherwise."""
+    if len(data) != stamp.size:
+        raise _wrong_size(path, len(data), stamp)
     if hashlib.sha256(data).hexdigest() != stamp.sha256:
         raise GoldenError(f"{path} does not match its recorded hash, so it is damaged or changed: {RESTORE}")
     return data
 
 
-def read_unstamped(path: Path) -> bytes:
-    """Return the bytes of a file that has no recorded stamp yet; raises `GoldenError` when it cannot be read."""
+def _wrong_size(path: Path, size: int, stamp: Stamp) -> GoldenError:
+    return GoldenError(f"{path} has {size} bytes, but {stamp.size} were recorded: {RESTORE}")
+
+
+def read_unstamped(path: Path, most: int | None = None) -> bytes:
+    """Return the bytes of a file that has no recorded stamp; raises `GoldenError` when it cannot be read, or has
+    more bytes than it may.
+    """
     try:
+        size = path.stat().st_size  # before reading: a replaced file may be huge
+        if most is not None and size > most:
+            raise GoldenError(f"{path} has {size} bytes, but at most {most} were recorded: {RESTORE}")
         return read_bytes(path)
     except OSError as error:
         raise _unreadable(path, error) from error

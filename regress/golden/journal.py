@@ -19,11 +19,11 @@ from regress.errors import DumpError, GoldenError
 from regress.golden.entries import stamp_from_json
 from regress.golden.files import locked, remedy, unwritable
 from regress.golden.files import stamp_of as file_stamp
-from regress.golden.names import JOURNAL
+from regress.golden.names import JOURNAL, PACKED
 from regress.golden.sealed import read_sealed, seal
 
 _FILE = "journal.json"
-_SUFFIXES = (".json", ".safetensors")
+_SUFFIXES = (".json", ".safetensors", f".safetensors{PACKED}")
 
 
 @dataclass(frozen=True)

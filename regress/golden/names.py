@@ -19,7 +19,10 @@ CHECKS = "checks"  # beside the cases: values that the fixture `regress` stores,
 
 _CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
-_TRUTH_FILE = re.compile(r"[a-z][a-z0-9_]{0,63}\.[0-9a-f]{12}\.safetensors", re.ASCII)
+PACKED = (
+    ".gz"  # end of the name of a truth file that is stored compressed, whose content is that of the plain one
+)
+_TRUTH_FILE = re.compile(r"[a-z][a-z0-9_]{0,63}\.[0-9a-f]{12}\.safetensors(\.gz)?", re.ASCII)
 
 
 def check_case_name(name: str) -> str:
@@ -56,6 +59,11 @@ def where_order(where: str) -> tuple[int, int]:
 def truth_file(where: str, quantity: str, sha256: str) -> str:
     """Return the path of a truth file within its case; the content decides the name, so no file is ever rewritten."""
     return f"{TRUTH}/{where}/{quantity}.{sha256[:12]}.safetensors"
+
+
+def plain_name(path: str) -> str:
+    """Return the path that a manifest has for a truth file, which may be stored compressed."""
+    return path.removesuffix(PACKED) if is_truth_file(path) else path
 
 
 def is_truth_file(path: str) -> bool:

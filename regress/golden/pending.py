@@ -12,9 +12,9 @@ from pathlib import Path
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.commit import check_case, plan_case, plan_truth
-from regress.golden.files import read_stamped
 from regress.golden.manifest import Manifest, read_manifest
 from regress.golden.names import PENDING, PROPOSAL
+from regress.golden.packed import read_stored
 from regress.golden.proposal import Pending, discard, folder_of, read_pending, state, write_pending
 from regress.golden.selection import Item, blend, items, select
 from regress.golden.store import GoldenStore
@@ -123,7 +123,7 @@ def _new_files(pending: Pending, base: Manifest | None, new: Manifest) -> dict[s
     """Return the truth files that the case lacks, every byte verified."""
     here = set() if base is None else base.files
     entries = [entry for row in new.truth.values() for entry in row.values() if entry.file not in here]
-    return {entry.file: [read_stamped(pending.folder / entry.file, entry.stamp)] for entry in entries}
+    return {entry.file: [read_stored([pending.folder], entry.file, entry.stamp)[1]] for entry in entries}
 
 
 def _check_inputs(pending: Pending) -> None:

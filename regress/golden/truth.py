@@ -17,8 +17,9 @@ from regress.dump.record import Record
 from regress.dump.stages import STAGES
 from regress.errors import DumpError, GoldenError
 from regress.golden.entries import TensorEntry, TruthEntry
-from regress.golden.files import RESTORE, read_stamped
+from regress.golden.files import RESTORE
 from regress.golden.names import is_word, parse_where, truth_file
+from regress.golden.packed import read_stored
 
 _STAGES = {stage.name for stage in STAGES}
 _OTHER = "is_loss_debug"  # the stage of values token by token, to which all other quantities belong
@@ -77,8 +78,7 @@ def read(roots: Sequence[Path], entry: TruthEntry, quantity: str) -> dict[str, A
 
     `roots` are the folders it may lie in; the first that has it is used.
     """
-    path = next((root / entry.file for root in roots if (root / entry.file).exists()), roots[-1] / entry.file)
-    data = read_stamped(path, entry.stamp)
+    path, data = read_stored(roots, entry.file, entry.stamp)
     try:
         (record,) = safetensors.decode(data)
     except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:

@@ -14,7 +14,7 @@ from regress.golden.case import GoldenCase
 from regress.golden.commit import leftovers
 from regress.golden.entries import TensorEntry
 from regress.golden.manifest import Manifest
-from regress.golden.names import CHECKS, PENDING, truth_files
+from regress.golden.names import CHECKS, PENDING, plain_name, truth_files
 from regress.golden.pending import pending_names
 from regress.golden.pending_checks import pending_check, pending_checks
 from regress.golden.proposal import Pending, read_pending
@@ -94,7 +94,7 @@ def _others(name: str, folder: Path, manifest: Manifest) -> Iterator[Finding]:
         text = f"{folder / path} is left over from an interrupted update: remove it with regress golden prune"
         yield Finding(name, text, damage=False)
     for path in truth_files(folder):
-        if path not in manifest.files and path not in dead:
+        if plain_name(path) not in manifest.files and path not in dead:
             yield Finding(name, f"{folder / path} is no file of the case: move it away", damage=False)
 
 

@@ -46,9 +46,13 @@ def trl_metrics(
     samples' means. Samples without loss tokens count as TRL 1.16 counts them: as not clipped in means over samples.
     """
     found: dict[str, Metric] = {}
+    whole = objective.importance_level != "token"
     if objective.loss == "ppo_clip":
-        whole = objective.importance_level != "token"
         sides = {"low": loss.clipped_low_K, "high": loss.clipped_high_K}
+        if (
+            objective.delta is not None
+        ):  # TRL counts after the cap, under which no ratio may be above the range
+            sides["high"] = sides["high"] & (objective.delta > objective.clip_range[1])
         sides["region"] = sides["low"] | sides["high"]
         shares = {name: _share(side, sequence_K, num_sequences) for name, side in sides.items()}
         for name, side in sides.items():
@@ -58,7 +62,8 @@ def trl_metrics(
         found["clip_ratio/low_min"] = Metric(float(lows.min()) if len(lows) else 0.0, len(lows), "min")
         found["clip_ratio/high_max"] = Metric(float(highs.max()) if len(highs) else 0.0, len(highs), "max")
     elif objective.loss == "cispo":
-        found["cispo_clip_ratio"] = _mean(loss.clipped_high_K)
+        shared = _share(loss.clipped_high_K, sequence_K, num_sequences).nan_to_num(nan=0.0)
+        found["cispo_clip_ratio"] = _mean(shared if whole else loss.clipped_high_K)
     for name, values in (("kl", loss.kl_K), ("entropy", loss.entropy_K)):
         if values is not None:
             found[name] = _mean(values)

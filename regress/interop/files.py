@@ -16,7 +16,7 @@ from regress.dump.location import Location, children, read_bytes
 from regress.dump.record import Record
 from regress.errors import DumpError
 from regress.inputs import parse_json
-from regress.interop.readers import Source
+from regress.interop.readers import Reader, Source
 from regress.interop.tensorfiles import is_tensor_file, tensors_in
 
 STAGE = "param"
@@ -51,23 +51,14 @@ class TensorFiles(Source):
         return stage == STAGE
 
 
-class FilesReader:
-    """The reader of files and folders that hold tensors."""
-
-    name = "files"
-
-    def matches(self, path: Location) -> bool:
-        """Return True for a file, or a folder with files of tensors or an index of them."""
-        if path.is_file():
-            return True
-        return any(below.name in INDEXES or is_tensor_file(below) for below in children(path))
-
-    def open(self, path: Location) -> TensorFiles:
-        """Open the tensors of a file or folder."""
-        return TensorFiles(path)
+def _matches(path: Location) -> bool:
+    """Return True for a file, or a folder with files of tensors or an index of them."""
+    if path.is_file():
+        return True
+    return any(below.name in INDEXES or is_tensor_file(below) for below in children(path))
 
 
-READER = FilesReader()
+READER = Reader("files", _matches, TensorFiles)
 
 
 def _of_folder(folder: Location) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from regress.errors import DumpError
 from regress.interop.nexrl_batches import Batch, Batches
 from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
-from regress.interop.readers import Source
+from regress.interop.readers import Reader, Source
 
 BEFORE = -1
 """Step number of files that a worker writes before it knows the step."""
@@ -195,21 +195,7 @@ def is_nexrl(folder: Location) -> bool:
     return first is not None and not is_own(folder / first[0])
 
 
-class NexrlReader:
-    """The reader of dump directories of NexRL."""
-
-    name = "NexRL"
-
-    def matches(self, path: Location) -> bool:
-        """Return True for a dump directory of NexRL."""
-        return is_nexrl(path)
-
-    def open(self, path: Location) -> NexrlDump:
-        """Open the dump."""
-        return NexrlDump(path)
-
-
-READER = NexrlReader()
+READER = Reader(NexrlDump.system, is_nexrl, NexrlDump)
 
 
 def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:

@@ -63,6 +63,12 @@ class Batch:
         return self.mask.shape[1] + 1 if self.ids is None else int(self.ids.shape[1])
 
     @property
+    def open_rows(self) -> list[Row]:
+        """Its rows, as far as they are known without token ids."""
+        named = ((f"{self.name} row", index) for index in range(len(self.mask)))
+        return [Row(key, 0, self.width, known=False, open=True) for key in named]
+
+    @property
     def wide_mask(self) -> NDArray[np.bool_]:
         """Mask ``[b, W]`` at the tokens' own columns."""
         out = np.zeros((self.mask.shape[0], self.width), bool)
@@ -117,23 +123,24 @@ class Batches:
     def __post_init__(self) -> None:
         self._samples = [t for record in self.rollouts for t in from_record(record)]
         self._samples.sort(key=_order)
-        known = Rollouts({t.key: tuple(t.tokens) for t in self._samples}) if self._samples else None
         with_ids = {
             str(place): (batch.ids, batch.wide_mask)
             for place, batch in sorted(self.forward.items())
             if batch.ids is not None
         }
-        placed = place_rows(with_ids, known)
+        placed = place_rows(with_ids, self._known)
         self._rows = {
             place: [_named(row, batch.name) for row in placed[str(place)]]
             if batch.ids is not None
-            else [
-                Row((f"{batch.name} row", index), 0, batch.width, known=False, open=True)
-                for index in range(batch.mask.shape[0])
-            ]
+            else batch.open_rows
             for place, batch in sorted(self.forward.items())
         }
         self._note()
+
+    @property
+    def _known(self) -> Rollouts | None:
+        """The rollouts by their tokens; None where they were not recorded."""
+        return Rollouts({t.key: tuple(t.tokens) for t in self._samples}) if self._samples else None
 
     def record(self, type: str, stage: str, where: Coordinates, payload: Payload) -> Record:
         """Return the record of a file."""
@@ -149,10 +156,7 @@ class Batches:
             return self._derived(where, payload, place)
         if batch is None:
             batch = Batch(where.stem, None, _mask_of(payload))
-            rows = [
-                Row((f"{batch.name} row", index), 0, batch.width, known=False, open=True)
-                for index in range(len(batch.mask))
-            ]
+            rows = batch.open_rows
         else:
             rows = self._rows[place]
         tensors = {name: tensor(payload[name], name) for name in TOKENS if name in payload}
@@ -208,7 +212,9 @@ class Batches:
             meta = {"own_mean": True, **_meta(self._rows[place], self.forward[place].width)}
         metrics = payload.get("metrics")
         if isinstance(metrics, Mapping):
-            meta["metrics"] = {str(name): v for name, v in metrics.items() if _finite(v)}
+            meta["metrics"] = {
+                str(k): v for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)
+            }
         return Record.of("loss", where, tensors, meta)
 
     def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
@@ -246,12 +252,11 @@ class Batches:
 
     def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[Row]:
         """Return the keys of the samples that these sequences belong to."""
-        known = Rollouts({t.key: tuple(t.tokens) for t in self._samples}) if self._samples else None
         width = max(map(len, tokens))
         ids = np.full((len(tokens), width), -1, np.int64)
         for row, values in zip(ids, tokens, strict=True):
             row[: len(values)] = values
-        (rows,) = place_rows({"datum": (ids, np.zeros(ids.shape, bool))}, known).values()
+        (rows,) = place_rows({"datum": (ids, np.zeros(ids.shape, bool))}, self._known).values()
         return rows
 
     def _old_log_probs(self, where: Coordinates, payload: Payload) -> Record:
@@ -389,7 +394,3 @@ def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
         "unnamed": [list(row.key) for row in kept if not (row.known and row.sure)],
         "open": any(row.open for row in kept),
     }
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -30,7 +30,8 @@ own are asked for first, bare files of tensors last.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import getattr_static
@@ -125,16 +126,18 @@ def verify_span(source: Source, name: str, span: Span | None) -> None:
         source.verify(name, span)
 
 
-class Reader(Protocol):
-    """A registered reader."""
+@dataclass(frozen=True)
+class Reader:
+    """A registered reader.
+
+    Attributes:
+        matches: True if a path is a source of the system.
+        open: opens the source; raises `DumpError` for a damaged one.
+    """
 
     name: str
-
-    def matches(self, path: Location) -> bool:
-        """Return True if a path is a source of the system."""
-
-    def open(self, path: Location) -> Source:
-        """Open the source; raise `DumpError` for a damaged one."""
+    matches: Callable[[Location], bool]
+    open: Callable[[Location], Source]
 
 
 def open_source(path: Location) -> Source | None:

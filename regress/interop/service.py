@@ -21,7 +21,7 @@ from regress.dump.record import Record
 from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
 from regress.dump.sums import Span
 from regress.errors import DumpError
-from regress.interop.readers import Source
+from regress.interop.readers import Reader, Source
 from regress.layout import Segment, TokenLayout
 from regress.printed import printable
 from regress.schema import conform
@@ -186,18 +186,4 @@ class ServiceDump(Source):
         return tensor in _ALWAYS.get(stage, ()) or stage in ("param", "gradient")
 
 
-class ServiceReader:
-    """The reader of dump directories of a training service."""
-
-    name = "training service"
-
-    def matches(self, path: Location) -> bool:
-        """Return True for a folder with an index."""
-        return (path / INDEX).is_file()
-
-    def open(self, path: Location) -> ServiceDump:
-        """Open the dump."""
-        return ServiceDump(path)
-
-
-READER = ServiceReader()
+READER = Reader(ServiceDump.system, lambda path: (path / INDEX).is_file(), ServiceDump)

@@ -20,10 +20,11 @@ from regress.capture.gradients import listening
 from regress.errors import GuardError
 from regress.live.adapters import Watch, attach, model_of
 from regress.live.groups import GroupSums
+from regress.live.losses import Losses
 from regress.live.microbatch import Microbatch, Recompute, open_microbatch
 from regress.live.mismatch import TOLERANCE, mismatch
 from regress.live.replicas import differing, replica_groups
-from regress.live.shares import share_of, uneven
+from regress.live.shares import alike, share_of, uneven
 from regress.live.tokens import EPS, not_finite, off_policy
 from regress.live.violation import CHECKS, Violation
 from regress.live.weights import EarlierWeights
@@ -122,7 +123,7 @@ class Guard:
         stack.callback(self._model.register_forward_pre_hook(self._look).remove)
         stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        stack.enter_context(listening(_Losses(self)))
+        stack.enter_context(listening(Losses(self)))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -283,7 +284,7 @@ class Guard:
         if not found:
             return
         norms = torch._foreach_norm([*found.values()])
-        if bool(torch.isfinite(torch.stack(_alike(norms)).sum())):  # one look at the device where all is well
+        if bool(torch.isfinite(torch.stack(alike(norms)).sum())):  # one look at the device where all is well
             return
         wrong = [name for name, value in found.items() if not bool(torch.isfinite(value).all())]
         if wrong:  # a norm, or their sum, may overflow
@@ -390,46 +391,6 @@ class Guard:
                 raise GuardError(str(violation))
             if violation.rank == self._rank:
                 warnings.warn(str(violation), GuardWarning, stacklevel=2)
-
-
-class _Losses:
-    """Listens to backward passes and to a GradScaler for a guard."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def before_backward(self, roots: Any, gradients: Any) -> None:
-        """Note the loss."""
-        root = roots[0] if isinstance(roots, tuple | list) and len(roots) == 1 else roots
-        if isinstance(root, Tensor):
-            self._guard.loss(root)
-
-    def stepped_by_scaler(self, optimizer: Any) -> None:
-        """Forget microbatches of an update that the scaler skipped; those of one that was made are gone already."""
-        self._guard.skipped()
-
-    def before_clip(self, tensors: list[Tensor]) -> None:
-        """Ignore it."""
-
-    def clip_norm(self, norm: Any, limit: Any) -> None:
-        """Ignore it."""
-
-    def after_backward(self) -> None:
-        """Ignore it."""
-
-    def scaled(self, scaler: Any) -> None:
-        """Ignore it."""
-
-    def unscaled(self, optimizer: Any) -> None:
-        """Ignore it."""
-
-
-def _alike(norms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return numbers of one dtype on one device."""
-    first = norms[0]
-    if all(norm.dtype == first.dtype and norm.device == first.device for norm in norms):
-        return norms
-    return tuple(norm.to(first.device, torch.float64) for norm in norms)
 
 
 def _detached(values: Tensor | None) -> Tensor | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regress.live.microbatch import Microbatch
@@ -108,3 +109,11 @@ def _weighted(shares: Sequence[Share]) -> Iterator[str]:
                 f"{known[index][0].name} weighs {factors[index]:.3f} times as much as {known[base][0].name}"
             )
     yield from found[:1]
+
+
+def alike(norms: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return numbers of one dtype on one device."""
+    first = norms[0]
+    if all(norm.dtype == first.dtype and norm.device == first.device for norm in norms):
+        return norms
+    return tuple(norm.to(first.device, torch.float64) for norm in norms)

@@ -11,6 +11,13 @@ import click
 
 from regress.errors import ConfigError, OracleError
 from regress.printed import echo
+from regress.report.judge_options import (
+    json_file_option,
+    only_option,
+    precision_option,
+    ranks_average_option,
+    report_option,
+)
 
 
 @click.command()
@@ -33,42 +40,17 @@ from regress.printed import echo
 @click.option(
     "--reference", metavar="CHECKPOINT", help="Reference model of the KL term; initial: the initial weights."
 )
-@click.option(
-    "--precision",
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
-    help="What the trainer is declared to compute in, whatever was recorded of it.",
-)
-@click.option(
-    "--ranks-average",
-    is_flag=True,
-    help="Each rank reports the mean of its own loss: divide losses and token gradients by the ranks.",
-)
-@click.option(
-    "--only",
-    metavar="PATTERN",
-    multiple=True,
-    help="Quantities or tensors: log_probs, gradient/*q_proj*. May be given several times.",
-)
+@precision_option("What the trainer is declared to compute in, whatever was recorded of it.")
+@ranks_average_option("Each rank")
+@only_option
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     help="New folder for the true values, a dump as any other.",
 )
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write index.html and report.json there.",
-)
-@click.option(
-    "--json",
-    "--output",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the JSON report.",
-)
+@report_option
+@json_file_option
 @click.pass_context
 def oracle(
     ctx: click.Context,

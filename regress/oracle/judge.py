@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regress.compare.dumps.averaged import averaged
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.bounds import Bounds, spacing
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.compare.dumps.sides import open_side
 from regress.compare.verdicts.overrides import read_overrides
+from regress.dump.files import file_stamp
 from regress.dump.reader import DumpReader
 from regress.engine.config.schema import FAMILIES, Config
-from regress.errors import OracleError
+from regress.errors import DumpError, OracleError
 from regress.golden.location import project_root
+from regress.inputs import parse_json, read_bytes
 from regress.oracle.measure import NAME as COARSE
 from regress.oracle.measure import measured_bounds
 from regress.oracle.objective import Claim, claim_of
@@ -84,7 +84,8 @@ def judge_dump(
     rounding = Bounds(precision=precision).of("log_probs", [dtype])
 
     def repetition(chosen: Config) -> Repetition:
-        return Repetition(chosen, recorded, claim.advantage, claim.max_grad_norm, rounding.relative)
+        own = claim.advantage, claim.max_grad_norm
+        return Repetition(chosen, recorded, *own, rounding.relative, spacing(precision or dtype))
 
     first = repetition(config)
     truth = first.run()
@@ -201,8 +202,8 @@ def _parameters(recorded: Recorded) -> list[str]:
 def _verify(path: Path, digests: Mapping[str, str]) -> None:
     for name, digest in digests.items():
         try:
-            found = hashlib.sha256((path / name).read_bytes()).hexdigest()
-        except OSError:
+            found = file_stamp(path / name).sha256
+        except (OSError, DumpError):
             found = ""
         if found != digest:
             state = "is missing" if not found else "was changed"
@@ -214,7 +215,7 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
 
 def _require_family(path: Path) -> None:
     try:
-        told = json.loads((path / "config.json").read_text())
+        told = parse_json(read_bytes(path / "config.json"), finite=False)
     except (OSError, ValueError):
         raise OracleError(
             f"{path} holds no config.json of a model that can be read; give a checkpoint written by save_pretrained, "

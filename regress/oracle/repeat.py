@@ -36,6 +36,11 @@ from regress.oracle.observed import At, Observed, Optimizer, Recorded, named
 from regress.oracle.withheld import without
 from regress.replay.run import torch_settings
 
+NOTHING = 1e-6
+"""Gradient of a clipped token, relative to the largest, where it was recovered by least squares."""
+BESIDE = 1e-5
+"""Distance of a log-ratio from a bound that it is moved beside: more than float32 rounds log-probs by."""
+
 
 @dataclass
 class Repetition:
@@ -48,6 +53,7 @@ class Repetition:
         max_grad_norm: as the caller says; by default as the trainer was seen to clip.
         rounding: tolerance of a log-prob, relative to the largest; a ratio that lies within it of the clip range is
             clipped as the trainer does.
+        spacing: that of the dtype which the trainer rounds log-probs to.
         perturb: changes the weights for the forward and backward pass of each update.
         context: returns the context of those passes.
         notes: what is not judged, or taken from the dump itself; a sentence each.
@@ -59,6 +65,7 @@ class Repetition:
     advantage: float | None = None
     max_grad_norm: float | None = None
     rounding: float = 0.0
+    spacing: float = 0.0
     perturb: Callable[[LocalPolicy], None] | None = None
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     notes: dict[str, None] = field(default_factory=dict)
@@ -232,9 +239,13 @@ class Repetition:
             before = np.concatenate([first[number] for number in known.own])
         if before is None:
             return old
-        now = known.chosen(known.computed()).numpy()
+        now, ratios = known.chosen(known.computed()).numpy(), theirs - before
+        gradient = update.at_loss("token_gradient/token_gradient", mask=self._mask)
+        if gradient is not None and not objective.kl_coef:
+            rounded = 0.5 * self.spacing * (np.abs(theirs) + np.abs(before))
+            ratios = taken_branches(ratios, gradient, objective.clip_range, rounded)
         found, count = settled_ratios(
-            now, old.numpy(), theirs - before, objective.clip_range, self.rounding * float(np.abs(now).max())
+            now, old.numpy(), ratios, objective.clip_range, self.rounding * float(np.abs(now).max())
         )
         if count:
             self.notes[
@@ -306,6 +317,26 @@ def settled_ratios(
     other = ((true > high) != (theirs > high)) | ((true < low) != (theirs < low))
     chosen = other & (np.abs(true - theirs) <= 2 * rounding)
     return np.where(chosen, now - theirs, old), int(chosen.sum())
+
+
+def taken_branches(ratios: Array, gradient: Array, clip: tuple[float, float], rounded: Array) -> Array:
+    """Move recorded log-ratios at a bound of the clip range to the side that the gradients of their tokens prove.
+
+    Log-probs are rounded when they are recorded, and the loss may have had them before that.
+
+    Args:
+        ratios, gradient: of each loss token, ``[K]``.
+        rounded: error of each log-ratio.
+    """
+    nothing = np.abs(gradient) <= NOTHING * np.abs(gradient).max(initial=0.0)
+    found = ratios.copy()
+    for sign, bound in zip((-1, 1), clip, strict=True):
+        if bound <= 0:
+            continue
+        beyond = sign * (ratios - np.log(bound))
+        moved = (np.abs(beyond) <= rounded) & ((beyond > 0) != nothing)
+        found[moved] = np.log(bound) + sign * np.where(nothing, BESIDE, -BESIDE)[moved]
+    return found
 
 
 def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:

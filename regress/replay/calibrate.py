@@ -35,7 +35,8 @@ from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.truth import canonical
-from regress.replay.variants import BASE, VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import BASE, Precision
 
 LAYOUTS = (BASE, VARIANTS["mbs1"])
 SEEDS = 5

@@ -86,7 +86,7 @@ def calibrate(
       the smallest known fault that begins in the quantity.
     """
     from regress.replay.calibrate import replays_of
-    from regress.replay.proof import rows_of, trials
+    from regress.replay.proof import rows_of, run_count
     from regress.replay.record import measure
     from regress.report.calibration import notes, table, write
 
@@ -95,7 +95,7 @@ def calibrate(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(
             f"calibrating {case}",
-            total=replays_of(store.case(case), seeds) + (trials(store.case(case)) if proof else 0),
+            total=replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0),
         )
         found = measure(
             store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
@@ -130,21 +130,29 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 @directory_option
 @code_option
 @click.option(
-    "--draws", type=click.IntRange(1), default=10, show_default=True, help="Other seeds of the case."
+    "--seeds",
+    "--draws",
+    "seeds",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Other seeds of the case.",
 )
 @click.option("--faults/--no-faults", default=True, show_default=True, help="Try faults, too.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="DIR", help="Write study-CASE.json there.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write validation-CASE.json there."
+)
 @click.pass_context
-def study(
-    ctx: click.Context, case: str, golden_dir: Path | None, draws: int, faults: bool, report: Path | None
+def validate(
+    ctx: click.Context, case: str, golden_dir: Path | None, seeds: int, faults: bool, report: Path | None
 ) -> None:
     """Validate the tolerances of a case on other seeds.
 
     \b
-    regress golden validate dense              ten draws of about a hundred replays each
-    regress golden validate dense --draws 2 --no-faults
+    regress golden validate dense              ten seeds, about a hundred replays each
+    regress golden validate dense --seeds 2 --no-faults
 
-    A draw is the case with another seed, made by its recipe, recorded and calibrated in a temporary folder. In it every
+    With another seed the case is made by its recipe, recorded and calibrated in a temporary folder. Then every
     held-out healthy variant must pass in every precision, and every fault that changes anything beyond
     rounding must fail in float32. Nothing is written into the golden directory.
 
@@ -158,8 +166,8 @@ def study(
     opened = open_store(golden_dir).case(case)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(opened, faults))
-        found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
+        task = bars.add_task(f"validating {case}", total=seeds * replays_of_seed(opened, faults))
+        found = run(opened, seeds, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     echo("largest multiple of the tolerance in healthy replays:")
     wide.print(headroom_table(found.healthy))
@@ -178,7 +186,7 @@ def _written(folder: Path, found: Validation) -> Path:
     from regress.replay.validation import to_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"study-{found.case}.json"
+    path = folder / f"validation-{found.case}.json"
     write_atomically(path, [(json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode()])
     return path
 

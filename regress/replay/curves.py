@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 from regress.dump.files import write_atomically
 from regress.engine.build import build
 from regress.engine.config import load_config
+from regress.errors import ReplayError, reason
 from regress.faults.registry import installed
+from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.replay.run import no_progress, torch_settings
+from regress.schema import IsFinite, conform
 
 NAMED = (
     *("mean_of_means", "loss_divided_by_microbatches", "only_the_last_survives", "kl_detached"),
@@ -98,19 +102,43 @@ def drawn(
     return known
 
 
+class _Document(TypedDict):
+    steps: int
+    curves: dict[str, dict[str, list[Annotated[float, IsFinite()]]]]
+
+
 def read(path: Path, steps: int | None = None) -> dict[str, dict[int, list[float]]]:
-    """Return the curves of a file; none if they are those of another number of steps."""
-    tree = json.loads(path.read_text())
+    """Return the curves of a file; none if they are those of another number of steps.
+
+    Raises:
+        ReplayError: for a file that holds none.
+    """
+    try:
+        tree: _Document = conform(parse_json(read_bytes(path, DOCUMENT)), _Document, "it")
+        if not all(seed.isdecimal() for own in tree["curves"].values() for seed in own):
+            raise ValueError("a seed is no number")
+        if not all(values for own in tree["curves"].values() for values in own.values()):
+            raise ValueError("a curve has no steps")
+    except (OSError, ValueError) as error:
+        raise ReplayError(
+            f"{path} holds no reward curves ({reason(error)}); write one with regress faults curves"
+        ) from error
     if steps not in (None, tree["steps"]):
         return {}
     return {
-        fault: {int(seed): values for seed, values in own.items()} for fault, own in tree["curves"].items()
+        fault: {int(seed): [*values] for seed, values in own.items()} for fault, own in tree["curves"].items()
     }
 
 
 def verdicts(curves: Curves) -> list[Verdict]:
-    """Return what the curves of each fault say."""
-    ends = [_end(values) for values in curves[HEALTHY].values()]
+    """Return what the curves of each fault say.
+
+    Raises:
+        ReplayError: if there is no healthy one beside them.
+    """
+    ends = [_end(values) for values in curves.get(HEALTHY, {}).values()]
+    if not ends:
+        raise ReplayError("there is no healthy curve, beside which others are read; draw it with --healthy")
     return [
         Verdict(fault, statistics.fmean(_end(values) for values in own.values()), min(ends), max(ends))
         for fault, own in curves.items()

@@ -229,10 +229,10 @@ def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) ->
     Of a replay that is in several, the last counts.
     """
     from regress.faults.fault import CATEGORIES, COMMON
-    from regress.report.fault_rows import from_json
+    from regress.report.fault_rows import read_fault_rows
     from regress.report.faults import markdown
 
-    rows = {row.name: row for path in runs for row in from_json(path.read_text())}
+    rows = {row.name: row for path in runs for row in read_fault_rows(path)}
     ordered = sorted(rows.values(), key=lambda row: (row.category, row.fault))
     told: list[tuple[str, float, float, float, bool]] = []
     if drawn_before is not None:

@@ -28,7 +28,8 @@ from regress.replay.plan import PlannedUpdate
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import VARIANTS, Precision, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision, Variant
 from regress.report.fault_rows import FaultRow
 
 HARMLESS_STEPS = None
@@ -176,7 +177,7 @@ def row_of(trial: Trial, found: Judged, seconds: float) -> FaultRow:
         held_out=fault.held_out,
         fresh=fault.fresh,
         expected=shown.first,
-        caught=bool(found.problem or found.failed),
+        caught=bool(found.failed) or refused(shown, found),
         first="" if first is None else f"{first.quantity} {tensor_of(first)}",
         place="" if first is None else str(first.place),
         multiple=largest if drifts or not (found.problem or found.failed) else None,
@@ -189,6 +190,11 @@ def row_of(trial: Trial, found: Judged, seconds: float) -> FaultRow:
         problem=found.problem,
         seconds=seconds,
     )
+
+
+def refused(shown: Shown, found: Judged) -> bool:
+    """Return True if a replay was ended as it had to be: any other error of a broken engine proves nothing."""
+    return bool(found.problem) and shown.first == REFUSED and shown.says in found.problem
 
 
 def tried(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> FaultRow:
@@ -206,7 +212,7 @@ def tensor_of(verdict: Verdict) -> str:
 def stage_right(shown: Shown, found: Judged) -> bool:
     """Return True if the first divergence is in the quantity that was expected."""
     if found.problem or shown.first == REFUSED:
-        return bool(found.problem) and shown.first == REFUSED
+        return refused(shown, found)
     return found.divergence is not None and found.divergence.first.quantity == shown.quantity
 
 

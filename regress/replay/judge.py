@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
@@ -48,18 +48,28 @@ def judge_replay(
         truth: golden values of an update, in place of the stored ones.
         tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
     """
-    golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
+    return list(verdicts_in_order(case, dump, plan, precision, truth or case.truth, bound))
+
+
+def verdicts_in_order(
+    case: GoldenCase,
+    dump: DumpReader,
+    plan: Sequence[PlannedUpdate],
+    precision: Precision,
+    golden: Callable[[str], Truth],
+    bound: Callable[[str], Tolerance | None],
+) -> Iterator[Verdict]:
+    """Yield the verdicts of `judge_replay`; who stops at the first that fails leaves the later updates unread."""
     text = token_text(case)
-    verdicts: list[Verdict] = []
     seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
     for step in case.trajectories():
-        verdicts += rollouts.verdicts(step)
+        yield from rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             values, records = golden(update.where), records_of(dump, update)
-            verdicts += judge_update(
+            yield from judge_update(
                 records,
                 values,
                 update.frame,
@@ -71,12 +81,12 @@ def judge_replay(
                 config=dump.manifest.provenance.config,
                 beside=beside_of(case, update, earlier.get(update.where)),
             )
-            verdicts += invariants_of(dump, update, records)
+            yield from invariants_of(dump, update, records)
             seen.append(values)
     if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
-        verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
-    return [*verdicts, *judge_metrics_file(dump, plan, partial(records_of, dump))]
+        yield judge_rolled(seen, measured, (plan[0].step, plan[0].update))
+    yield from judge_metrics_file(dump, plan, partial(records_of, dump))
 
 
 def judge_twin(

@@ -38,24 +38,24 @@ class Proof:
     def smallest(self, quantity: str, precision: Precision) -> ValidationRun | None:
         """Return the fault that begins in a quantity and is the smallest there."""
         found = [
-            trial
-            for trial in self.faulty
-            if trial.precision is precision and trial.problem is None and self.begins(trial.name) == quantity
+            run
+            for run in self.faulty
+            if run.precision is precision and run.problem is None and self.begins(run.name) == quantity
         ]
-        return min(found, key=lambda trial: trial.multiples.get(quantity, 0.0), default=None)
+        return min(found, key=lambda run: run.multiples.get(quantity, 0.0), default=None)
 
     def widest(self, quantity: str, precision: Precision) -> ValidationRun | None:
         """Return the healthy variant that comes closest to failing in a quantity."""
         found = [t for t in self.healthy if t.precision is precision and quantity in t.multiples]
-        return max(found, key=lambda trial: trial.multiples[quantity], default=None)
+        return max(found, key=lambda run: run.multiples[quantity], default=None)
 
     @property
     def alarms(self) -> list[str]:
         """A sentence for each healthy variant that fails: check the engine, or use more seeds."""
-        failing = [trial for trial in self.healthy if trial.first is not None]
+        failing = [run for run in self.healthy if run.first is not None]
         return [
-            f"{trial.name} in {trial.precision} is healthy, but fails: {trial.worst}, {multiple(trial.multiple)}"
-            for trial in failing
+            f"{run.name} in {run.precision} is healthy, but fails: {run.worst}, {multiple(run.multiple)}"
+            for run in failing
         ]
 
 
@@ -64,7 +64,7 @@ def tried_faults() -> list[Fault]:
     return [fault for fault in corpus().values() if fault.calibration]
 
 
-def trials(case: GoldenCase) -> int:
+def run_count(case: GoldenCase) -> int:
     """Return the number of replays that a proof of a case takes."""
     return len(precisions_of(case)) * (len(HELD_OUT) + len(tried_faults()))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.diagnosis.draws import draws_that_differ
 from regress.compare.updates.trajectories import MISMATCH, SAMPLER, judge_mismatch, judge_trajectories
-from regress.compare.verdicts.tolerance import Tolerances
+from regress.compare.verdicts.tolerance import Tolerance, Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.metrics_file import METRICS
@@ -59,13 +60,15 @@ class RolloutJudge:
         tolerance = self.bound(SAMPLER) if sampled else None
         if sampled and tolerance is None:  # as where other quantities are measured: the tokens alone
             golden, record = _without_log_probs(golden), record and _without_log_probs(record)
-        yield from judge_trajectories(record, golden, sampled=tolerance)
+        judged = judge_trajectories(record, golden, sampled=tolerance)
+        yield from _explained(judged, record, golden, tolerance) if sampled else judged
         if sampled and not self._program:
             greedy = to_record(self.case.greedy()[step], step)
             found = self._greedy(step)
             if tolerance is None:
                 greedy, found = _without_log_probs(greedy), found and _without_log_probs(found)
-            yield from judge_trajectories(found, greedy, sampled=tolerance, prefix=f"{GREEDY}/")
+            judged = judge_trajectories(found, greedy, sampled=tolerance, prefix=f"{GREEDY}/")
+            yield from _explained(judged, found, greedy, tolerance, greedy=True)
         if MISMATCH in quantities_of_rollouts(self.case, self.precision):
             yield from self._mismatch(step)
 
@@ -112,6 +115,24 @@ class RolloutJudge:
             for record in self.dump.records(stage, update.step):
                 if record.update == update.update:
                     yield record
+
+
+def _explained(
+    judged: Sequence[Verdict],
+    record: Record | None,
+    golden: Record,
+    tolerance: Tolerance | None,
+    greedy: bool = False,
+) -> Iterator[Verdict]:
+    """Yield verdicts on rollouts that were sampled; those that fail say what is known of the draws."""
+    words: str | None = None
+    for verdict in judged:
+        if verdict.ok or record is None or verdict.quantity == SAMPLER:
+            yield verdict
+            continue
+        if words is None:
+            words = draws_that_differ(record, golden, tolerance, greedy)
+        yield replace(verdict, detail="; ".join(part for part in (verdict.detail, words) if part))
 
 
 def _without_log_probs(record: Record) -> Record:

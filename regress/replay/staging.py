@@ -19,6 +19,7 @@ from regress.dump.files import write_atomically
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.store import GoldenStore
+from regress.inputs import parse_json, read_bytes
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.update import Change, propose
 
@@ -128,7 +129,7 @@ def staged_names(root: Path) -> list[str]:
 
 def read_staged(root: Path, name: str) -> Staged:
     """Return the prepared update of a case."""
-    row = json.loads((root / f"{name}.json").read_text())
+    row = parse_json(read_bytes(root / f"{name}.json"), finite=False)
     if row["error"] is not None:
         return Staged(None, error=row["error"])
     changes = tuple(Change(**{**change, "status": Status(change["status"])}) for change in row["changes"])

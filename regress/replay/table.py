@@ -13,7 +13,8 @@ from regress.replay.layouts import LAYOUTS
 from regress.replay.remote_variants import REMOTE
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.rows import parse_variants
-from regress.replay.variants import VARIANTS, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Variant
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:

@@ -41,13 +41,13 @@ class Exposure:
         exercised: True if it changes any tensor by more than its noise floor, in exact arithmetic.
     """
 
-    trial: ValidationRun
+    run: ValidationRun
     exercised: bool
 
     @property
     def missed(self) -> bool:
         """True if the fault changes something and yet nothing fails."""
-        return self.exercised and self.trial.first is None and self.trial.problem is None
+        return self.exercised and self.run.first is None and self.run.problem is None
 
 
 @dataclass(frozen=True)
@@ -64,37 +64,37 @@ class Validation:
     """Results of all seeds of a case."""
 
     case: str
-    draws: Sequence[ValidatedSeed]
+    seeds: Sequence[ValidatedSeed]
 
     @property
     def alarms(self) -> list[str]:
         """A sentence for each healthy replay that fails or cannot be run."""
         return [
-            f"seed {draw.seed}, {trial.name} in {trial.precision}: "
-            + (trial.problem or f"{trial.worst}, {trial.multiple:.3g} x tolerance")
-            for draw in self.draws
-            for trial in draw.healthy
-            if trial.problem is not None or trial.first is not None
+            f"seed {one.seed}, {run.name} in {run.precision}: "
+            + (run.problem or f"{run.worst}, {run.multiple:.3g} x tolerance")
+            for one in self.seeds
+            for run in one.healthy
+            if run.problem is not None or run.first is not None
         ]
 
     @property
     def misses(self) -> list[str]:
         """A sentence for each fault that changes something and passes."""
         return [
-            f"seed {draw.seed}, {found.trial.name}: {found.trial.multiple:.3g} x tolerance, {found.trial.worst}"
-            for draw in self.draws
-            for found in draw.faults
+            f"seed {one.seed}, {found.run.name}: {found.run.multiple:.3g} x tolerance, {found.run.worst}"
+            for one in self.seeds
+            for found in one.faults
             if found.missed
         ]
 
     @property
     def summary(self) -> str:
-        """Summary in one line: `dense, 10 draws: 100 healthy replays in each precision, 0 false alarms; ...`."""
-        runs = len(self.draws) * len(HELD_OUT)
+        """Summary in one line: `dense, 10 seeds: 100 healthy replays in each precision, 0 false alarms; ...`."""
+        runs = len(self.seeds) * len(HELD_OUT)
         hit = [row for row in self.faulty if row.exercised]
-        line = f"{self.case}, {plural(len(self.draws), 'draw')}: {plural(runs, 'healthy replay')} in each precision, "
+        line = f"{self.case}, {plural(len(self.seeds), 'seed')}: {plural(runs, 'healthy replay')} in each precision, "
         line += plural(len(self.alarms), "false alarm")
-        if any(draw.faults for draw in self.draws):
+        if any(one.faults for one in self.seeds):
             line += f"; {plural(len(hit), 'fault')} that change anything, {len(self.misses)} missed"
         return line
 
@@ -102,10 +102,10 @@ class Validation:
     def healthy(self) -> list[Healthy]:
         """Every quantity of every healthy replay."""
         return [
-            Healthy(draw.seed, trial.name, str(trial.precision), quantity, multiple)
-            for draw in self.draws
-            for trial in draw.healthy
-            for quantity, multiple in trial.multiples.items()
+            Healthy(one.seed, run.name, str(run.precision), quantity, multiple)
+            for one in self.seeds
+            for run in one.healthy
+            for quantity, multiple in run.multiples.items()
         ]
 
     @property
@@ -113,16 +113,16 @@ class Validation:
         """Every fault under every seed where it could be run."""
         return [
             Faulty(
-                draw.seed,
-                row.trial.name,
+                one.seed,
+                row.run.name,
                 row.exercised,
-                row.trial.first is not None,
-                row.trial.multiple,
-                row.trial.worst,
+                row.run.first is not None,
+                row.run.multiple,
+                row.run.worst,
             )
-            for draw in self.draws
-            for row in draw.faults
-            if row.trial.problem is None
+            for one in self.seeds
+            for row in one.faults
+            if row.run.problem is None
         ]
 
 
@@ -132,7 +132,7 @@ def replays_of_seed(case: GoldenCase, faults: bool) -> int:
 
 
 def validate(
-    case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
+    case: GoldenCase, seeds: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
 ) -> Validation:
     """Make, calibrate and validate a case under this many other seeds.
 
@@ -146,18 +146,18 @@ def validate(
         )
     if not case.recipe:
         raise ConfigError(
-            f"{case.folder} has no recipe in case.yaml, so there are no other draws of it; say how its inputs are made"
+            f"{case.folder} has no recipe in case.yaml, so it has no other seeds; say how its inputs are made"
         )
     first = int(str(case.config.get("seed", 0))) + 1
     found = []
-    for seed in range(first, first + draws):
+    for seed in range(first, first + seeds):
         with Workspace() as folder:
-            drawn = _drawn(case, seed, folder / "golden")
-            found.append(_tried(drawn, seed, folder, faults, advance))
+            other = _with_seed(case, seed, folder / "golden")
+            found.append(_tried(other, seed, folder, faults, advance))
     return Validation(case.name, found)
 
 
-def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
+def _with_seed(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
     """Return the case with another seed, recorded even if some faults could not show in it (the runs tell)."""
     tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
     tree["config"]["seed"] = seed
@@ -177,17 +177,17 @@ def _tried(
     for precision in KAPPA:
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
-            healthy.append(run_validation(case, variant, precision, workspace / "trial", bounds))
+            healthy.append(run_validation(case, variant, precision, workspace / "run", bounds))
             advance()
     exposures = []
     float32 = bounds_of(floors, Precision.FLOAT32)
     rounding = bounds_of(floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
     for fault in FAULTS if faults else ():
-        exact = run_validation(case, fault.variant, Precision.FLOAT64, workspace / "trial", rounding, fault)
+        exact = run_validation(case, fault.variant, Precision.FLOAT64, workspace / "run", rounding, fault)
         advance()
-        trial = run_validation(case, fault.variant, Precision.FLOAT32, workspace / "trial", float32, fault)
+        run = run_validation(case, fault.variant, Precision.FLOAT32, workspace / "run", float32, fault)
         advance()
-        exposures.append(Exposure(replace(trial, name=fault.name), exact.first is not None))
+        exposures.append(Exposure(replace(run, name=fault.name), exact.first is not None))
     return ValidatedSeed(seed, healthy, exposures)
 
 
@@ -200,18 +200,18 @@ def to_json(found: Validation) -> Mapping[str, Any]:
         "missed": found.misses,
         "draws": [
             {
-                "seed": draw.seed,
-                "healthy": [_trial(trial) for trial in draw.healthy],
-                "faults": [_trial(row.trial) | {"exercised": row.exercised} for row in draw.faults],
+                "seed": one.seed,
+                "healthy": [_row(run) for run in one.healthy],
+                "faults": [_row(row.run) | {"exercised": row.exercised} for row in one.faults],
             }
-            for draw in found.draws
+            for one in found.seeds
         ],
     }
 
 
-def _trial(trial: ValidationRun) -> dict[str, Any]:
+def _row(run: ValidationRun) -> dict[str, Any]:
     multiples = {
-        quantity: value if value < float("inf") else None for quantity, value in trial.multiples.items()
+        quantity: value if value < float("inf") else None for quantity, value in run.multiples.items()
     }
-    told = {"name": trial.name, "precision": str(trial.precision), "first": trial.first, "worst": trial.worst}
-    return {**told, "problem": trial.problem, "multiples": multiples}
+    told = {"name": run.name, "precision": str(run.precision), "first": run.first, "worst": run.worst}
+    return {**told, "problem": run.problem, "multiples": multiples}

@@ -1,4 +1,4 @@
-"""Trial replay that tests tolerances: healthy, or with a fault in the engine."""
+"""Replay that tests tolerances: healthy, or with a fault in the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 HELD_OUT = (
     *("left", "mbs3", "packed", "packed-dynamic", "varlen", "eager", "reversed", "chunked", "threads2"),
@@ -78,10 +79,10 @@ def run_validation(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     also(verdicts)
-    return _trial(name, precision, verdicts)
+    return _result(name, precision, verdicts)
 
 
-def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> ValidationRun:
+def _result(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> ValidationRun:
     relative: dict[str, float] = {}
     multiples: dict[str, float] = {}
     first, worst, most = None, "", 0.0

@@ -17,6 +17,13 @@ from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option
 from regress.printed import echo
+from regress.report.judge_options import (
+    json_file_option,
+    only_option,
+    precision_option,
+    ranks_average_option,
+    report_option,
+)
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -40,43 +47,18 @@ _SHOWN = 8
 @click.option(
     "--step", metavar="N|A:B", help="One step, or those from A to B; by default all that both dumps have."
 )
-@click.option(
-    "--only",
-    metavar="PATTERN",
-    multiple=True,
-    help="Quantities or tensors: log_probs, gradient/*q_proj*. May be given several times.",
-)
+@only_option
 @click.option("--common", is_flag=True, help="What only one of the two has is listed, and is no difference.")
-@click.option(
-    "--precision",
-    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
-    help="What ACTUAL is declared to compute in, whatever was recorded of it; its bounds are used.",
-)
-@click.option(
-    "--ranks-average",
-    is_flag=True,
-    help="Each rank of ACTUAL reports the mean of its own loss: divide losses and token gradients by the ranks.",
-)
+@precision_option("What ACTUAL is declared to compute in, whatever was recorded of it; its bounds are used.")
+@ranks_average_option("Each rank of ACTUAL")
 @click.option(
     "--rtol", type=click.FloatRange(0), help="Tolerated error, relative to the largest golden value."
 )
 @click.option("--atol", type=click.FloatRange(0), help="Tolerated absolute error, added to that.")
 @click.option("--bitwise", is_flag=True, help="Every byte of what is compared has to be the same.")
 @click.option("--tolerances", metavar="CASE", help="Those that were measured for a golden case.")
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write index.html and report.json there.",
-)
-@click.option(
-    "--json",
-    "--output",
-    "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the JSON report.",
-)
+@report_option
+@json_file_option
 @click.option(
     "--self-hosted-dir", "--self_hosted_dir", metavar="DIR", help="NexRL: the dump of the trainer itself."
 )

@@ -11,7 +11,7 @@ from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.absent import absent_records
-from regress.compare.dumps.checked import scene_of_side
+from regress.compare.dumps.checked import run_context_of_side
 from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
@@ -88,7 +88,7 @@ def report_of(
 def run_context_of(comparison: Comparison) -> RunContext:
     """Return the known facts of the actual run, and the commands for a closer look."""
     golden, actual = open_side(comparison.golden), open_side(comparison.actual)
-    scene = scene_of_side(actual)
+    scene = run_context_of_side(actual)
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
     return replace(
         scene,

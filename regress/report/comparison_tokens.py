@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.dumps.columns import Column
+from regress.compare.dumps.columns import Column, columns
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.session import Comparison
-from regress.compare.dumps.units import Unit, columns
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import QUANTITIES, UPDATE_STAGES, Kind, quantity_named
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.layout import SampleKey, TokenFrame

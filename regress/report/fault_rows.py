@@ -6,7 +6,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from regress.errors import ReplayError, reason
+from regress.inputs import DOCUMENT, parse_json, read_bytes
+from regress.schema import conform
 
 SCHEMA = 1
 WRONG = ("semantic", "precision")
@@ -157,6 +162,25 @@ def to_json(rows: Sequence[FaultRow]) -> str:
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def from_json(text: str) -> list[FaultRow]:
-    """Return the rows that `to_json` has written."""
-    return [FaultRow.from_json(row) for row in json.loads(text)["rows"]]
+class _Document(TypedDict):
+    rows: list[FaultRow]
+
+
+def from_json(text: str | bytes) -> list[FaultRow]:
+    """Return the rows that `to_json` has written; raises `ValueError` with a clause for anything else."""
+    tree: _Document = conform(parse_json(text), _Document, "it")
+    return [FaultRow.from_json(cast("Mapping[str, Any]", row)) for row in tree["rows"]]
+
+
+def read_fault_rows(path: Path) -> list[FaultRow]:
+    """Return the rows of a file.
+
+    Raises:
+        ReplayError: for a file that holds none.
+    """
+    try:
+        return from_json(read_bytes(path, DOCUMENT))
+    except (OSError, ValueError) as error:
+        raise ReplayError(
+            f"{path} holds no rows of injected faults ({reason(error)}); write one with regress faults run --report"
+        ) from error

@@ -17,7 +17,7 @@ from regress.report.numbers import short
 class Healthy:
     """One quantity of one healthy replay; ``multiple`` is that of its tolerance."""
 
-    draw: int
+    seed: int
     name: str
     precision: str
     quantity: str
@@ -26,9 +26,9 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Faulty:
-    """One fault in one draw: whether it changes anything beyond rounding, whether it fails, and its size."""
+    """One fault under one seed: whether it changes anything beyond rounding, whether it fails, and its size."""
 
-    draw: int
+    seed: int
     name: str
     exercised: bool
     caught: bool
@@ -50,16 +50,16 @@ def headroom_table(rows: Sequence[Healthy]) -> Table:
         for precision in precisions:
             own = [row for row in rows if row.precision == precision and quantity in (None, row.quantity)]
             widest = max(own, key=lambda row: row.multiple)
-            cells += [short(widest.multiple), f"{widest.name}, seed {widest.draw}" if widest.multiple else ""]
+            cells += [short(widest.multiple), f"{widest.name}, seed {widest.seed}" if widest.multiple else ""]
         found.add_row(*(Text(cell) for cell in cells))
     return found
 
 
 def faults_table(rows: Iterable[Faulty]) -> Table:
-    """Return a row for each fault: the draws in which it changes anything, those in which it fails, and its size."""
+    """Return a row for each fault: the seeds under which it changes anything, those in which it fails, and its size."""
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     found.add_column("fault", no_wrap=True)
-    for title in ("draws", "exercised", "caught", "smallest multiple", "largest"):
+    for title in ("seeds", "exercised", "caught", "smallest multiple", "largest"):
         found.add_column(title, justify="right", no_wrap=True)
     found.add_column("where, in the smallest", overflow="fold")
     by_name: dict[str, list[Faulty]] = {}

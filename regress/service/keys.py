@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from regress.errors import ConfigError, reason
+from regress.inputs import read_bytes
 
 VARIABLE = "GRPO_REGRESS_API_KEY"
+_LIMIT = 1 << 20
 OWNER = "default"
 
 
@@ -37,7 +39,7 @@ def api_keys(key: str | None, file: str | None, environ: Mapping[str, str] = os.
 
 def _of_file(path: Path) -> dict[str, str]:
     try:
-        lines = path.read_text().splitlines()
+        lines = read_bytes(path, _LIMIT).decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--api-key-file {path} cannot be read ({reason(error)}); give a text file"

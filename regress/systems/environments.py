@@ -20,10 +20,13 @@ from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypedDict
 
 from filelock import FileLock
 
-from regress.errors import SystemsError
+from regress.errors import SystemsError, reason
+from regress.inputs import parse_json, read_bytes
+from regress.schema import conform
 from regress.systems.protocol import SystemUnderTest
 
 VARIABLE = "REGRESS_SYSTEMS"
@@ -167,9 +170,19 @@ def _version(name: str) -> str:
         return "none"
 
 
+class _Ready(TypedDict):
+    installed: list[str]
+
+
 def _opened(folder: Path) -> Environment:
-    installed = tuple(json.loads((folder / READY).read_text())["installed"])
-    return Environment(folder / "bin" / "python", folder, _variables(folder), installed)
+    try:
+        found = parse_json(read_bytes(folder / READY))
+        conform(found, _Ready, "it")
+    except (OSError, ValueError) as error:
+        raise SystemsError(
+            f"{folder / READY} is damaged ({reason(error)}); delete {folder}, and install the environment again"
+        ) from error
+    return Environment(folder / "bin" / "python", folder, _variables(folder), tuple(found["installed"]))
 
 
 def _variables(folder: Path) -> dict[str, str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import SystemsError
+from regress.inputs import parse_json, read_bytes
+from regress.schema import conform
 from regress.systems.findings import finding_named, gone
 from regress.systems.row import Result, Row
 
@@ -87,13 +89,13 @@ def read_rows(path: Path) -> list[Row]:
         SystemsError: for a file that holds none.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_bytes(path), finite=False)
         if data["format"] != FORMAT:
             raise SystemsError(
                 f"{path} has format {data['format']}, but {FORMAT} is known: run the table again"
             )
-        return [Row.from_json(row) for row in data["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Row.from_json(conform(row, Row, "a row")) for row in data["rows"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SystemsError(
             f"{path} holds no rows of a conformance table ({error}): write one with regress systems run --json {path}"
         ) from error

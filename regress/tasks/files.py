@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import TaskError, reason
+from regress.inputs import parse_json, read_bytes, refuse_growth
 from regress.tasks.draws import distinct, generator
 from regress.tasks.problem import Problem
 from regress.tasks.rows import RowFields, problem_of
@@ -66,7 +67,7 @@ def read_task(path: Path, fields: RowFields, seed: int = 0) -> FileTask:
 def _rows(path: Path) -> Iterator[tuple[str, object]]:
     """Yield every row with its place in the file."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise TaskError(
             f"{_KEY}: {path} cannot be read ({reason(error)}); give a JSON array, JSON lines or a parquet file"
@@ -94,6 +95,10 @@ def _decoded(path: Path, data: bytes) -> str:
 
 def _array_rows(path: Path, text: str) -> Iterator[tuple[str, object]]:
     """Yield the members of a JSON array with the lines they begin in."""
+    try:
+        refuse_growth(text.encode())
+    except ValueError as error:
+        raise _damaged(path, 1, _why(error)) from error
     decoder, end = json.JSONDecoder(), text.index("[") + 1
     closed, line, counted = False, 1, 0
     first = True
@@ -128,8 +133,8 @@ def _line_rows(path: Path, text: str) -> Iterator[tuple[str, object]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line, finite=False, wide=True)
+        except ValueError as error:
             raise _damaged(path, number, _why(error)) from error
         yield f"line {number}", row
 

@@ -121,7 +121,10 @@ def step2_content(problem: Problem, completion: str, turns: Sequence[Turn]) -> f
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward of one completion: the weighted sum, and each function's own unweighted value."""
+    """Reward of one completion: the weighted sum, and each function's own unweighted value.
+
+    Functions that left the completion out are not among the parts; without any part the sum is 0.
+    """
 
     total: float
     parts: Mapping[str, float]
@@ -129,9 +132,15 @@ class Reward:
 
 @dataclass(frozen=True)
 class RewardSum:
-    """Weighted sum of reward functions, callable like one: `terms` holds (name, weight, function)."""
+    """Weighted sum of reward functions, callable like one.
+
+    Attributes:
+        terms: name, weight and function of each.
+        may_miss: True if a function may return None for a completion that it leaves out.
+    """
 
     terms: tuple[tuple[str, float, RewardFunction], ...]
+    may_miss: bool = False
 
     def __call__(self, problem: Problem, completion: str, turns: Sequence[Turn] = ()) -> Reward:
         """Return the reward of a conversation, of which the completion is the last one; without turns the only one.
@@ -139,10 +148,12 @@ class RewardSum:
         Raises TaskError if a function raises or returns anything but a finite number, or if the sum is not finite.
         """
         turns = tuple(turns) or (Turn(completion),)
-        parts = {
-            name: _evaluate(name, function, problem, completion, turns) for name, _, function in self.terms
+        found = {
+            name: _evaluate(name, function, problem, completion, turns, self.may_miss)
+            for name, _, function in self.terms
         }
-        total = sum(weight * parts[name] for name, weight, _ in self.terms)
+        parts = {name: value for name, value in found.items() if value is not None}
+        total = sum(weight * parts[name] for name, weight, _ in self.terms if name in parts)
         if not math.isfinite(total):
             raise TaskError(
                 f"task.rewards: the weighted sum of {parts} on task {problem.task!r} (task_id {problem.task_id}) is "
@@ -151,9 +162,10 @@ class RewardSum:
         return Reward(total, parts)
 
 
-def make_rewards(weights: Mapping[str, float]) -> RewardSum:
+def make_rewards(weights: Mapping[str, float], *, may_miss: bool = False) -> RewardSum:
     """Return the sum of the rewards named in `weights` (`task.rewards`: name -> weight).
 
+    With ``may_miss`` a function may return None for a completion that it leaves out.
     A name is a registered one or a path "package.module:function". Raises TaskError for an unknown name, a
     path that cannot be imported, a weight that is no finite number, and when no weight differs from 0.
     """
@@ -167,7 +179,8 @@ def make_rewards(weights: Mapping[str, float]) -> RewardSum:
         tuple(
             (name, float(weight), named_function("task.rewards", "reward", name, _REGISTRY))
             for name, weight in weights.items()
-        )
+        ),
+        may_miss,
     )
 
 
@@ -177,8 +190,13 @@ def _check_weight(name: str, weight: object) -> None:
 
 
 def _evaluate(
-    name: str, function: RewardFunction, problem: Problem, completion: str, turns: tuple[Turn, ...]
-) -> float:
+    name: str,
+    function: RewardFunction,
+    problem: Problem,
+    completion: str,
+    turns: tuple[Turn, ...],
+    may_miss: bool,
+) -> float | None:
     where = f"reward {name!r} on task {problem.task!r} (task_id {problem.task_id})"
     try:
         value: object = function(problem, completion, **({"turns": turns} if takes_turns(function) else {}))
@@ -186,8 +204,11 @@ def _evaluate(
         raise TaskError(
             f"{where} raised {type(error).__name__}: {error}; a reward must return a number for every text"
         ) from error
+    if value is None and may_miss:
+        return None
     if not isinstance(value, Real):
-        raise TaskError(f"{where} returned {value!r}; a reward must return a number")
+        more = ", or None under algorithm.missing_rewards=exclude" if value is None else ""
+        raise TaskError(f"{where} returned {value!r}; a reward must return a number{more}")
     try:
         result = float(value)
     except OverflowError:  # an int beyond the largest float

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.mutators import Files, Special, mutate
-from tests.fuzz.targets import TARGETS, Target, run, seeds
+from tests.fuzz.targets import PLANTED, TARGETS, Target, run, seeds
 
+ALL = TARGETS | PLANTED
 SPARE = 3 << 30
 """Bytes of address space beyond those at the start."""
 SPECIAL_SIZE = 20 << 30
@@ -65,7 +66,7 @@ def plan(number: int, kinds: list[str]) -> tuple[str, Target, random.Random]:
     """Return the kind, the target and the chance of an input."""
     chance = random.Random(f"input {number}")
     kind = kinds[number % len(kinds)]
-    return kind, chance.choice(TARGETS[kind]), chance
+    return kind, chance.choice(ALL[kind]), chance
 
 
 def peak() -> int:
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="regress-fuzz-") as made:
         folder = Path(made)
         for kind in kinds:  # loads what is loaded once
-            for target in TARGETS[kind]:
+            for target in ALL[kind]:
                 attempt(target, dict(known[kind]), kind, folder)
                 found = attempt(target, dict(known[kind]), kind, folder)
                 usual[f"{kind}/{target.__name__}"] = found["memory"]

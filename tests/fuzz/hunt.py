@@ -51,37 +51,41 @@ class Hunt:
             self.findings.append(found)
 
 
-def hunt(first: int, count: int, kinds: tuple[str, ...] = ()) -> Hunt:
+def hunt(first: int, count: int, kinds: tuple[str, ...] = (), patience: float = PATIENCE) -> Hunt:
     """Read the inputs from ``first`` to ``count``, in one process at a time."""
     found = Hunt()
     while first is not None and first < count:
-        first = _until_it_hangs(first, count, kinds, found)  # type: ignore[assignment]  # None: it did not
+        first = _until_it_hangs(first, count, kinds, found, patience)  # type: ignore[assignment]  # None: it did not
     return found
 
 
-def _until_it_hangs(first: int, count: int, kinds: tuple[str, ...], found: Hunt) -> int | None:
+def _until_it_hangs(
+    first: int, count: int, kinds: tuple[str, ...], found: Hunt, patience: float
+) -> int | None:
     """Read inputs in a new process; return the number to go on with behind the one that hangs."""
     command = [sys.executable, "-m", "tests.fuzz.child", str(first), str(count), "1", *kinds]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     started: dict[str, Any] | None = None
-    since = _clocks(child.pid)
+    since, rest = _clocks(child.pid), b""
     waiting = selectors.DefaultSelector()
     waiting.register(child.stdout, selectors.EVENT_READ)
     while True:
         if waiting.select(timeout=1.0):
-            line = child.stdout.readline()
-            if not line:
+            data = os.read(
+                child.stdout.fileno(), 1 << 16
+            )  # a buffered reader would keep lines that nobody waits for
+            if not data:
                 break
-            told = json.loads(line)
+            *lines, rest = (rest + data).split(b"\n")
             since = _clocks(child.pid)
-            if "start" in told:
-                started = told
-            else:
-                found.add(told)
-                started = None
-        elif started is not None and _stands_still(child.pid, since):
+            for told in map(json.loads, lines):
+                started = told if "start" in told else None
+                if started is None:
+                    found.add(told)
+        elif started is not None and _stands_still(child.pid, since, patience):
             child.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)  # in which it writes where it stands
             child.kill()
             where = child.communicate()[1].decode()[-2000:]
             found.add(
@@ -114,6 +118,6 @@ def _clocks(pid: int) -> tuple[float, float]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), time.monotonic()
 
 
-def _stands_still(pid: int, since: tuple[float, float]) -> bool:
+def _stands_still(pid: int, since: tuple[float, float], patience: float) -> bool:
     used, now = _clocks(pid)
-    return used - since[0] > PATIENCE or now - since[1] > 10 * PATIENCE
+    return used - since[0] > patience or now - since[1] > 10 * patience

@@ -261,6 +261,16 @@ def metrics(folder: Path) -> None:
         {"segment": 1, "sequence": 6, "time": 9.5, "step": 1, "rollouts/returns_mean": None, "note": "x"}
     )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged = {
+        "prompt": "1 + 1 =",
+        "response": "2",
+        "answer": "2",
+        "reward": 1.0,
+        "is_correct": True,
+        "level": 0,
+    }
+    samples = [{"segment": 0, "sequence": n, "time": 1.0, "step": n, **judged} for n in range(3)]
+    (folder / "eval_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
 
 
 @seed
@@ -292,6 +302,9 @@ def project(folder: Path) -> None:
 
 def main(names: list[str]) -> None:
     """Write the seeds of these kinds, or of all."""
+    from tests.fuzz import seeds_more  # registers more
+
+    assert seeds_more.seed is seed
     for name in names or [*_SEEDS]:
         folder = CORPUS / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -301,4 +314,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from tests.fuzz.seeds import main as registered
+
+    registered(sys.argv[1:])  # by the module that others import, not by this copy of it

@@ -197,6 +197,180 @@ def project(path: Path, whole: Path) -> None:
         raise error
 
 
+def explained(path: Path, whole: Path) -> None:
+    from regress.explain.explain import explain_dump
+
+    found = explain_dump(str(path))
+    "\n".join(one.text for one in found.statements).encode()
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def oracle(path: Path, whole: Path) -> None:
+    from regress.oracle.judge import judge_dump
+
+    judge_dump(str(path), path.with_name("work"))
+
+
+def tasks(path: Path, whole: Path) -> None:
+    from regress.tasks.files import read_task
+    from regress.tasks.rows import RowFields
+
+    for name in _changed(path, whole):
+        read_task(path / name, RowFields())
+
+
+def settings(path: Path, whole: Path) -> None:
+    from regress.engine.config import load_config
+    from regress.engine.config.show import print_config
+
+    print_config(load_config(str(path), "run", environ={}), _quiet())
+
+
+def tracked(path: Path, whole: Path) -> None:
+    from regress.engine.tracking.backup import Backup
+    from regress.engine.tracking.replay import _lacking
+    from regress.engine.tracking.state import acknowledge, read_sync_state
+
+    found = read_sync_state(path)
+    for name, entry in ({"trackers": {}} if found is None else found)["trackers"].items():
+        _lacking(name, path, entry, lambda _: None)
+        Backup(path).rows(name)
+    acknowledge(path, "tensorboard", 3)
+
+
+def adapter(path: Path, whole: Path) -> None:
+    from regress.engine.adapters.build import read_adapter
+    from regress.engine.adapters.settings import base_of, of_directory
+
+    of_directory(path, "model.path")
+    base_of(path, None, "model.path")
+    read_adapter(path)
+
+
+def results(path: Path, whole: Path) -> None:
+    from regress.faults.fault import CATEGORIES, COMMON
+    from regress.replay.curves import read, verdicts
+    from regress.report.fault_rows import read_fault_rows
+    from regress.report.faults import markdown
+    from regress.systems.table import read_rows, text_of
+
+    for line in text_of(read_rows(path / "rows.json")):
+        line.encode()
+    rows = read_fault_rows(path / "faults.json")
+    curves = verdicts(read(path / "curves.json"))
+    told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in curves]
+    markdown(rows, COMMON, CATEGORIES, told).encode()
+
+
+def state(path: Path, whole: Path) -> None:
+    from regress.service.core.limits import Limits
+    from regress.service.core.recovery import recover
+    from regress.service.core.state import State
+    from regress.service.keys import api_keys
+
+    api_keys(None, str(path / "keys.txt"))
+    found = State(path, Limits())
+    try:
+        for save in found.ledger.saves.values():
+            found.store.check(save.folder)
+        recover(found)
+        for name in found.ledger.operations:
+            found.operation(name)
+    finally:
+        found.close()
+
+
+def pending(path: Path, whole: Path) -> None:
+    from regress.golden.pending import list_pending
+    from regress.golden.prune import prunable
+    from regress.golden.store import GoldenStore
+
+    store = GoldenStore(path)
+    for one in list_pending(store):
+        for change in one.difference().changes:
+            str(change).encode()
+    prunable(store, path / "orphans.json")
+
+
+def continued(path: Path, whole: Path) -> None:
+    from regress.dump.continuation import Place, Position, StartingPlace
+    from regress.dump.continuation import continued as kept
+    from regress.dump.formats import FORMATS
+
+    kept(path, FORMATS["safetensors"], StartingPlace(Place(1, 0), Position(8, "0" * 64), "checkpoint-1"))
+
+
+def resumed(path: Path, whole: Path) -> None:
+    from regress.dump.reader import DumpReader
+    from regress.engine.checkpoint.names import latest
+    from regress.engine.checkpoint.state import read_state
+    from regress.engine.checkpoint.weights import _tensors
+    from regress.engine.tracking.state import read_sync_state
+
+    place = latest(str(path))
+    if place is None:
+        return
+    found = read_state(place)
+    for record in DumpReader(found.dump).records("optimizer", found.step):
+        record.tensors.keys()
+    _tensors(Path(str(found.path)), "checkpoint")
+    read_sync_state(path)
+
+
+def doctor_repairs(path: Path, whole: Path) -> None:
+    from regress.doctor.run import run
+
+    options = dict.fromkeys(("checkpoint", "config_path", "config_name", "restore"))
+    options |= {
+        "arguments": (str(path),),
+        "flags": {},
+        "allow_change": (),
+        "fast": False,
+        "project_root": ".",
+    }
+    for verb, dry in (("auto_fix", True), ("auto_fix", False), ("undo", False)):
+        found = run(verb, options | {"as_json": False, "dry_run": dry})
+        json.dumps(found.to_json()).encode()
+        found.show(_quiet())
+
+
+def wire(path: Path, whole: Path) -> None:
+    from tests.fuzz.wire import post
+
+    post(path, whole)
+
+
+def _planted(name: str, made: object) -> Target:
+    """Return a target whose reader has lost one of its guards."""
+
+    def target(path: Path, whole: Path) -> None:
+        from unittest.mock import patch
+
+        with patch(f"regress.inputs.{name}", made):
+            resumed_metrics(path, whole)
+            report(path, whole)
+
+    target.__name__ = f"without_{name}"
+    return target
+
+
+def _open_whatever(path: Path) -> Any:
+    return path.open("rb")
+
+
+def _changed(path: Path, whole: Path) -> list[str]:
+    """Return the files that are not what they were."""
+    return [
+        one.name
+        for one in sorted(whole.iterdir())
+        if not _plain(path / one.name) or (path / one.name).read_bytes() != one.read_bytes()
+    ]
+
+
+def _plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 30
+
+
 OWN: tuple[Target, ...] = (
     compare_actual,
     compare_golden,
@@ -207,6 +381,8 @@ OWN: tuple[Target, ...] = (
     diff,
     verify,
     replayed,
+    explained,
+    oracle,
 )
 COMPARED: tuple[Target, ...] = (compare_actual, compare_golden, compare_itself)
 
@@ -229,19 +405,41 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "metrics": (report, resumed_metrics),
     "outcome": (outcome,),
     "project": (project,),
+    "tasks": (tasks,),
+    "settings": (settings,),
+    "tracking": (tracked, doctor),
+    "adapter": (adapter,),
+    "results": (results,),
+    "state": (state,),
+    "requests": (wire,),
+    "pending": (pending,),
+    "continued": (continued,),
+    "resumable": (resumed, doctor_repairs),
 }
 """Kind of a seed -> what reads it."""
+
+
+PLANTED: dict[str, tuple[Target, ...]] = {
+    "planted_traceback": (_planted("_clause", lambda error: error.position),),
+    "planted_hang_or_memory": (_planted("open_file", _open_whatever),),
+}
+"""Readers with a bug, by which the search itself is tested; all read the seed ``metrics``."""
+
+
+def seed_of(kind: str) -> Path:
+    """Return the folder of the seed of a kind."""
+    return CORPUS / ("metrics" if kind in PLANTED else kind)
 
 
 def seeds() -> dict[str, dict[str, bytes]]:
     """Return the files of every seed."""
     return {
         kind: {
-            path.relative_to(CORPUS / kind).as_posix(): path.read_bytes()
-            for path in sorted((CORPUS / kind).rglob("*"))
+            path.relative_to(seed_of(kind)).as_posix(): path.read_bytes()
+            for path in sorted(seed_of(kind).rglob("*"))
             if path.is_file()
         }
-        for kind in TARGETS
+        for kind in (*TARGETS, *PLANTED)
     }
 
 
@@ -252,7 +450,7 @@ def run(target: Target, path: Path, kind: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            target(path, CORPUS / kind)
+            target(path, seed_of(kind))
         except RegressError as error:
             return str(error)
     return None

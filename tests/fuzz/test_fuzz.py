@@ -10,8 +10,8 @@ import json
 
 import pytest
 
-from tests.fuzz.hunt import Hunt, hunt
-from tests.fuzz.targets import TARGETS, seeds
+from tests.fuzz.hunt import MEMORY, Hunt, hunt
+from tests.fuzz.targets import PLANTED, TARGETS, seeds
 
 DEFAULT = 180
 FOUND = (16, 31, 48, 52, 61, 88, 141, 142, 170, 178, 188, 193, 196, 211, 214)
@@ -31,9 +31,20 @@ def test_inputs_that_were_defects(number: int) -> None:
     _require_none(hunt(number, number + 1), 1)
 
 
+@pytest.mark.extended
+@pytest.mark.timeout(0)
+def test_bugs_that_are_planted_are_found() -> None:
+    """A traceback, a hang and a memory bomb: readers that have lost a guard."""
+    raised = hunt(0, 60, ("planted_traceback",), patience=2).findings
+    assert any("has no attribute 'position'" in found["defect"] for found in raised)
+    stuck = hunt(0, 400, ("planted_hang_or_memory",), patience=2).findings
+    assert any(found["defect"] == "it hangs" and "_open_whatever" in found["traceback"] for found in stuck)
+    assert any(found["memory"] > MEMORY for found in stuck)
+
+
 def test_every_kind_has_a_seed_in_the_tree() -> None:
     assert all(seeds().values())
-    assert {*seeds()} == {*TARGETS}
+    assert {*seeds()} == {*TARGETS, *PLANTED}
 
 
 def _require_none(found: Hunt, count: int) -> None:

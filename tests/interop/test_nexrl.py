@@ -244,7 +244,7 @@ def test_a_dump_of_our_own_against_one_of_nexrl(
     samples = sampled()
     own = own_dump(tmp_path / "own", samples)
     actual = nexrl("actual", old=old, ranks=4).self_hosted()
-    only = Options(only=Selection("log_probs"))
+    only = Options(only=Selection.of("log_probs"))
     found = compare_dumps(str(own), str(actual.folder), only)
     assert (found.failed, found.problems, found.exit_code) == ([], [], 0)
     samples[3].values["log_probs"][samples[3].prompt] += 1e-4

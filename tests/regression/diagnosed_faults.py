@@ -548,8 +548,8 @@ CHANGES = (
     Change(second_beta_off, "dense", ("betas",)),
     Change(first_beta_off, "dense", ("betas",)),
     Change(moments_dropped, "dense", ("moments-dropped", "state-of-a-rank-unclipped")),
-    Change(update_made_twice, "dense", ("step-counter", "update-sign")),
-    Change(rate_doubled, "dense", ("learning-rate", "update-sign")),
+    Change(update_made_twice, "dense", ("step-counter", "update-made-twice")),
+    Change(rate_doubled, "dense", ("learning-rate", "update-made-twice")),
     Change(parameters_in_float32, "dense", ("param-dtype",)),
     Change(samples_rotated, "dense", ("order-not-restored", "old-log-probs")),
 )

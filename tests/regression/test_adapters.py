@@ -15,7 +15,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Extent, Precision, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Extent, Precision, Variant
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASE = "lora"

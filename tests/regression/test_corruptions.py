@@ -20,7 +20,8 @@ from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay, judge_twin
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Mutation = Callable[[list[Record]], list[Record]]

@@ -16,7 +16,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 sys.path.insert(0, str(Path(__file__).parent))
 from diagnosed_faults import CHANGES, Change

@@ -14,7 +14,18 @@ import pytest
 
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
-from regress.faults import advantages, inputs, layers, loss, model, normalization, optimizer, rounding, update
+from regress.faults import (
+    advantages,
+    inputs,
+    layers,
+    loss,
+    model,
+    normalization,
+    optimizer,
+    rounding,
+    temperature,
+    update,
+)
 from regress.faults.fault import Inject, injected
 from regress.faults.ranks import data, pipeline, state, sums, tensor
 from regress.golden.store import GoldenStore
@@ -23,7 +34,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -54,7 +66,14 @@ BEHIND = ("class:packed_behind",)
 CASES = (
     Case(layers.attention_scale_of_layer_1, "mbs4", "dense", "activations model.layers.1", (), "module"),
     Case(layers.backward_of_layer_0, "mbs4", "dense", "gradient model.layers.0.mlp.down_proj.weight", (), ""),
-    Case(model.temperature_ignored, "mbs4", "dr_grpo", "log_probs log_probs", ("tempered",), "temperature"),
+    Case(
+        temperature.temperature_ignored,
+        "mbs4",
+        "dr_grpo",
+        "log_probs log_probs",
+        ("tempered",),
+        "temperature",
+    ),
     Case(
         inputs.columns_as_positions,
         "packed-dynamic",

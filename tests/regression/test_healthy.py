@@ -26,7 +26,7 @@ FAULTS = {fault.words: fault for fault in corpus().values()}
 def tried(
     case: str, variant: str, precision: Precision, folder: Path, fault: Fault | None = None
 ) -> ValidationRun:
-    """A trial by the tolerances that are recorded."""
+    """A run by the tolerances that are recorded."""
     opened = GoldenStore(GOLDEN).case(case)
     found = run_validation(
         opened, variant, precision, folder / "x", stored_tolerances(opened, precision), fault
@@ -109,10 +109,10 @@ def test_false_alarms_and_misses_are_counted(
     result = CliRunner().invoke(main, command)
     assert result.exit_code == int(bool(alarms or misses)), result.output
     assert found.summary in result.output
-    assert (tmp_path / "study-dense.json").is_file()
+    assert (tmp_path / "validation-dense.json").is_file()
 
 
-def test_a_case_without_a_recipe_has_no_other_draws(tmp_path: Path) -> None:
+def test_a_case_without_a_recipe_has_no_other_seeds(tmp_path: Path) -> None:
     folder = tmp_path / "golden" / "mine"
     folder.mkdir(parents=True)
     (folder / "case.yaml").write_text("reason: laid by hand\n")
@@ -120,7 +120,7 @@ def test_a_case_without_a_recipe_has_no_other_draws(tmp_path: Path) -> None:
         main, ["golden", "validate", "mine", "--golden-dir", str(tmp_path / "golden")]
     )
     assert result.exit_code == 2
-    assert "mine has no recipe in case.yaml, so there are no other draws of it; say how" in result.output
+    assert "mine has no recipe in case.yaml, so it has no other seeds; say how" in result.output
 
 
 @pytest.mark.extended

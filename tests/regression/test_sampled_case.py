@@ -19,7 +19,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.truth import require_rollouts
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TOKENS, LOG_PROBS, MISMATCH = "trajectory", "sampler_log_probs", "mismatch"

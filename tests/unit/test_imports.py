@@ -146,6 +146,7 @@ TORCH_FREE = [
     "regress.replay.matrix",
     "regress.replay.pool",
     "regress.replay.session",
+    "regress.replay.variant_rows",
     "regress.replay.variants",
     "regress.engine.config.compose",
     "regress.engine.config.show",

@@ -12,9 +12,8 @@ from regress.compare.alignment.token_overlap import BLOCK, Index, Part, blocks
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.metrics.stripes import Measures, nonfinite
 from regress.compare.verdicts.affected import beyond
-from regress.compare.verdicts.block import Block
-from regress.compare.verdicts.case import Case, Locate, kind
-from regress.compare.verdicts.values import Blocks, judge_values, wrong_dtype
+from regress.compare.verdicts.case import Block, Case, Locate, kind
+from regress.compare.verdicts.tensor import Blocks, judge_values, wrong_dtype
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.arrays import Array, is_float
 from regress.dump.mapped import release
@@ -49,6 +48,10 @@ class Aligned:
         """Return a tensor of tokens beside its golden values."""
         actual = rows.part.array.reshape(rows.part.shape)
         return cls(actual, rows.golden[0].array, rows.blocks, words, around, rows)
+
+    def among(self, rows: TokenRows) -> Aligned:
+        """Return the same tensor with other rows of tokens."""
+        return replace(self, tokens=rows, pairs=rows.blocks)
 
 
 @dataclass(frozen=True, eq=False)

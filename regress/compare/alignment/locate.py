@@ -54,13 +54,10 @@ class Locator:
             if columns is None:
                 return f"{self.token(token)}, vocabulary entry {self._spelled(within)}"
             padding = "row {}, column {} (padding)".format(*divmod(place, columns)) if token < 0 else ""
-            return (padding or self.token(token)) + _within(within, inner)
+            of = f", element {[int(i) for i in np.unravel_index(within, inner)]}" if inner else ""
+            return (padding or self.token(token)) + of
 
         return words
 
     def _spelled(self, token_id: int) -> str:
         return str(token_id) if self.text is None else f"{token_id} {self.text(token_id)!r}"
-
-
-def _within(index: int, rest: tuple[int, ...]) -> str:
-    return f", element {[int(i) for i in np.unravel_index(index, rest)]}" if rest else ""

@@ -16,8 +16,7 @@ import numpy as np
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import Shard, flat_index, others, uncovered
 from regress.compare.alignment.token_overlap import BLOCK
-from regress.compare.verdicts.block import Block
-from regress.compare.verdicts.case import Locate, element, unravelled
+from regress.compare.verdicts.case import Block, Locate, element, unravelled
 from regress.dump.arrays import Array, raw
 from regress.dump.mapped import release
 from regress.errors import CompareError

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from regress.dump.arrays import Array
 from regress.errors import CompareError
 from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 
@@ -68,6 +69,12 @@ class Spans:
             if key in index
         )
         return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
+
+    def runs(self, array: Array | None) -> Iterator[tuple[SampleKey, slice, Array]]:
+        """Yield sample, positions and values of each run of tokens; nothing of a tensor that is not ``[B, T]``."""
+        if array is not None and array.shape == self.shape:
+            for key, start, stop, row, col in self.segments:
+                yield key, slice(start, stop), array[row, col : col + stop - start]
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.spans import PADDING
-from regress.compare.verdicts.block import Block
+from regress.compare.verdicts.case import Block
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
 from regress.errors import CompareError

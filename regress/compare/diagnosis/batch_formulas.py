@@ -128,7 +128,7 @@ def _others_mean(rewards: Floats, groups: NDArray[np.int64]) -> Floats:
 
 
 def weight_guesses(
-    golden: Floats, frame: TokenFrame, mask: NDArray[np.bool_], beside: Beside, config: Mapping[str, object]
+    golden: Floats, frame: TokenFrame, mask: NDArray[np.bool_], beside: Beside
 ) -> Iterator[Hypothesis]:
     """Yield weights of other aggregations and denominators.
 

@@ -25,6 +25,9 @@ from regress.compare.verdicts.verdict import Status
 UNKNOWN = "unknown"
 _VALUES = (Status.DRIFT, Status.MASK)
 """Statuses that a rule matches if it names none, and no words of the verdict."""
+OF_A_RANK = "a rank"
+PLACES = ("rank", "micro", "copies")
+"""Patterns of places, which are told as evidence whatever rule speaks."""
 AT_MOST = 3
 """Most causes that are named for one divergence."""
 
@@ -76,9 +79,12 @@ def diagnose(
             found.append((-specificity(rule), rule, evidence))
     if not found:
         return [_unknown(divergence, known)]
+    apart = divergence.pattern("copies") is not None  # what is right elsewhere is wrong because of its rank
     best = min(row[0] for row in found)
-    likely = [row for row in found if row[0] <= best / 2]
-    told = sorted(likely, key=lambda row: (row[1].hint, row[0]))[:AT_MOST]
+    likely = [row for row in found if row[0] <= best / 2 or (apart and OF_A_RANK in row[1].claims)]
+    told = sorted(likely, key=lambda row: (row[1].hint, apart and OF_A_RANK not in row[1].claims, row[0]))[
+        :AT_MOST
+    ]
     return [_told(rule, divergence, evidence, known) for _, rule, evidence in told]
 
 
@@ -115,7 +121,9 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
         return None
     beside = [p for p in divergence.patterns if p.id in VALUES]
     proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said, *beside))
-    return _evidence(divergence, [*proofs])
+    words = [first.detail] if rule.says and first.detail else []
+    where = [p.words for p in divergence.patterns if p.id in PLACES]
+    return _evidence(divergence, [*dict.fromkeys((*words, *where, *proofs))])
 
 
 def _found(id: str, divergence: Divergence) -> list[Pattern]:

@@ -17,6 +17,7 @@ from regress.compare.diagnosis.dataflow import (
 )
 from regress.compare.diagnosis.patterns import Pattern, find_patterns, kinds_of
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.quantities import UPDATE_STAGES
 from regress.compare.verdicts.verdict import Place, Verdict
 
 _LISTED = 10
@@ -36,6 +37,7 @@ class Divergence:
         patterns: patterns common to all failing tensors of this quantity in this update.
         kinds: kinds of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
         agree: quantities of the update that were judged, and all of whose tensors hold.
+        before: quantities that were judged in the last update before it, of its step or the one before, and hold.
     """
 
     first: Verdict
@@ -47,6 +49,7 @@ class Divergence:
     patterns: tuple[Pattern, ...] = ()
     kinds: tuple[str, ...] = ()
     agree: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
 
     @property
     def affected(self) -> str:
@@ -83,6 +86,7 @@ class Divergence:
             "patterns": [pattern.to_json() for pattern in self.patterns],
             "kinds": [*self.kinds],
             "agree": [*self.agree],
+            "before": [*self.before],
         }
 
     @classmethod
@@ -98,6 +102,7 @@ class Divergence:
             tuple(Pattern(**pattern) for pattern in data["patterns"]),
             tuple(data["kinds"]),
             tuple(data.get("agree", ())),
+            tuple(data.get("before", ())),
         )
 
 
@@ -122,6 +127,7 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
         tuple(find_patterns(wrong, alike, scene or RunContext())),
         kinds_of({verdict.name for verdict in verdicts}),
         _agreeing(there),
+        _before(first, verdicts),
     )
 
 
@@ -147,6 +153,20 @@ def listed(items: Iterable[str]) -> str:
 
 def _update(place: Place) -> tuple[int | None, int | None]:
     return place.step, place.update
+
+
+def _before(first: Verdict, verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    """Return what the last judged update before a verdict has; nothing where it is of an earlier step than the last."""
+    made = [v for v in verdicts if v.quantity in UPDATE_STAGES and _number(v.place) < _number(first.place)]
+    last = max((_number(v.place) for v in made), default=(-1, -1))
+    if last[0] < _number(first.place)[0] - 1:
+        return ()
+    return tuple(dict.fromkeys(v.quantity for v in made if _number(v.place) == last))
+
+
+def _number(place: Place) -> tuple[int, int]:
+    """Return a key that sorts updates; what belongs to no step or update comes before those that do."""
+    return (-1 if place.step is None else place.step, -1 if place.update is None else place.update)
 
 
 def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], tuple[str, ...]]:

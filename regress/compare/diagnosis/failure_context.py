@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +19,9 @@ from regress.compare.diagnosis.extent import (
     one_value,
     rounded_to,
 )
-from regress.compare.diagnosis.hypotheses import Hypothesis, explains, fitted, permuted
-from regress.compare.diagnosis.temperature import temperature
+from regress.compare.diagnosis.group_patterns import of_groups, of_tokens
+from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted
+from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.verdicts.affected import Affected, Count
@@ -41,6 +43,7 @@ class FailureContext:
         pool: all golden values of the quantity in this update.
         shards: the part of the tensor that is at hand; None for all of it.
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
+        grouped: True for values that are made of statistics of groups.
     """
 
     traits: Callable[[], TokenAttributes] | None = None
@@ -52,6 +55,7 @@ class FailureContext:
     pool: Callable[[], NDArray[np.float64] | None] | None = None
     shards: ShardLayout | None = None
     usual: NDArray[np.bool_] | None = None
+    grouped: bool = False
 
     def part(self, shards: ShardLayout) -> FailureContext:
         """Return the context of a part of the tensor."""
@@ -90,10 +94,25 @@ class FailureContext:
         found["held"] = held | self._summed(actual, golden, compared, bound)
         if self.traits is not None and golden.shape == self.leading and is_float(golden.dtype):
             found["held"] |= of_samples(actual, golden, compared, self.traits().sample)
+            found["held"] |= self._grouped(actual, golden, compared)
         if (value := one_value(actual, golden, over)) is not None:
             found["held"] |= {"constant": {"value": value}}
         found["hits"] = hits
         return Affected(**found)
+
+    def _grouped(
+        self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return how advantages differ group by group; nothing for other values."""
+        if not self.grouped or self.traits is None:
+            return {}
+        traits = self.traits()
+        groups = np.unique([name.rpartition("/")[0] for name in traits.names], return_inverse=True)[1]
+        there = traits.sample >= 0
+        there = there if compared is None else there & compared.reshape(-1)
+        values, right = (array.reshape(-1)[there].astype(np.float64) for array in (actual, golden))
+        own = traits.sample[there]
+        return {**of_groups(values, right, groups[own]), **of_tokens(values, right, own)}
 
     def _units(self, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None) -> dict[str, Any]:
         if self.traits is None:
@@ -133,7 +152,11 @@ class FailureContext:
         if pool is not None and permuted(actual, golden, pool, over, bound):
             known["permuted"] = {}
         tempered = self._tempered(actual, golden, over, bound)
-        return known | ({"tempered": tempered} if tempered is not None else {}), hits
+        if tempered is not None:
+            known["tempered"] = tempered
+        elif not known and self._of_other_targets(actual, golden, over, bound):
+            known["targets"] = {}
+        return known, hits
 
     def _summed(
         self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None, bound: float
@@ -190,6 +213,26 @@ class FailureContext:
                 return None
             told.append(float(f"{t:.6g}"))
         return {"actual": told[0], "golden": told[1]} if told[0] != told[1] else None
+
+    def _of_other_targets(self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
+        """Return True if every affected log-prob is that of another token under the recorded logits."""
+        found = None if self.entropy else self.logits()
+        if found is None:
+            return False
+        logits, targets = found
+        rows = np.flatnonzero(over.reshape(-1))
+        if not np.isfinite(logits[rows]).all():
+            return False
+        wrong, right = (array.reshape(-1)[rows].astype(np.float64) for array in (actual, golden))
+        t, error = temperature(right, logits[rows], targets[rows])
+        slack = max(8 * bound, 1e-9 * float(np.abs(wrong).max(initial=1.0)))
+        if error > slack or not np.isfinite(wrong).all():
+            return False
+        known = logits[rows] / t - log_sum_exp(logits[rows] / t)[:, None]
+        if not (np.abs(known - wrong[:, None]) <= slack).any(axis=1).all():
+            return False
+        chance = min(2 * slack * logits.shape[1] / max(float(np.ptp(known)), 1e-300), 1.0)
+        return np.unique(wrong).size * math.log(max(chance, 1e-300)) < math.log(CHANCE)
 
 
 def _spread(compared: NDArray[np.bool_] | None, ndim: int) -> NDArray[np.bool_] | None:

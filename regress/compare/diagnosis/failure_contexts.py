@@ -86,6 +86,7 @@ class FailureContexts:
             source.quantity == "entropy",
             (lambda: self.pool(source)) if known.ndim == 1 else None,
             usual=self._usual(source, placed, leading),
+            grouped=source.quantity == "advantages",
         )
 
     def _usual(

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.batch_formulas import advantage_guesses, rounded_inputs, weight_guesses
 from regress.compare.diagnosis.beside import NOTHING, Beside
-from regress.compare.diagnosis.extent import ROUNDINGS
 from regress.compare.diagnosis.gradient_formulas import TokenGradients
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
-from regress.compare.diagnosis.temperature import log_sum_exp, temperature
+from regress.compare.diagnosis.logit_formulas import entropy_guesses, log_prob_guesses
 from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
@@ -65,23 +64,24 @@ class TokenGuesses:
 
     def gradients(self, quantity: str) -> Iterator[Hypothesis]:
         """Yield hypotheses about the gradient of the loss by a token quantity; none for other quantities."""
-        if quantity in TOKEN_GRADIENTS and self.loss_mask is not None:
-            logits = self.logits if quantity == "logit_gradient" else None
-            offsets = np.asarray(self.frame.offsets)
-            known = TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
+        known = self._token_gradients(quantity)
+        if known is not None:
             yield from known.of(quantity)
 
     def sums(self, quantity: str) -> Iterator[Terms]:
         """Yield decompositions of a token quantity into terms of the loss."""
-        if self.loss_mask is None:
-            return
-        if quantity == "token_loss":
-            yield from _loss_terms(self)
-        elif quantity in TOKEN_GRADIENTS:
-            logits = self.logits if quantity == "logit_gradient" else None
-            offsets = np.asarray(self.frame.offsets)
-            known = TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
+        known = self._token_gradients(quantity)
+        if known is not None:
             yield from known.sums(quantity)
+        elif quantity == "token_loss" and self.loss_mask is not None:
+            yield from _loss_terms(self)
+
+    def _token_gradients(self, quantity: str) -> TokenGradients | None:
+        if quantity not in TOKEN_GRADIENTS or self.loss_mask is None:
+            return None
+        logits = self.logits if quantity == "logit_gradient" else None
+        offsets = np.asarray(self.frame.offsets)
+        return TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
 
     def token(self, quantity: str) -> Floats | None:
         """Return the golden values ``[frame.size]`` of a quantity with one tensor; None if they are unknown."""
@@ -197,6 +197,7 @@ def _ratio(of: TokenGuesses) -> Hypotheses:
     yield _formula("the product over the sample", np.exp(np.minimum(of.sample_means(gap, total=True), 700.0)))
     yield _formula("its inverse", np.exp(-gap))
     yield _formula("the log-ratio", gap)
+    yield _formula("1 plus the log-ratio", 1.0 + gap)
     golden = of.token("ratio")
     if golden is not None:
         inputs = {"the log-probs": policy, "the old log-probs": old}
@@ -286,7 +287,7 @@ def _advantages(of: TokenGuesses) -> Hypotheses:
 def _weights(of: TokenGuesses) -> Hypotheses:
     golden = of.token("weights")
     if golden is not None and of.loss_mask is not None:
-        yield from weight_guesses(golden, of.frame, of.loss_mask, of.beside, of.objective)
+        yield from weight_guesses(golden, of.frame, of.loss_mask, of.beside)
 
 
 def _old_log_probs(of: TokenGuesses) -> Hypotheses:
@@ -296,44 +297,23 @@ def _old_log_probs(of: TokenGuesses) -> Hypotheses:
 
 
 def _entropy(of: TokenGuesses) -> Hypotheses:
-    """Yield entropies of other distributions, or other sums over the vocabulary."""
-    policy = of.token("log_probs")
+    policy, golden = of.token("log_probs"), of.token("entropy")
     if policy is not None:
         yield _formula("the negative log-prob of the token, not an entropy", -policy)
-    if of.logits is None or of.loss_mask is None:
-        return
-    golden = of.token("entropy")
-    rows = np.flatnonzero(np.isfinite(of.logits[0][:, 0]))
-    z = of.logits[0][rows]
-    if golden is None or not rows.size:
-        return
-    t, error = temperature(golden[rows], z, of.logits[1][rows], entropy=True)
-    if error > 1e-6 * max(float(np.abs(golden[rows]).max(initial=0.0)), 1e-300):
-        return
-    normal = z / t - log_sum_exp(z / t)[:, None]
-    p = np.exp(normal)
-    found = {
-        "the entropy of the probabilities taken for logits": _entropy_of(p),
-        "the entropy of the tempered logits, tempered again": _entropy_of(z / t / t),
-        "the mean over the vocabulary in place of the sum": -(p * normal).mean(axis=1),
-        "minus the largest log-prob": -normal.max(axis=1),
-        "the sum of p times the logit, not normalized": -(p * z / t).sum(axis=1),
-        "the collision entropy": -np.log((p**2).sum(axis=1)),
-    }
-    for name, dtype in ROUNDINGS.items():
-        with np.errstate(over="ignore"):
-            found[f"that of the logits rounded to {name}"] = _entropy_of(
-                z.astype(dtype).astype(np.float64) / t
-            )
-    for title, values in found.items():
-        out = np.full(of.frame.size, np.nan)
-        out[rows] = values
-        yield _formula(title, out)
+    if of.logits is not None and golden is not None:
+        yield from entropy_guesses(golden, *of.logits)
 
 
-def _entropy_of(z: Floats) -> Floats:
-    normal = z - log_sum_exp(z)[:, None]
-    return np.asarray(-(np.exp(normal) * normal).sum(axis=1))
+def _log_probs(of: TokenGuesses) -> Hypotheses:
+    if of.logits is not None:
+        yield from log_prob_guesses(of.token("log_probs"), *of.logits)
+
+
+def _parts(of: TokenGuesses) -> Iterator[tuple[str, str, float, Floats | None]]:
+    """Yield name, configuration key, sign and values of each part of the loss beside the policy loss."""
+    entropy = of.token("entropy_loss")
+    yield "KL", "kl_coef", 1.0, of.token("kl")
+    yield "entropy", "entropy_coef", -1.0, of.token("entropy") if entropy is None else entropy
 
 
 def _loss_terms(of: TokenGuesses) -> Iterator[Terms]:
@@ -342,13 +322,8 @@ def _loss_terms(of: TokenGuesses) -> Iterator[Terms]:
     if policy is None or mask is None:
         return
     terms = [Term("the policy loss", np.where(mask, policy, np.nan))]
-    entropy = of.token("entropy_loss")
-    entropy = of.token("entropy") if entropy is None else entropy
-    for name, values, key, sign in (
-        ("the KL term", of.token("kl"), "kl_coef", 1.0),
-        ("the entropy term", entropy, "entropy_coef", -1.0),
-    ):
-        coefficient = of.objective.get(key)
+    for title, key, sign, values in _parts(of):
+        coefficient, name = of.objective.get(key), f"the {title} term"
         if values is None or not isinstance(coefficient, int | float):
             continue
         in_loss = key != "kl_coef" or of.objective.get("kl_placement", "loss") == "loss"
@@ -365,13 +340,7 @@ def _token_loss(of: TokenGuesses) -> Hypotheses:
     if golden is None or policy is None:
         return
     yield _formula("the policy loss alone", policy)
-    terms = {
-        "KL": (of.token("kl"), "kl_coef", 1.0),
-        "entropy": (of.token("entropy_loss"), "entropy_coef", -1.0),
-    }
-    if terms["entropy"][0] is None:
-        terms["entropy"] = (of.token("entropy"), "entropy_coef", -1.0)
-    for title, (values, key, sign) in terms.items():
+    for title, key, sign, values in _parts(of):
         coefficient = of.objective.get(key)
         if values is None or not isinstance(coefficient, int | float) or not coefficient:
             continue
@@ -380,77 +349,18 @@ def _token_loss(of: TokenGuesses) -> Hypotheses:
         yield _formula(f"the loss without its {title} term", golden - term)
         yield _formula(f"the loss with its {title} term reversed", golden - 2 * term)
         yield _formula(f"the loss with its {title} term twice", golden + term)
-    yield from _exchanged(of, policy, terms)
+    yield from _exchanged(of, policy)
 
 
-def _exchanged(
-    of: TokenGuesses, policy: Floats, terms: Mapping[str, tuple[Floats | None, str, float]]
-) -> Hypotheses:
+def _exchanged(of: TokenGuesses, policy: Floats) -> Hypotheses:
     """Yield the loss with the coefficients of KL and entropy on each other's terms."""
-    (kl, kl_key, _), (entropy, entropy_key, _) = terms["KL"], terms["entropy"]
+    (_, kl_key, _, kl), (_, entropy_key, _, entropy) = _parts(of)
     first, second = of.objective.get(kl_key), of.objective.get(entropy_key)
     if kl is None or entropy is None or first == second:
         return
     if isinstance(first, int | float) and isinstance(second, int | float):
         values = policy + float(second) * kl - float(first) * entropy
         yield _formula("the loss with the coefficients of KL and entropy exchanged", values)
-
-
-def _log_probs(of: TokenGuesses) -> Hypotheses:
-    """Yield log-probs of other targets under the recorded logits."""
-    if of.logits is None:
-        return
-    logits, ids = of.logits
-    rows = np.flatnonzero(np.isfinite(logits[:, 0]))
-    normal = logits - log_sum_exp(logits)[:, None]
-    for title, step in (("of the token before the one predicted", -1), ("of the token after it", 1)):
-        out = np.full(of.frame.size, np.nan)
-        out[rows] = normal[rows, ids[np.clip(rows + step, 0, len(ids) - 1)]]
-        yield _formula(f"log-probs {title}", out)
-    unnormal = np.full(of.frame.size, np.nan)
-    unnormal[rows] = logits[rows, ids[rows]]
-    yield _formula("logits, not normalized", unnormal)
-    yield from _other_softmax(of, logits[rows], ids[rows], rows)
-
-
-def _other_softmax(
-    of: TokenGuesses, z: Floats, target: NDArray[np.int64], rows: NDArray[np.int64]
-) -> Hypotheses:
-    """Yield log-probs of logits that were rounded, or of a normalization by other sums, at the right temperature."""
-    golden = of.token("log_probs")
-    if golden is None or not rows.size:
-        return
-    t, error = temperature(golden[rows], z, target)
-    if error > 1e-6 * max(float(np.abs(golden[rows]).max(initial=0.0)), 1e-300):
-        return
-    own, index = z / t, np.arange(len(rows))
-    normal = own - log_sum_exp(own)[:, None]
-    others = own.copy()
-    others[index, target] = -np.inf
-    found = {
-        "log-probs relative to all other tokens": own[index, target] - log_sum_exp(others),
-        "log-probs relative to the largest logit": own[index, target] - own.max(axis=1),
-        "log-probs that are normalized twice at the temperature": _chosen(normal / t, target),
-        "probabilities, not their logarithms": np.exp(normal[index, target]),
-    }
-    half = z.shape[1] // 2
-    for name, dtype in ROUNDINGS.items():
-        with np.errstate(over="ignore"):
-            coarse = z.astype(dtype).astype(np.float64)
-            found[f"that of the logits rounded to {name}"] = _chosen(coarse / t, target)
-            tempered = own.astype(dtype).astype(np.float64)
-            found[f"that of the tempered logits rounded to {name}"] = _chosen(tempered, target)
-    if half:
-        first = own[index, target] - log_sum_exp(own[:, :half])
-        found["log-probs normalized over half of the vocabulary"] = first
-    for title, values in found.items():
-        out = np.full(of.frame.size, np.nan)
-        out[rows] = values
-        yield _formula(title, out)
-
-
-def _chosen(z: Floats, target: NDArray[np.int64]) -> Floats:
-    return np.asarray(z[np.arange(len(target)), target] - log_sum_exp(z))
 
 
 _FORMULAS: dict[str, Callable[[TokenGuesses], Hypotheses]] = {

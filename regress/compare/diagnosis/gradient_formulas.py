@@ -74,9 +74,7 @@ class TokenGradients:
         if known is None:
             return
         z, target, rows, t, up, of_entropy = known
-        log_p = z / t - log_sum_exp(z / t)[:, None]
-        p = np.exp(log_p)
-        entropy = -(p * log_p).sum(axis=1, keepdims=True)
+        log_p, p, entropy = _softmax(z / t)
         parts = {
             "the gradient of the target's logit": up * _one_hot(target, z.shape),
             "the gradient of the normalization": -up * p,
@@ -268,9 +266,7 @@ def _softmax_gradients(
     of_entropy: Floats,
 ) -> Iterator[tuple[str, Floats]]:
     """Yield titles and values ``[K, V]`` of wrong gradients of ``t * (up * log_prob + of_entropy * entropy)``."""
-    log_p = z / t - log_sum_exp(z / t)[:, None]
-    p = np.exp(log_p)
-    entropy = -(p * log_p).sum(axis=1, keepdims=True)
+    log_p, p, entropy = _softmax(z / t)
     hot = _one_hot(target, z.shape)
     spread = -of_entropy * p * (log_p + entropy)
     yield "without that of the normalization", up * hot + spread
@@ -286,6 +282,13 @@ def _softmax_gradients(
         yield "without that of the entropy", up * (hot - p)
         yield "with that of the entropy reversed", up * (hot - p) - spread
         yield "of an entropy that is not centred", up * (hot - p) - of_entropy * p * log_p
+
+
+def _softmax(z: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return log-probs and probabilities ``[K, V]`` of logits, and their entropies ``[K, 1]``."""
+    log_p = z - log_sum_exp(z)[:, None]
+    p = np.exp(log_p)
+    return log_p, p, -(p * log_p).sum(axis=1, keepdims=True)
 
 
 def _one_hot(ids: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:

@@ -21,8 +21,11 @@ Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
 Floats = NDArray[np.float64]
 
-_CHANCE = 1e-6
+CHANCE = 1e-6
+"""Largest probability that chance makes values equal to those of a hypothesis."""
 _AT_LEAST = 2
+_ZERO = 1e-12
+"""Largest multiple of a direction that is none, but rounding."""
 LEFT = 1e-3
 """Largest part of an error that a formula or factor may leave if it is to explain it."""
 
@@ -54,6 +57,7 @@ def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothe
     if int(said.sum()) < 3 or not square:
         return replace(guess, values=np.full(guess.values.shape, np.nan), direction=None)
     value = float(((actual[said].astype(np.float64) - guess.values[said]) * along).sum()) / square
+    value = value if abs(value) > _ZERO else 0.0
     numbers = {**guess.numbers, "value": float(f"{value:.6g}")}
     return Hypothesis(guess.id, guess.values + value * guess.direction, numbers)
 
@@ -95,7 +99,7 @@ def explains(
         return hits >= 3 or np.unique(values).size > 1
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))
     chance = min(2 * slack / room, 1.0) if room else 1.0
-    return hits * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
+    return hits * math.log(max(chance, 1e-300)) < math.log(CHANCE)
 
 
 def leaves_little(actual: Array, golden: Array, values: Floats) -> bool:
@@ -123,7 +127,7 @@ def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_]
     if not (nearest <= slack).all():
         return False
     chance = min(2 * slack * values.size / max(float(np.ptp(values)), 1e-300), 1.0)
-    return np.unique(found).size * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
+    return np.unique(found).size * math.log(max(chance, 1e-300)) < math.log(CHANCE)
 
 
 def _rounding(actual: Array, values: Floats) -> float:

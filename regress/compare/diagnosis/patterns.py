@@ -16,6 +16,7 @@ from regress.compare.diagnosis.pattern import Pattern as Pattern
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.token_attributes import CLASSES, OF_LAYOUTS, OF_SAMPLES
 from regress.compare.diagnosis.value_patterns import value_patterns
+from regress.compare.quantities import UPDATE_STAGES
 from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
@@ -79,6 +80,18 @@ def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunCont
             yield Pattern("first_micro", "only the first microbatch")
         if key == "rank":
             yield from _coordinates(hit, there, scene)
+            yield from _copies(failed, judged)
+
+
+def _copies(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pattern]:
+    """Yield a pattern where every failing tensor of an update holds on another rank, or another part of it does."""
+    if failed[0].quantity not in UPDATE_STAGES:
+        return
+    held = {verdict.name: verdict.place.rank for verdict in judged if verdict.ok and verdict.count}
+    if all(verdict.name in held for verdict in failed):
+        names = {verdict.name for verdict in failed}
+        where = ", ".join(map(str, sorted({rank for n in names if (rank := held[n]) is not None})))
+        yield Pattern("copies", f"the same tensors hold on rank {where}", {"tensors": len(names)})
 
 
 def _coordinates(hit: Sequence[int], there: Sequence[int], scene: RunContext) -> Iterator[Pattern]:
@@ -153,13 +166,14 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
 def _from_a_module(hit: Collection[str], there: Collection[str]) -> Iterator[Pattern]:
     """Yield a pattern where all parameters from a module back to the input have wrong gradients, and none behind it.
 
-    Those of one module are no evidence: it must be several layers, or a layer and the embeddings.
+    Those of one module are no evidence: it must be several layers, or a layer and the embeddings. Modules of its own
+    layer that lie before it may hold, since not all of them feed it.
     """
     held = {*there} - {*hit}
     if not held or len({depth(name)[:2] for name in hit}) < 2:
         return
     last = max(hit, key=depth)
-    if all(depth(name) >= depth(last) for name in held):
+    if all(depth(name) >= depth(last) or depth(name)[:2] == depth(last)[:2] for name in held):
         yield Pattern("from_module", f"all tensors from {last} back to the input, and none behind it")
 
 

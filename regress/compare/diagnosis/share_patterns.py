@@ -37,6 +37,10 @@ def share_patterns(same: Sequence[Verdict], scene: RunContext) -> Iterator[Patte
         yield Pattern(f"{KEY}:own", f"a sum in which each rank has {which} alone", {"which": alone})
         return
     if any(not _alike(counts, found[0][1]) for _, counts in found):
+        sums = [_partial(rank, counts, ranks, holders) for rank, counts in found]
+        if None not in sums and len({*sums}) > 1 and _apart([s for s in sums if s is not None]):
+            words = "a sum in which each rank has the microbatches of some ranks, its own among them, and no others"
+            yield Pattern(f"{KEY}:own", words, {"ranks": [sorted(s) for s in {*sums} if s is not None]})
         return
     counts = found[0][1]
     if not _alike(counts, dict.fromkeys(counts, next(iter(counts.values())))):  # else it is a factor
@@ -93,6 +97,25 @@ def _own(
             return None
     several = all(len([p for p in counts if p[1] == micro]) > 1 for micro in alone)
     return sorted(alone) if alone and several else None
+
+
+def _partial(
+    rank: int, counts: Counts, names: Mapping[tuple[int, ...], str], holders: Mapping[str, Sequence[int]]
+) -> frozenset[int] | None:
+    """Return the ranks whose microbatches a rank has, all with one factor, and others not at all; None otherwise."""
+    there = {place for place, count in counts.items() if count}
+    factors = {counts[place] for place in there}
+    own = {place for place in counts if rank in holders[names[place]]}
+    if not there or there == {*counts} or not own <= there:
+        return None
+    if any(not math.isclose(factor, next(iter(factors)), rel_tol=_SAME) for factor in factors):
+        return None
+    return frozenset(number for place in there for number in holders[names[place]])
+
+
+def _apart(sums: Sequence[frozenset[int]]) -> bool:
+    """Return True for sets of ranks that are equal or have none in common."""
+    return all(one == other or one.isdisjoint(other) for one in sums for other in sums)
 
 
 def _alike(counts: Counts, others: Counts) -> bool:

@@ -75,7 +75,7 @@ class Terms:
         if not np.isfinite(found).all() or not self._adds_up(parts, right):
             return None
         error = float(np.linalg.norm(found - right))
-        for chosen in self._subsets(parts, found - right, error):
+        for chosen in self._subsets(parts, found - right):
             change = _solved(parts[:, chosen], found - right)
             if change is None:
                 continue
@@ -101,7 +101,7 @@ class Terms:
         size = float(np.linalg.norm(golden))
         return float(np.linalg.norm(total - golden)) <= 1e-6 * max(size, 1e-300)
 
-    def _subsets(self, parts: Floats, error: Floats, size: float) -> list[list[int]]:
+    def _subsets(self, parts: Floats, error: Floats) -> list[list[int]]:
         """Return sets of parts to try: each alone, the likeliest first, and then all of them."""
         there = [i for i in range(len(self.terms)) if parts[:, i].any()]
         ranked = sorted(there, key=lambda i: _unexplained(parts[:, i], error))

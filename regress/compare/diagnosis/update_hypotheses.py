@@ -17,6 +17,8 @@ from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
 from regress.compare.diagnosis.terms import Term, Terms
 
+_PARTS = (2, 3, 4, 8)
+"""Numbers of parts that ranks may hold of a tensor."""
 _LAST = "the gradient plus that of the last update"
 
 
@@ -31,6 +33,16 @@ class _Made(NamedTuple):
     eps: float
     decay: float
     betas: tuple[float, float]
+
+
+class _Entry(NamedTuple):
+    """What enters a moment: its parameter, the gradient, the golden state, its decay, and the gradient's power."""
+
+    parameter: str
+    gradient: Floats
+    state: Floats
+    decay: float
+    power: int
 
 
 def _step(made: _Made) -> Floats:
@@ -90,6 +102,11 @@ class UpdateHypotheses:
         factor = self._clip_factor()
         if factor != 1.0:
             yield Hypothesis("formula", golden * factor, {"what": "the gradient after it was clipped"})
+        for number in _PARTS:
+            if golden.ndim > 1 and golden.shape[0] % number == 0:
+                added = golden.reshape(number, -1, *golden.shape[1:]).sum(axis=0)
+                whole = np.concatenate([added] * number)
+                yield Hypothesis("formula", whole, {"what": f"the {number} parts of the tensor added up"})
 
     def _shares(self, name: str) -> Iterator[Terms]:
         """Yield a gradient as the sum of its microbatches' own, and of its samples' own."""
@@ -110,31 +127,31 @@ class UpdateHypotheses:
 
     def _moment(self, name: str) -> Iterator[Terms]:
         """Yield a moment as the sum of the last one and the gradient, to which parameters may have been added."""
+        entry = self._entry(name)
+        if entry is None:
+            return
+        entered = (1 - entry.decay) * (entry.gradient * self._clip_factor()) ** entry.power
+        terms = [Term("the state before this update", entry.state - entered), Term("the gradient", entered)]
+        held = self._before(entry.parameter)
+        if held is not None and entry.power == 1:
+            terms.append(Term("the parameters", (1 - entry.decay) * held, 0.0))
+        yield Terms("terms", terms)
+
+    def _entry(self, name: str) -> _Entry | None:
+        """Return what enters a moment, and its decay; None where either is unknown, or for other states."""
         parameter, _, kind = name.rpartition("/")
         gradient, state = self._values("gradient", parameter), self._values("optimizer", name)
         decays = dict(zip(("exp_avg", "exp_avg_sq"), self._numbers("betas") or (), strict=False))
         if gradient is None or state is None or kind not in decays or gradient.shape != state.shape:
-            return
-        decay, power = decays[kind], 1 if kind == "exp_avg" else 2
-        entered = (1 - decay) * (gradient * self._clip_factor()) ** power
-        kept = state - entered
-        terms = [Term("the state before this update", kept), Term("the gradient", entered)]
-        held = self._before(parameter)
-        if held is not None and power == 1:
-            terms.append(Term("the parameters", (1 - decay) * held, 0.0))
-        yield Terms("terms", terms)
+            return None
+        return _Entry(parameter, gradient, state, decays[kind], 1 if kind == "exp_avg" else 2)
 
     def _state(self, name: str) -> Iterator[Hypothesis]:
-        parameter, _, kind = name.rpartition("/")
-        gradient = self._values("gradient", parameter)
-        state = self._values("optimizer", name)
-        if gradient is None or state is None or gradient.shape != state.shape:
+        entry = self._entry(name)
+        if entry is None:
             return
+        parameter, gradient, state, decay, power = entry
         factor = self._clip_factor()
-        decay = dict(zip(("exp_avg", "exp_avg_sq"), self._numbers("betas") or (), strict=False)).get(kind)
-        if decay is None:
-            return
-        power = 1 if kind == "exp_avg" else 2
         entered = (gradient * factor) ** power
         before = (state - (1 - decay) * entered) / decay if decay else np.zeros_like(state)
         if factor < 1:
@@ -142,29 +159,24 @@ class UpdateHypotheses:
             yield Hypothesis("formula", whole, {"what": "the state after a gradient that was not clipped"})
         yield Hypothesis("formula", before, {"what": "the state before this update"})
         fits = {"the state with a decay of": (entered, before - entered)}
+        held = self._before(parameter)
         if power == 1:
             fits["the state after the gradient times"] = decay * before, (1 - decay) * gradient
-            held = self._before(parameter)
             if held is not None:
                 fits["the state after the gradient plus its parameters times"] = state, (1 - decay) * held
         for title, (base, along) in fits.items():
             yield Hypothesis("fitted", base, {"what": title}, along)
-        yield Hypothesis("formula", decay * before, {"what": "the state after a gradient of zero"})
-        yield Hypothesis("formula", entered * (1 - decay), {"what": "the state of a first update"})
-        again = decay * state + (1 - decay) * entered
-        yield Hypothesis("formula", again, {"what": "the state after this update made twice"})
-        yield from self._coupled(parameter, kind, gradient * factor, decay * before, decay)
-
-    def _coupled(
-        self, parameter: str, kind: str, entered: Floats, kept: Floats, decay: float
-    ) -> Iterator[Hypothesis]:
-        """Yield the moments after weight decay was added to the gradient, before or after it was clipped."""
-        held, rate = self._before(parameter), self._number("weight_decay")
-        if held is None or not rate:
-            return
-        power = 1 if kind == "exp_avg" else 2
-        values = kept + (1 - decay) * (entered + rate * held) ** power
-        yield Hypothesis("formula", values, {"what": "the state after the gradient plus its weight decay"})
+        rows = {
+            "the state after a gradient of zero": decay * before,
+            "the state of a first update": entered * (1 - decay),
+            "the state after this update made twice": decay * state + (1 - decay) * entered,
+        }
+        rate = self._number("weight_decay")
+        if held is not None and rate:
+            coupled = (1 - decay) * (gradient * factor + rate * held) ** power
+            rows["the state after the gradient plus its weight decay"] = decay * before + coupled
+        for title, values in rows.items():
+            yield Hypothesis("formula", values, {"what": title})
 
     def _parameter(self, name: str) -> Iterator[Hypothesis]:
         made = self._made(name)

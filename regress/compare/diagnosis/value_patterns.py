@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from regress.compare.diagnosis.group_patterns import KEY as GROUPS
+from regress.compare.diagnosis.group_patterns import WITHIN, group_patterns
 from regress.compare.diagnosis.hypotheses import LEFT
 from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.diagnosis.run_context import RunContext
@@ -37,30 +39,36 @@ def value_patterns(
         same: failing verdicts on the tensor that failed first.
         failed: those on all tensors of its quantity; ``judged`` all verdicts on these.
     """
-    yield from _scaled(same, failed, judged, scene)
-    yield from _adds_up(same, failed)
     found = [verdict.affected for verdict in same if verdict.affected is not None]
-    if not found or len(found) < len(same):
+    complete = bool(found) and len(found) == len(same)
+    rounded = found[0].rounded if complete and len({item.rounded for item in found}) == 1 else None
+    if rounded is None:  # which leaves equal values with equal errors, as a factor does
+        yield from _scaled(same, failed, judged, scene)
+    yield from _adds_up(same, failed)
+    if not complete:
         return
     offsets = [item.offset for item in found]
     first = offsets[0]
     alike = first is not None and all(o is not None and math.isclose(o, first, rel_tol=1e-5) for o in offsets)
     if alike and sum(item.total.hits for item in found) >= AT_LEAST:
         yield Pattern("offset", f"constant offset {first:.6g}", {"offset": first})
-    if found[0].rounded is not None and len({item.rounded for item in found}) == 1:
-        yield Pattern("rounded", f"rounded to {found[0].rounded}", {"dtype": found[0].rounded})
+    if rounded is not None:
+        yield Pattern("rounded", f"rounded to {rounded}", {"dtype": rounded})
     yield from _held(found)
+    yield from group_patterns(found)
     yield from share_patterns(same, scene)
 
 
 def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
     """Yield the hypotheses that explain every failing tensor, and in the same way."""
-    for key in dict.fromkeys(key for item in found for key in item.held if key != MICROBATCHES):
+    for key in dict.fromkeys(
+        key for item in found for key in item.held if key not in (MICROBATCHES, GROUPS, WITHIN)
+    ):
         own = [item for item in found if key in item.held]
         if any(key not in item.held and item.total.size >= _FEW for item in found):
             continue
-        if not proven([item.hits.get(key, item.total.hits) for item in own]):
-            continue
+        if key != "targets" and not proven([item.hits.get(key, item.total.hits) for item in own]):
+            continue  # a log-prob of another token is none by chance
         if key == "formula":
             yield from _formulas([item.held[key]["titles"] for item in own])
             continue
@@ -92,6 +100,7 @@ _HELD = {
     "equals": "equal to {what}",
     "formula": "equal to {what}",
     "fitted": "equal to {what} {value:g}",
+    "targets": "each that of another token of the vocabulary under the logits that hold",
     "permuted": "each equal to the value of another token",
     "columns": "equal to the columns of the row",
     "per_sample": "each sample multiplied by a number of its own",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from regress.compare.dumps.sides import Side
 from regress.compare.quantities import MICRO_STAGES
 
@@ -27,9 +25,10 @@ def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
     stages = [stage for stage in known if stage not in other and actual.writes(stage)]
     gaps = [f"all records of {stage}, which the golden dump has" for stage in stages]
     gaps += [
-        f"{stage} of {_words(at)} (which {', '.join(_having(other, at))} ha{_s(_having(other, at))})"
+        f"{stage} of {_words(at)} (which {', '.join(having)} ha{'s' if len(having) == 1 else 've'})"
         for stage, places in other.items()
         for at in sorted(made - places)
+        for having in [[name for name, there in other.items() if at in there]]
     ]
     if actual.system == "regress":  # its manifest would tell of lost files
         known = {}
@@ -50,14 +49,6 @@ def _places(side: Side) -> dict[str, set[At]]:
             at = (where.step, where.update or 0, where.rank or 0, where.micro)
             found.setdefault(stage, set()).add(at)
     return found
-
-
-def _having(places: Mapping[str, set[At]], at: At) -> list[str]:
-    return [stage for stage, known in places.items() if at in known]
-
-
-def _s(stages: Iterable[str]) -> str:
-    return "s" if len([*stages]) == 1 else "ve"
 
 
 def _words(at: At) -> str:

@@ -6,13 +6,13 @@ Only failing tensors are asked for. A dump whose tensors are too large for it yi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.gather import gathered, of_loss_tokens
+from regress.compare.alignment.canonical import gathered, of_loss_tokens
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed
@@ -52,13 +52,24 @@ def golden_update(golden: str, actual: str, record: str) -> Projection:
     return golden_at(golden, actual, place.step, place.update)
 
 
+def earlier_updates(golden: str, actual: str, record: str) -> Iterator[Projection]:
+    """Yield the updates before the one that a golden record belongs to, in order."""
+    entries = open_side(golden).entries
+    own = entries[record][1]
+    places = {(where.step, where.update) for type, where in entries.values() if type in MICRO_STAGES}
+    last = own.step, own.update or 0
+    for step, update in sorted(places, key=lambda at: (at[0], at[1] or 0)):
+        if (step, update or 0) < last:
+            yield golden_at(golden, actual, step, update)
+
+
 def forget() -> None:
     """Forget what was read: it may have changed since."""
     golden_at.cache_clear()
     listing.forget()
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def golden_at(golden: str, actual: str, step: int | None, update: int | None) -> Projection:
     """Return the golden values of one update of two sources, able to be projected onto layouts."""
     golden_side = open_side(golden)

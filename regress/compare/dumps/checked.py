@@ -52,7 +52,7 @@ def check_dump(path: str) -> list[Verdict]:
             own = [r for r in records if _of_update(r) and side.entries[r.name][1].update == number]
             found += _checked(path, side, own, Place(step, number))
             if not number:
-                found += _weights(side, records, own, Place(step, number))
+                found += _weights(records, own, Place(step, number))
     if not found:
         raise CompareError(
             f"nothing in {path} could be checked: record batch_inputs, forward_data, is_loss_debug and loss, with "
@@ -61,7 +61,7 @@ def check_dump(path: str) -> list[Verdict]:
     return in_order(found)
 
 
-def scene_of_side(side: Side) -> RunContext:
+def run_context_of_side(side: Side) -> RunContext:
     """Return the run context that a dump tells."""
     places = [where for _, where in side.entries.values()]
     ranks = {where.rank for where in places if where.rank is not None}
@@ -92,9 +92,7 @@ def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
             problem = f"{wrong} in {record.key} has no usable shard layout"
         if problem:
             where = Place(place.step, place.update, record.key.rank, record.key.micro)
-            yield Verdict(
-                Status.COVERAGE, COVERAGE, record.key.stage, where, problem, multiple=float("inf"), over=1
-            )
+            yield Verdict.fault(Status.COVERAGE, COVERAGE, record.key.stage, where, problem, 1)
 
 
 def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
@@ -114,19 +112,12 @@ def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator
                 source = source_or_other(record.key.stage, name)
                 where = Place(place.step, place.update, record.key.rank, record.key.micro)
                 detail = f"{count} of {array.size} values are NaN or infinite"
-                yield Verdict(
-                    Status.NONFINITE,
-                    source.quantity,
-                    source.label,
-                    where,
-                    detail,
-                    multiple=float("inf"),
-                    over=count,
-                    count=array.size,
+                yield Verdict.fault(
+                    Status.NONFINITE, source.quantity, source.label, where, detail, count, count=array.size
                 )
 
 
-def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+def _weights(records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:
     """Yield a verdict on whether the step's first update uses the weights that sampled, where both are told."""
     rollouts = (record.meta.get(CHECKSUM) for record in records if record.key.stage == "trajectory")
     sampled = next((checksum for checksum in rollouts if checksum is not None), None)
@@ -140,6 +131,4 @@ def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place
     detail = (
         f"{wrong} was computed with other weights than the rollouts were sampled with: {CHECKSUM} differs"
     )
-    yield Verdict(
-        Status.DRIFT, QUANTITY, "weights", place, detail, multiple=float("inf"), over=1, count=len(told)
-    )
+    yield Verdict.fault(Status.DRIFT, QUANTITY, "weights", place, detail, 1, count=len(told))

@@ -1,4 +1,4 @@
-"""One quantity at the tokens of a record, golden and actual side by side."""
+"""Tensors of the tokens of a record, golden and actual side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.aligned import TokenRows
+from regress.compare.alignment.places import Mask
 from regress.compare.alignment.token_overlap import Index
+from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.units import opened
+from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.tolerance import Tolerance
 
 
@@ -42,3 +46,23 @@ class Column:
             actual.astype(np.float64),
             tolerance,
         )
+
+
+def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
+    """Return the columns of a record: golden token ids, loss tokens, and quantities with a value a token."""
+    work = opened(unit)
+    found = [
+        Column.of(source.quantity, one.tokens, work.tolerance(source, one.actual, one.golden))
+        for source, one in work.aligned()
+        if not isinstance(one, str)
+        and one.tokens is not None
+        and quantity_named(source.quantity).kind is Kind.TOKEN
+        and one.tokens.part.width == 1
+    ]
+    return *work.told(), found
+
+
+def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
+    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
+    found = opened(unit).aligned()
+    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}

@@ -83,15 +83,11 @@ def tokens_in(
     told: dict[SampleKey, NDArray[np.bool_]] = {}
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
-        if record.spans is None or ids.shape != record.spans.shape:
-            continue
-        for key, start, stop, row, col in record.spans.segments:
+        for key, at, values in () if record.spans is None else record.spans.runs(ids):
             if key not in skipped:
                 with np.errstate(invalid="ignore"):  # NaN is no id
-                    tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
-                        row, col : col + stop - start
-                    ]
-                told.setdefault(key, np.zeros(sizes[key], bool))[start:stop] = True
+                    tokens.setdefault(key, np.zeros(sizes[key], np.int64))[at] = values
+                told.setdefault(key, np.zeros(sizes[key], bool))[at] = True
     return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
 
 
@@ -119,11 +115,10 @@ def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
                 continue
             if key not in record.samples:
                 continue
-            array = side.read(record.name).tensors[name]
-            for other, start, stop, row, col in record.spans.segments:
-                if other == key and array.shape == record.spans.shape:
-                    here = array[row, col : col + stop - start].astype(np.float64).tolist()
-                    values |= dict(zip(range(start, stop), here, strict=True))
+            for other, at, here in record.spans.runs(side.read(record.name).tensors[name]):
+                if other == key:
+                    found_here = here.astype(np.float64).tolist()
+                    values |= dict(zip(range(at.start, at.stop), found_here, strict=True))
         if values:
             found[name] = np.array([values[position] for position in sorted(values)])
     return found

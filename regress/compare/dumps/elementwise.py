@@ -201,10 +201,7 @@ def _fits(record: Listed, name: str) -> bool:
     hidden = known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
     if record.spans is None or hidden or isinstance(record.meta.get(name), str):
         return True
-    layout = record.layout(name)
-    whole = shape if layout is None else layout.shape
-    B, T = record.spans.shape
-    return whole[:2] == (B, T) or whole[:1] == (B * T,)
+    return record.by_token(name)
 
 
 def _at(record: Listed) -> At:

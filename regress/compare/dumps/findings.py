@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -13,6 +14,11 @@ U = TypeVar("U")
 
 UPDATED = ("gradient", "gradient_clipped", "optimizer", "param")
 """Quantities with a tensor for each parameter."""
+FOLLOWING = ("gradient", "gradient_clipped", "grad_norm", "optimizer")
+"""Quantities that sum what each token adds to them."""
+REACH = 16
+"""Most that a token moves a parameter's gradient, relative to its largest value, over its part of the norm of the token
+gradients; the largest of 2,760 pairs of token and parameter of three small models was 10.6."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Finding:
         nonfinite: elements that are NaN or infinite, the same on both sides.
         note: how values were judged, where that is not by the tolerance alone.
         doubt: why nothing tells whether a failing verdict is a fault; it is then a problem.
+        carried: number of tokens that rounding carried over a bound of the clip range.
+        share: part of the norm of all token gradients that they make up.
     """
 
     verdict: Verdict
@@ -32,6 +40,8 @@ class Finding:
     nonfinite: int = 0
     note: str = ""
     doubt: str = ""
+    carried: int = 0
+    share: float = 0.0
 
 
 class Defect(str):
@@ -111,6 +121,52 @@ def settle(
             else:
                 verdicts.append(_rescaled(found, scales[_tensor(finding.verdict)]))
     return verdicts
+
+
+def without_carried(
+    verdicts: Sequence[Verdict], results: Sequence[tuple[U, Sequence[Finding]]], problems: list[str]
+) -> list[Verdict]:
+    """Return verdicts without the failures that tokens at a bound of the clip range may explain, each a problem.
+
+    The gradient of a parameter sums what each token adds to it, and no dump holds the summands: where a token took
+    the other branch nothing tells whether a difference of that size is a fault.
+    """
+    carried: dict[tuple[int, int], tuple[int, float]] = {}
+    for finding in (finding for _, findings in results for finding in findings if finding.carried):
+        at = _update(finding.verdict)
+        count, share = carried.get(at, (0, 0.0))
+        carried[at] = count + finding.carried, math.hypot(share, finding.share)
+    kept: list[Verdict] = []
+    told: dict[tuple[int, int], list[Verdict]] = {}
+    for verdict in verdicts:
+        reach = REACH * _share_before(carried, verdict)
+        if verdict.status is Status.DRIFT and verdict.quantity in FOLLOWING and verdict.relative <= reach:
+            told.setdefault(_update(verdict), []).append(verdict)
+        else:
+            kept.append(verdict)
+    for at, failed in told.items():
+        count, share = carried.get(at, (0, 0.0))
+        kinds = ", ".join(dict.fromkeys(verdict.quantity for verdict in failed))
+        those = f"{count} of its tokens" if count else "tokens of earlier updates"
+        norm = f", {share:.2g} of the norm of all," if count else ""
+        problems.append(
+            f"{replace(failed[0].place, rank=None, micro=None)}: {len(failed)} tensors ({kinds}) differ by no more "
+            f"than {those}{norm} can make of them that rounding carried over a bound of the clip range, and no dump "
+            "holds what a token adds to them: judge them with regress oracle, which repeats the update in the branches "
+            "that the trainer took"
+        )
+    return kept
+
+
+def _share_before(carried: Mapping[tuple[int, int], tuple[int, float]], verdict: Verdict) -> float:
+    """Return the part of the gradient that carried tokens make up; moments keep those of earlier updates."""
+    at, later = _update(verdict), verdict.quantity == "optimizer"
+    found = [share for place, (_, share) in carried.items() if place == at or (later and place < at)]
+    return (2 if later else 1) * max(found, default=0.0)
+
+
+def _update(verdict: Verdict) -> tuple[int, int]:
+    return verdict.place.step or 0, verdict.place.update or 0
 
 
 def _tensor(verdict: Verdict) -> tuple[Any, ...]:

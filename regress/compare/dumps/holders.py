@@ -49,11 +49,16 @@ class Holders:
                 found[other.name] = other
             for holder in () if known is None else known.holders(layout, record):
                 found[holder.name] = holder
-        rank, micro = record.key.rank, record.key.micro
-        return sorted(
-            found.values() or self._golden[:1],
-            key=lambda g: (g.key.rank != rank, g.key.micro != micro, g.key.rank or 0, g.key.micro or 0),
-        )
+        return likeliest(found.values() or self._golden[:1], record)
+
+
+def likeliest(found: Iterable[Listed], record: Listed) -> list[Listed]:
+    """Return golden records, those of the rank and microbatch of an actual one first."""
+    rank, micro = record.key.rank, record.key.micro
+    return sorted(
+        found,
+        key=lambda g: (g.key.rank != rank, g.key.micro != micro, g.key.rank or 0, g.key.micro or 0),
+    )
 
 
 @dataclass(eq=False)

@@ -87,6 +87,13 @@ class Listed:
         """Return the tokens at the places of its tensors; see `layouts`."""
         return Places.of(*self.layouts(index, frame), frame.offsets)
 
+    def by_token(self, name: str) -> bool:
+        """Return True for a tensor ``[B, T, ...]`` or ``[B * T, ...]`` of the tokens that lie here."""
+        B, T = (0, 0) if self.spans is None else self.spans.shape
+        layout = self.layout(name)
+        shape = self.tensors[name][1] if layout is None else layout.shape
+        return shape[:2] == (B, T) or shape[:1] == (B * T,)
+
     def layout(self, name: str) -> ShardLayout | None:
         """Return the part of a full tensor that lies here; None where its shard layout is unusable."""
         if name not in self.shards:
@@ -134,14 +141,10 @@ def has_rows_of_loss_tokens(record: Listed) -> bool:
     """Return True if a record of tokens has a tensor with a row for each loss token, not one for each token."""
     if record.spans is None:
         return False
-    B, T = record.spans.shape
-    for name, (_, local) in record.tensors.items():
-        shape = tuple(record.shards[name]["shape"]) if name in record.shards else local
-        if isinstance(record.meta.get(name), str) or (
-            shape and shape[:2] != (B, T) and shape[:1] != (B * T,)
-        ):
-            return True
-    return False
+    return any(
+        isinstance(record.meta.get(name), str) or (shape != () and not record.by_token(name))
+        for name, (_, shape) in record.tensors.items()
+    )
 
 
 def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:

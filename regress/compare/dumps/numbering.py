@@ -6,7 +6,7 @@ step of its optimizer counts as a step: several updates of a rollout batch are s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,10 +16,9 @@ from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import headers
 from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.view import SourceView
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.sums import Span
-from regress.interop.readers import spans_of, verify_span
 
 _OF_STEPS = ("trajectory", "old_log_probs", "ref_log_probs")
 
@@ -34,48 +33,23 @@ class Number(NamedTuple):
         return f"step {self.step}" + ("" if self.update is None else f" update {self.update}")
 
 
-class Numbered(Side):
-    """A golden case or dump with its updates numbered as those of another dump; see `regress.compare.dumps.sides.Side`.
+class Numbered(SourceView):
+    """A golden case or dump with its updates numbered as those of another dump.
 
     Args:
         numbers: recorded number -> that of the dump; other updates are not compared.
     """
 
     def __init__(self, side: Side, numbers: Mapping[Number, Number]) -> None:
-        self._side = side
+        super().__init__(side)
         self._numbers = numbers
-        self.folder, self.system, self.config = side.folder, side.system, side.config
-        self.mesh = side.mesh
-        self.unsealed = getattr(side, "unsealed", False)
-
-    @property
-    def precision(self) -> str | None:
-        """Dtype that the model computed in."""
-        return self._side.precision
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Unknown facts of the records read so far."""
-        return self._side.notes
-
-    def root(self, rank: int) -> int:
-        """Return the rank whose tokens a rank repeats."""
-        return self._side.root(rank)
-
-    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
-        """Return the parts of a record's file that are left to `verify`."""
-        return spans_of(self._side, name, tensors)
-
-    def verify(self, name: str, span: Span | None = None) -> None:
-        """Raise `DumpError` if a record is not what was written."""
-        verify_span(self._side, name, span)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """The records of the updates that are compared."""
         steps = {own.step: number.step for own, number in reversed([*self._numbers.items()])}
         found = {}
-        for name, (type, place) in self._side.entries.items():
+        for name, (type, place) in self.whole.entries.items():
             own = Number(place.step, place.update)
             if type != "trajectory" and own in self._numbers:
                 number = self._numbers[own]
@@ -87,11 +61,7 @@ class Numbered(Side):
     def read(self, name: str) -> Record:
         """Read one record."""
         place = self.entries[name][1]
-        return replace(self._side.read(name), step=place.step, update=place.update)
-
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if a stage was recorded."""
-        return self._side.writes(stage, tensor)
+        return replace(self.whole.read(name), step=place.step, update=place.update)
 
 
 def counted_otherwise(golden: Side, actual: Side) -> bool:

@@ -18,9 +18,8 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.alignment.token_overlap import BLOCK, Index
-from regress.compare.dumps.adam import Adam, Floats
+from regress.compare.dumps.adam import STATE, Adam, Floats
 from regress.compare.dumps.findings import weight_beside
-from regress.compare.dumps.moments import STATE
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array

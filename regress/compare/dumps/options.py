@@ -10,7 +10,7 @@ from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.single import SingleUnit
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.verdicts.verdict import Verdict
 
 AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit | IntegrityUnit

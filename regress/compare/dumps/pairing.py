@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
-from regress.compare.dumps.holders import Holders
+from regress.compare.dumps.holders import Holders, likeliest
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.presence import Stage, one_sided
+from regress.compare.dumps.presence import Half, Stage, one_sided
 from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
 from regress.compare.dumps.single import lost_ranks, single_units
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import (
     MASKS,
     STEP_STAGES,
@@ -167,33 +167,31 @@ class Update:
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
-        index = self.frame.index
-        seen: set[SampleKey] = set()
-        copies = {*self.matching.alias}
-        for (
-            key,
-            to,
-        ) in self.matching.golden_of.items():  # the first of a golden sample's actual copies counts
-            copies |= {key} if to in seen else set()
-            seen.add(to)
-        known = {**index, **numbered(self.matching.alias, index)}
+        index, its = self._indices
         telling = [record.name for record in self.golden if record.key.stage in TOLD]
         return Stage(
             name,
-            *self.sides,
-            golden,
-            actual,
+            Half("golden", self.sides[0], golden, index),
+            Half("actual", self.sides[1], actual, its),
             self.frame,
-            known,
-            numbered(self.matching.golden_of, index),
-            frozenset(copies),
+            self._copies,
             self.place,
-            self.options.only,
-            self.options.common,
-            planned.notes,
-            lambda: told_by(self.paths[0], telling, known, self.frame).loss,
-            planned.problems,
+            self.options,
+            planned,
+            lambda: told_by(self.paths[0], telling, index, self.frame).loss,
         )
+
+    @cached_property
+    def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
+        """Return the frame's number of each golden and of each actual sample."""
+        index = self.frame.index
+        return {**index, **numbered(self.matching.alias, index)}, numbered(self.matching.golden_of, index)
+
+    @cached_property
+    def _copies(self) -> frozenset[SampleKey]:
+        """Samples that only repeat others: of a golden sample's actual copies the first counts."""
+        firsts = {to: key for key, to in reversed([*self.matching.golden_of.items()])}
+        return frozenset({*self.matching.alias} | {*self.matching.golden_of} - {*firsts.values()})
 
     def _whole(
         self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
@@ -227,18 +225,9 @@ class Update:
         for record in actual:
             samples = self._golden_samples(record)
             same = {g.name: g for key in samples for g in holders.get(key, ())}
-            if not same:
-                continue
-            order = sorted(
-                same.values(),
-                key=lambda g: (
-                    g.key.rank != record.key.rank,
-                    g.key.micro != record.key.micro,
-                    g.key.rank or 0,
-                    g.key.micro or 0,
-                ),
-            )
-            yield replace(self._token_unit(stage, record, order), tensors=names)
+            if same:
+                order = likeliest(same.values(), record)
+                yield replace(self._token_unit(stage, record, order), tensors=names)
 
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
         """Return the unit of a record of tokens; its rows of loss tokens are counted over all of its samples."""

@@ -21,6 +21,15 @@ from regress.compare.verdicts.verdict import Place
 from regress.errors import CompareError
 from regress.layout import SampleKey
 
+_REPEATED = (
+    "only repeat others without a gradient of their own ({}), as rows do that fill a batch up, and were not "
+    "compared"
+)
+_AMBIGUOUS = (
+    "are identical rollouts with different values ({}); they were paired so that the values are closest, which may "
+    "hide an exchange among them"
+)
+
 
 def plan_units(golden: str, actual: str, options: Options | None = None) -> Planned:
     """Plan the units of a comparison.
@@ -163,20 +172,13 @@ class _Step:
                 f"{where}: {matching.by_place} rows were matched by rank, microbatch and row: one side does not tell "
                 "their tokens"
             )
-        if matching.repeated:
-            names = ", ".join(map(_named, matching.repeated[:3]))
-            more = " ..." if len(matching.repeated) > 3 else ""
-            self.planned.notes.append(
-                f"{where}: {len(matching.repeated)} samples only repeat others without a gradient of their own "
-                f"({names}{more}), as rows do that fill a batch up, and were not compared"
-            )
-        if matching.ambiguous:
-            names = ", ".join(map(_named, matching.ambiguous[:3]))
-            more = " ..." if len(matching.ambiguous) > 3 else ""
-            self.planned.notes.append(
-                f"{where}: {len(matching.ambiguous)} samples are identical rollouts with different values ({names}"
-                f"{more}); they were paired so that the values are closest, which may hide an exchange among them"
-            )
+        for keys, said in (
+            (matching.repeated, _REPEATED),
+            (matching.ambiguous, _AMBIGUOUS),
+        ):
+            if keys:
+                names = ", ".join(map(_named, keys[:3])) + (" ..." if len(keys) > 3 else "")
+                self.planned.notes.append(f"{where}: {len(keys)} samples {said.format(names)}")
 
     def _rollouts(self, golden: Sequence[Listed], actual: Sequence[Listed], matching: Matching) -> None:
         own, actual_side = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
@@ -186,7 +188,8 @@ class _Step:
         if own and actual_side:
             unit = RolloutUnit(
                 *self.paths,
-                (tuple(r.name for r in own), tuple(r.name for r in actual_side)),
+                tuple(r.name for r in own),
+                tuple(r.name for r in actual_side),
                 step,
                 dict(matching.golden_of),
                 self.options.bounds,

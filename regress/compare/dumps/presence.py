@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask
 from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
-from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.sides import Side
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
@@ -34,15 +34,48 @@ def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
     ):
         if keys:
             detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
-            yield Verdict(
-                status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
-            )
+            yield Verdict.fault(status, QUANTITY, "samples", place, detail, len(keys), count=len(keys))
 
 
 def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> Verdict:
     """Return the verdict on what only the ``golden`` or the ``actual`` side has."""
     status = Status.MISSING if has == "golden" else Status.EXTRA
-    return Verdict(status, quantity, name, place, detail, multiple=math.inf)
+    return Verdict.fault(status, quantity, name, place, detail)
+
+
+@dataclass(frozen=True)
+class Half:
+    """The records of one stage of an update on one side.
+
+    Attributes:
+        has: the side in words, ``golden`` or ``actual``.
+        index: sample -> its number in the frame.
+    """
+
+    has: str
+    side: Side
+    records: Sequence[Listed]
+    index: Mapping[SampleKey, int]
+
+    @cached_property
+    def names(self) -> dict[str, None]:
+        """Names of its tensors."""
+        return dict.fromkeys(name for record in self.records for name in record.tensors)
+
+    def having(self, name: str) -> Half:
+        """Return the records that have a tensor."""
+        return replace(self, records=[record for record in self.records if name in record.tensors])
+
+    def wrong(self) -> Iterator[tuple[Key, str]]:
+        """Yield records that cannot be placed, and places that were recorded twice."""
+        seen: dict[Key, str] = {}
+        for record in self.records:
+            if record.problem:
+                yield record.key, f"{self.has} dump: {record.problem}"
+            if record.key in seen:
+                twice = f"{record.key} was recorded twice ({seen[record.key]}, {record.name})"
+                yield record.key, f"{self.has} dump: {twice}"
+            seen[record.key] = record.name
 
 
 @dataclass(frozen=True)
@@ -50,145 +83,128 @@ class Stage:
     """The records of one stage of an update on both sides.
 
     Attributes:
-        index, actual_index: sample of the one or the other side -> its number in the frame.
         loss_tokens: finds the loss tokens ``[frame.size]`` of the golden side.
         copies: samples that only repeat others; they need not be anywhere.
-        problems: receives defects of the golden records that prevent a comparison.
+        planned: receives notes, and defects of the golden records that prevent a comparison.
     """
 
     name: str
-    golden_side: Side
-    actual_side: Side
-    golden: Sequence[Listed]
-    actual: Sequence[Listed]
+    golden: Half
+    actual: Half
     frame: TokenFrame
-    index: Mapping[SampleKey, int]
-    actual_index: Mapping[SampleKey, int]
     copies: frozenset[SampleKey]
     place: Place
-    only: Selection
-    common: bool = False
-    notes: list[str] = field(default_factory=list)
+    options: Options
+    planned: Planned
     loss_tokens: Callable[[], Mask | None] = lambda: None
-    problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
         """Yield verdicts on everything that is missing or superfluous."""
-        wanted = {name for name in self._names(self.golden) | self._names(self.actual) if self._asked(name)}
+        wanted = {name for name in self.golden.names | self.actual.names if self._asked(name)}
         if not wanted:
             return
-        if not self.golden or not self.actual:
+        if not self.golden.records or not self.actual.records:
             yield from self._absent()
             return
         yield from self._tensors(wanted)
-        wrong = [f"{self.place}: {detail}" for _, detail in _wrong_records("golden", self.golden)]
-        self.problems.extend(wrong)
+        wrong = [f"{self.place}: {detail}" for _, detail in self.golden.wrong()]
+        self.planned.problems.extend(wrong)
         if wrong:
             return
-        yield from self._records()
+        for key, detail in self.actual.wrong():
+            yield Verdict.fault(Status.COVERAGE, QUANTITY, str(key), self.place, detail)
         if self.name in UPDATE_STAGES:
             yield from self._elements(wanted)
         else:
             yield from self._tokens()
 
-    def _names(self, records: Iterable[Listed]) -> dict[str, None]:
-        return dict.fromkeys(name for record in records for name in record.tensors)
-
     def _asked(self, name: str) -> bool:
         source = source_or_other(self.name, name)
-        return self.only.has(source.quantity, source.label)
+        return self.options.only.has(source.quantity, source.label)
 
     def _absent(self) -> Iterator[Verdict]:
         """Yield a verdict, or note why there is none, on a stage that one side lacks altogether."""
-        has, side = ("golden", self.actual_side) if self.golden else ("actual", self.golden_side)
+        half, side = self.golden, self.actual.side
+        if not half.records:
+            half, side = self.actual, self.golden.side
+        alone = f"{self.name} is in the {half.has} dump only"
+        options = (side.config.get("debug") or {}).get("dump_options") or {}
+        options = options if isinstance(options, Mapping) else {}
         if not side.writes(self.name) and side.system == "golden":
-            self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
-            return
-        if not side.writes(self.name):
+            note = f"{self.name} was not compared: {side.folder} has no golden values of it"
+        elif not side.writes(self.name):
             where = f"{side.system} writes none of the kind ({side.folder})"
             if side.config.get("capture"):
                 where = f"the trainer of {side.folder} showed none"
-            self.notes.append(f"{self.name} is in the {has} dump only: {where}, so it was not compared")
+            note = f"{alone}: {where}, so it was not compared"
+        elif half is self.golden and half.side.system == "golden" and options and not options.get(self.name):
+            note = f"{self.name} was not compared: {side.folder} was recorded without it"
+        elif self.options.common:
+            note = f"{alone}, so it was not compared"
+        else:
+            detail = (
+                f"{self.name} was recorded in the {half.has} dump only: enable it for both, or compare what both have "
+                "with --common"
+            )
+            yield one_sided(half.has, QUANTITY, self.name, self.place, detail)
             return
-        options = (side.config.get("debug") or {}).get("dump_options") or {}
-        options = options if isinstance(options, Mapping) else {}
-        if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
-            self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
-            return
-        if self.common:
-            self.notes.append(f"{self.name} is in the {has} dump only, so it was not compared")
-            return
-        detail = (
-            f"{self.name} was recorded in the {has} dump only: enable it for both, or compare what both have with "
-            "--common"
-        )
-        yield one_sided(has, QUANTITY, self.name, self.place, detail)
+        self.planned.notes.append(note)
 
-    def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
+    def _tensors(self, wanted: Collection[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
-        golden_names, actual_names = self._names(self.golden), self._names(self.actual)
-        if self.common and not {*golden_names} & {*actual_names}:
-            self.problems.append(
+        golden, actual = self.golden, self.actual
+        if self.options.common and not {*golden.names} & {*actual.names}:
+            self.planned.problems.append(
                 f"{self.place}: {self.name} has no tensor of the same name in both dumps "
-                f"({next(iter(golden_names))} in the golden, {next(iter(actual_names))} in the actual one)"
+                f"({next(iter(golden.names))} in the golden, {next(iter(actual.names))} in the actual one)"
             )
             return
-        one: dict[str, list[str]] = {}
-        for name in [*golden_names, *(name for name in actual_names if name not in golden_names)]:
-            if name not in wanted or (name in golden_names and name in actual_names):
-                continue
-            side, has = (self.actual_side, "golden") if name in golden_names else (self.golden_side, "actual")
-            source = source_or_other(self.name, name)
-            if not side.writes(self.name, name) and not _has_state(side, self.name, name):
-                self.notes.append(
-                    f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
-                    "so it was not compared"
+        left_out = []
+        for half, other in ((golden, actual), (actual, golden)):
+            names = []
+            for name in (name for name in half.names if name in wanted and name not in other.names):
+                if not other.side.writes(self.name, name) and not _has_state(other.side, self.name, name):
+                    self.planned.notes.append(
+                        f"{self.name}/{name} is in the {half.has} dump only: {other.side.system} does not write it "
+                        f"({other.side.folder}), so it was not compared"
+                    )
+                elif self.options.common:
+                    names.append(name)
+                else:
+                    source, detail = source_or_other(self.name, name), f"only in the {half.has} dump"
+                    yield one_sided(half.has, source.quantity, source.label, self._place_of(name), detail)
+            if names:
+                more = others(len(names), "tensor", _ARE)
+                left_out.append(
+                    f"{self.name}/{names[0]} is in the {half.has} dump only{more}, so it was not compared"
                 )
-            elif self.common:
-                one.setdefault(has, []).append(name)
-            else:
-                detail = f"only in the {has} dump"
-                yield one_sided(has, source.quantity, source.label, self._place_of(name), detail)
-        for has, names in one.items():
-            more = others(len(names), "tensor", _ARE)
-            self.notes.append(
-                f"{self.name}/{names[0]} is in the {has} dump only{more}, so it was not compared"
-            )
+        self.planned.notes += left_out
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
-        holders = [record.key for record in self.actual if name in record.tensors]
+        holders = [record.key for record in self.actual.having(name).records]
         if len(holders) != 1:
             return self.place
         return replace(self.place, rank=holders[0].rank, micro=holders[0].micro)
 
-    def _records(self) -> Iterator[Verdict]:
-        """Yield verdicts on records that cannot be placed, and places that were recorded twice."""
-        for key, detail in _wrong_records("actual", self.actual):
-            yield Verdict(Status.COVERAGE, QUANTITY, str(key), self.place, detail, multiple=math.inf)
-
     def _tokens(self) -> Iterator[Verdict]:
         """Yield verdicts on missing, doubled and extra tokens; tensor by tensor where records differ."""
-        if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
+        if any(r.bare or r.meta.get("open") for r in (*self.golden.records, *self.actual.records)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
-        golden = self._held(self.golden, self.index, self.golden_side)
-        actual = self._held(self.actual, self.actual_index, self.actual_side)
+        golden, actual = self._held(self.golden), self._held(self.actual)
         mine, its = self._count(golden), self._count(actual)
         locator = Locator(self.frame)
-        twice = judge_coverage(
-            self.name, golden, self.frame, self.place, locator, wanted=np.zeros(self.frame.size, bool)
-        )
+        nothing = np.zeros(self.frame.size, bool)
+        twice = judge_coverage(self.name, golden, self.frame, self.place, locator, wanted=nothing)
         if not twice.ok:
-            self.problems.append(
+            self.planned.problems.append(
                 f"{self.place}: golden dump: {self.name} of {twice.detail}; ranks that repeat each other's tokens need "
                 "their mesh in the manifest (provenance=Provenance(mesh=...))"
             )
             return
         wanted = mine > 0
-        if (
-            self.golden_side.system == "golden" and self.name in LOSS_STAGES
-        ):  # a case has no values of other tokens
-            loss = self.loss_tokens()
+        if self.golden.side.system == "golden" and self.name in LOSS_STAGES:
+            loss = self.loss_tokens()  # a case has no values of other tokens
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
@@ -196,116 +212,79 @@ class Stage:
         if extra.size:
             more = others(extra.size, "token", _ARE)
             detail = f"{locator.token(int(extra[0]))} is in the actual dump only{more}"
-            yield Verdict(Status.EXTRA, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+            yield Verdict.fault(Status.EXTRA, QUANTITY, self.name, self.place, detail)
         if verdict.ok:
             yield from self._each_tensor(locator)
 
     def _each_tensor(self, locator: Locator) -> Iterator[Verdict]:
         """Yield verdicts on tensors that are absent at tokens where the golden records have them."""
-        everywhere = {name for record in self.actual for name in record.tensors}
-        partial = [
-            name
-            for name in self._names(self.golden)
-            if name in everywhere
-            and self._asked(name)
-            and any(name not in record.tensors for record in self.actual)
-        ]
-        for name in partial:
-            mine, its = (
-                self._count(self._held([r for r in records if name in r.tensors], index, side))
-                for records, index, side in (
-                    (self.golden, self.index, self.golden_side),
-                    (self.actual, self.actual_index, self.actual_side),
-                )
-            )
+        for name in (name for name in self.golden.names if name in self.actual.names and self._asked(name)):
+            holders = self.actual.having(name)
+            if len(holders.records) == len(self.actual.records):
+                continue
+            mine, its = (self._count(self._held(half)) for half in (self.golden.having(name), holders))
             lost = np.flatnonzero((mine > 0) & (its == 0))
             if lost.size:
                 source = source_or_other(self.name, name)
                 detail = f"{locator.token(int(lost[0]))} has none{others(lost.size, 'token', _ARE)}"
-                yield Verdict(
-                    Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
-                )
+                yield Verdict.fault(Status.MISSING, source.quantity, source.label, self.place, detail)
 
-    def _held(
-        self, records: Iterable[Listed], index: Mapping[SampleKey, int], side: Side
-    ) -> dict[Key, NDArray[np.int64]]:
+    def _held(self, half: Half) -> dict[Key, NDArray[np.int64]]:
         """Return the tokens of each record without copies, of ranks that repeat each other's tokens those of one."""
         found: dict[tuple[int, int | None], tuple[Key, NDArray[np.int64]]] = {}
         first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
-        for record in sorted(records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
+        for record in sorted(half.records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
             if record.spans is not None:
                 runs = [
-                    np.arange(max(start, first), stop) + self.frame.offsets[index[key]]
+                    np.arange(max(start, first), stop) + self.frame.offsets[half.index[key]]
                     for key, start, stop, _, _ in record.spans.segments
-                    if key in index and key not in self.copies
+                    if key in half.index and key not in self.copies
                 ]
                 tokens = np.concatenate([np.zeros(0, np.int64), *runs])
-                found.setdefault((side.root(record.key.rank or 0), record.key.micro), (record.key, tokens))
+                place = half.side.root(record.key.rank or 0), record.key.micro
+                found.setdefault(place, (record.key, tokens))
         return dict(found.values())
 
     def _count(self, found: Mapping[Key, NDArray[np.int64]]) -> NDArray[np.int64]:
         tokens = np.concatenate([np.zeros(0, np.int64), *found.values()])
         return np.bincount(tokens, minlength=self.frame.size)
 
-    def _elements(self, wanted: Iterable[str]) -> Iterator[Verdict]:
+    def _elements(self, wanted: Collection[str]) -> Iterator[Verdict]:
         """Yield verdicts on elements of full tensors that no rank holds."""
-        names = [name for name in self._names(self.golden) if name in wanted]
-        known = self._names(self.actual)
-        found = []
-        for name in (name for name in names if name in known):
-            holders = [record for record in self.actual if name in record.tensors]
-            shapes = [record.layout(name) for record in holders]
-            if any(shape is None for shape in shapes):
+        names = (name for name in self.golden.names if name in wanted and name in self.actual.names)
+        for name in names:
+            holders = self.actual.having(name).records
+            layouts = [layout for record in holders if (layout := record.layout(name)) is not None]
+            if len(layouts) < len(holders):
                 continue  # a verdict where it is compared
-            layouts = [shape for shape in shapes if shape is not None]
-            missing = uncovered(layouts[0].shape, [s for s in layouts if s.shape == layouts[0].shape])
-            if missing is not None and not any(record.local for record in holders):
-                own = [
-                    part for r in self.golden if name in r.tensors and (part := r.layout(name)) is not None
-                ]
-                if uncovered(layouts[0].shape, [s for s in own if s.shape == layouts[0].shape]) == missing:
-                    self.problems.append(
-                        f"{self.place}: {element(missing[1], layouts[0].shape, f'{self.name}/{name}')} is held "
-                        f"by no rank of either dump{others(missing[0])}: record all ranks"
-                    )
-                    continue
-                count, at = missing
-                detail = f"{element(at, layouts[0].shape, name)} is held by no rank{others(count)}"
-                found.append(
-                    Verdict(
-                        Status.COVERAGE,
-                        QUANTITY,
-                        f"{self.name}/{name}",
-                        self.place,
-                        detail,
-                        multiple=math.inf,
-                        over=count,
-                    )
+            shape = layouts[0].shape
+            missing = _missing(holders, name, shape)
+            if missing is None or any(record.local for record in holders):
+                continue
+            count, at = missing
+            if _missing(self.golden.having(name).records, name, shape) == missing:
+                self.planned.problems.append(
+                    f"{self.place}: {element(at, shape, f'{self.name}/{name}')} is held by no rank of either dump"
+                    f"{others(count)}: record all ranks"
                 )
-        yield from found
+                continue
+            detail = f"{element(at, shape, name)} is held by no rank{others(count)}"
+            yield Verdict.fault(Status.COVERAGE, QUANTITY, f"{self.name}/{name}", self.place, detail, count)
 
 
 def _has_state(side: Side, stage: str, name: str) -> bool:
     """Return True if an optimizer has this state of other parameters, so that it lacks it of this one."""
     kind = name.rpartition("/")[2]
-    others = (
+    known = (
         tensor
         for record, (type, _) in side.entries.items()
         if type == stage == "optimizer"
         for tensor in side.read(record).tensors
     )
-    return any(tensor.rpartition("/")[2] == kind for tensor in others)
+    return any(tensor.rpartition("/")[2] == kind for tensor in known)
 
 
-def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, str]]:
-    """Yield records that cannot be placed, and places that were recorded twice."""
-    seen: dict[Key, str] = {}
-    for record in records:
-        if record.problem:
-            yield record.key, f"{side} dump: {record.problem}"
-        if record.key in seen:
-            yield (
-                record.key,
-                f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})",
-            )
-        seen[record.key] = record.name
+def _missing(holders: Iterable[Listed], name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return the number of elements of a tensor that no record holds, and the first of them; None for none."""
+    layouts = (record.layout(name) for record in holders)
+    return uncovered(shape, [layout for layout in layouts if layout is not None and layout.shape == shape])

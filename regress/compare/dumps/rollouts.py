@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,10 +15,9 @@ from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.updates.trajectories import QUANTITY
-from regress.compare.verdicts.case import Case, Locate
+from regress.compare.updates.trajectories import QUANTITY, words_of
+from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
-from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.mapped import release
@@ -32,37 +31,24 @@ class RolloutUnit:
 
     golden: str
     actual: str
-    records: tuple[tuple[str, ...], tuple[str, ...]]
+    golden_names: tuple[str, ...]
+    actual_names: tuple[str, ...]
     place: Place
     golden_of: Mapping[SampleKey, SampleKey]
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
 
-    @property
-    def golden_names(self) -> tuple[str, ...]:
-        """The golden records."""
-        return self.records[0]
-
-    @property
-    def actual_names(self) -> tuple[str, ...]:
-        """The actual records."""
-        return self.records[1]
-
 
 def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
-    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
-    golden, actual = _by_key(golden_side, unit.records[0]), _by_key(actual_side, unit.records[1])
+    golden = _by_key(open_side(unit.golden), unit.golden_names)
+    actual = _by_key(open_side(unit.actual), unit.actual_names)
     pairs = [
         (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
     ]
     order = {key: index for index, key in enumerate(golden)}
     pairs.sort(key=lambda pair: order[pair[0].key])
-    return [
-        finding
-        for finding in _findings(unit, pairs, golden_side, actual_side)
-        if unit.only.has(QUANTITY, finding.verdict.name)
-    ]
+    return [finding for finding in _findings(unit, pairs) if unit.only.has(QUANTITY, finding.verdict.name)]
 
 
 def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
@@ -74,9 +60,7 @@ def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
     return found
 
 
-def _findings(
-    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], golden_side: Side, actual_side: Side
-) -> Iterator[Finding]:
+def _findings(unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]]) -> Iterator[Finding]:
     exact = unit.bounds.of(QUANTITY, [])
     same = [pair for pair in pairs if len(pair[0].tokens) == len(pair[1].tokens)]
     for golden, actual in (pair for pair in pairs if len(pair[0].tokens) != len(pair[1].tokens)):
@@ -86,32 +70,24 @@ def _findings(
     if not same:
         return
     frame = TokenFrame(tuple(g.key for g, _ in same), tuple(len(g.tokens) for g, _ in same))
-    golden_ids, ids = (_joined(t.tokens for t in side) for side in zip(*same, strict=True))
+    golden_ids = _joined(g.tokens for g, _ in same)
     locator = Locator(frame, golden_ids)
-    yield Finding(_judge(unit, "tokens", golden_ids, ids, exact, locator.token), exact)
-    del ids
-    masks = [_joined(t.loss_mask for t in side) for side in zip(*same, strict=True)]
-    yield Finding(_judge(unit, "loss_mask", masks[0], masks[1], exact, locator.token), exact)
-    del masks
-
-    def by_sample(index: int) -> str:
-        return "sample {}/{}".format(*frame.samples[index])
-
-    rewards = [np.array([t.reward for t in side], np.float64) for side in zip(*same, strict=True)]
-    tolerance = unit.bounds.of("advantages", ["float32"])
-    yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
-    flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
-    yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
-    yield from _log_probs(unit, same, golden_side, actual_side, locator)
+    for name, tolerance in (
+        ("tokens", exact),
+        ("loss_mask", exact),
+        ("reward", unit.bounds.of("advantages", ["float32"])),
+        ("is_val", exact),
+    ):
+        expected, found = (_values(side, name) for side in zip(*same, strict=True))
+        locate = words_of(expected, locator)
+        verdict = judge_tensor(
+            found, expected, tolerance, quantity=QUANTITY, name=name, place=unit.place, locate=locate
+        )
+        yield Finding(verdict, tolerance)
+    yield from _log_probs(unit, same, locator)
 
 
-def _log_probs(
-    unit: RolloutUnit,
-    same: list[tuple[Rollout, Rollout]],
-    golden_side: Side,
-    actual_side: Side,
-    locator: Locator,
-) -> Iterator[Finding]:
+def _log_probs(unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], locator: Locator) -> Iterator[Finding]:
     """Yield the comparison of sampler log-probs at the sampled tokens, where both sides have them."""
     both = [(g, a) for g, a in same if g.log_probs is not None and a.log_probs is not None]
     if not both:
@@ -130,6 +106,15 @@ def _log_probs(
     yield Finding(judge_aligned(case, Aligned.of_tokens(rows, locator.token)), tolerance)
 
 
+def _values(rollouts: Sequence[Rollout], name: str) -> Array:
+    """Return the values of all samples: those of their tokens, or one for each."""
+    if name in ("tokens", "loss_mask"):
+        return _joined(getattr(rollout, name) for rollout in rollouts)
+    return np.array(
+        [getattr(rollout, name) for rollout in rollouts], bool if name == "is_val" else np.float64
+    )
+
+
 def _joined(parts: Iterable[Array]) -> Array:
     """Return the values of all samples in one array, and release mapped files."""
     known = [*parts]
@@ -137,11 +122,3 @@ def _joined(parts: Iterable[Array]) -> Array:
     for part in known:
         release(part)
     return found
-
-
-def _judge(
-    unit: RolloutUnit, name: str, golden: Array, actual: Array, tolerance: Tolerance, locate: Locate
-) -> Verdict:
-    return judge_tensor(
-        actual, golden, tolerance, quantity=QUANTITY, name=name, place=unit.place, locate=locate
-    )

@@ -11,23 +11,16 @@ class Selection:
     """All tensors, or those that any of some patterns names.
 
     Attributes:
-        pattern: pattern of a quantity (``log_probs``), a tensor (``*q_proj*``) or both (``gradient/model.layers.0.*``).
-        more: further ones.
+        patterns: patterns of a quantity (``log_probs``), a tensor (``*q_proj*``) or both
+            (``gradient/model.layers.0.*``); none if everything is selected.
     """
 
-    pattern: str = ""
-    more: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *patterns: str) -> Selection:
         """Return the selection of some patterns; empty ones name nothing."""
-        first, *more = [pattern for pattern in patterns if pattern] or [""]
-        return cls(first, tuple(more))
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """All patterns; none if everything is selected."""
-        return (self.pattern, *self.more) if self.pattern else ()
+        return cls(tuple(pattern for pattern in patterns if pattern))
 
     @property
     def words(self) -> str:

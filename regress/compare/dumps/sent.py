@@ -7,19 +7,19 @@ the loss times the weight. Samples whose advantages are all 0 have no gradient, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from regress.compare.dumps.view import SourceView
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.sums import Span
 from regress.dump.trajectory import rollouts_in
-from regress.interop.readers import Source, spans_of, verify_span
+from regress.interop.readers import Source
 from regress.layout import SampleKey
 
 PREFIX = "sent-"
@@ -62,7 +62,7 @@ def original(source: str) -> str:
     return flags_of(source)[1] if is_sent(source) else source
 
 
-class SentSide(Source):
+class SentSide(SourceView):
     """View of a dump.
 
     Args:
@@ -74,25 +74,8 @@ class SentSide(Source):
     """
 
     def __init__(self, whole: Source, flags: Collection[str]) -> None:
-        self.whole = whole
+        super().__init__(whole)
         self.flags = flags
-        self.folder, self.system, self.mesh, self.config = (
-            whole.folder,
-            whole.system,
-            whole.mesh,
-            whole.config,
-        )
-        self.unsealed = getattr(whole, "unsealed", False)
-
-    @property
-    def precision(self) -> str | None:
-        """Dtype that the model computed in."""
-        return self.whole.precision
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Notes of the dump."""
-        return self.whole.notes
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
@@ -135,22 +118,6 @@ class SentSide(Source):
             record = _uncounted(record, self._idle(where.step))
         return _without(record, self.dropped(where.step)) if type in _TOKENS else record
 
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return an unrecorded file of the dump."""
-        return self.whole.raw(type, step)
-
-    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
-        """Return the parts of a record's file that are left to `verify`."""
-        return spans_of(self.whole, name, tensors)
-
-    def verify(self, name: str, span: Span | None = None) -> None:
-        """Verify a record of the dump."""
-        verify_span(self.whole, name, span)
-
-    def root(self, rank: int) -> int:
-        """Return the rank whose tokens a rank repeats."""
-        return self.whole.root(rank)
-
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the dump could have a stage, or a tensor of it."""
         if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
@@ -161,7 +128,7 @@ class SentSide(Source):
             return False
         if RECORDED in self.flags and not any(stage == type for type, _ in self.whole.entries.values()):
             return False
-        return self.whole.writes(stage, tensor)
+        return super().writes(stage, tensor)
 
 
 def weighted(record: Record) -> Record:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from regress.compare.dumps.canonical import forget
-from regress.compare.dumps.findings import Finding, settle, told
+from regress.compare.dumps.findings import Finding, settle, told, without_carried
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.integrity import (
     NOT_VERIFIED,
@@ -24,13 +24,14 @@ from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import SingleUnit, check_single
-from regress.compare.dumps.units import Unit, compare_unit
-from regress.compare.dumps.unknown import unknown
+from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.units import compare_unit
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
 from regress.interop.readers import spans_of
 
+_OF_LOGITS = frozenset(("log_probs", "entropy"))
 Scales: TypeAlias = Mapping[tuple[str, str], float]
 Job: TypeAlias = tuple[AnyUnit, Scales | None]
 Engine: TypeAlias = Callable[[Sequence[Job]], Iterable[list[Finding]]]
@@ -128,7 +129,7 @@ def compare_dumps(
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts = settle(results, run, planned.problems)
+    verdicts = without_carried(settle(results, run, planned.problems), results, planned.problems)
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(
@@ -253,3 +254,31 @@ def _done(
     for unit, found in zip(units, results, strict=True):
         advance(1)
         yield unit, found
+
+
+def unknown(golden: Side, actual: Side, failed: Collection[str]) -> Iterator[str]:
+    """Yield a sentence for each missing fact that would tell more about the failures.
+
+    Args:
+        failed: quantities of which something is wrong.
+    """
+    if not failed:
+        return
+    if not golden.config and not actual.config:
+        yield (
+            "no configuration is known: causes that depend on coefficients, clip ranges or optimizer settings cannot "
+            "be named, and invariants of the objective were not asked"
+        )
+    ranks = {place.rank for _, place in actual.entries.values() if place.rank is not None}
+    if len(ranks) > 1 and not actual.mesh:
+        yield (
+            "the mesh of the actual ranks is unknown: patterns along its dimensions cannot be named, and a rank that "
+            "is missing is not noticed"
+        )
+    if not _OF_LOGITS.isdisjoint(failed) and not _has_logits(golden):
+        yield "the golden side has no logits: neither a temperature nor shifted targets can be named"
+
+
+def _has_logits(side: Side) -> bool:
+    names = (name for name, (type, _) in side.entries.items() if type == "activations")
+    return any(tensor.endswith("lm_head") for name in names for tensor in side.read(name).tensors)

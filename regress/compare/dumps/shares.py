@@ -25,7 +25,7 @@ from regress.compare.dumps.held import HeldRecords
 from regress.compare.dumps.listing import header
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.sides import Side, open_side, precisions
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
@@ -121,9 +121,8 @@ def _reported(
     if len(records[0]) != 1 or len(records[1]) != 1 or group.samples is not None:
         return
     golden, actual = (_metrics(own[0]) for own in records)
-    models = [side.precision for side in sides if side.precision is not None]
     for name in (name for name in golden if name in actual and unit.only.has(REPORTED, name)):
-        tolerance = unit.bounds.of(REPORTED, ["float32", *models])
+        tolerance = unit.bounds.of(REPORTED, ["float32", *precisions(sides)])
         verdict = judge_tensor(
             np.array(actual[name]),
             np.array(golden[name]),
@@ -176,9 +175,8 @@ def _judged(
         [record.tensors[source.tensor] for record in side if source.tensor in record.tensors]
         for side in records
     )
-    models = [side.precision for side in sides if side.precision is not None]
     dtypes = [dtype_name(array.dtype) for array in (*golden, *actual)]
-    tolerance = unit.bounds.of(QUANTITY, [*dtypes, *models]).of(source.name)
+    tolerance = unit.bounds.of(QUANTITY, [*dtypes, *precisions(sides)]).of(source.name)
 
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
@@ -90,6 +90,11 @@ def _precision(config: Mapping[str, Any]) -> str | None:
     names = [(config.get(section) or {}).get(key) for section, key in told]
     known = [name for name in names if isinstance(name, str) and name in DTYPES]
     return min(known, key=lambda name: DTYPES[name].itemsize, default=None)
+
+
+def precisions(sides: Iterable[Side]) -> list[str]:
+    """Return the dtypes that the models of some sources computed in, as far as they are known."""
+    return [side.precision for side in sides if side.precision is not None]
 
 
 HELD: dict[str, Side] = {}

@@ -33,7 +33,7 @@ class SingleUnit:
     """Records of one update of the actual dump.
 
     Attributes:
-        records: their names.
+        actual_names: their names; those of the golden side are read where it fails only.
         quantity: ``invariants``, or ``replicas`` of one stage.
         roots: rank -> the rank whose tokens it repeats, as far as the mesh tells it.
         golden_records: names of the golden records of the update, of which the same is asked if it is not true.
@@ -41,32 +41,23 @@ class SingleUnit:
 
     golden: str
     actual: str
-    records: tuple[str, ...]
+    actual_names: tuple[str, ...]
     place: Place
     quantity: str
     roots: Mapping[int, int]
     golden_records: tuple[str, ...] = ()
+    golden_names: tuple[str, ...] = ()
 
     @property
     def of_golden(self) -> SingleUnit:
         """The same check of the golden side."""
         side = open_side(self.golden)
-        stages = {open_side(self.actual).entries[name][0] for name in self.records}
+        stages = {open_side(self.actual).entries[name][0] for name in self.actual_names}
         names = tuple(name for name in self.golden_records if side.entries[name][0] in stages)
         ranks = sorted({side.entries[name][1].rank or 0 for name in names})
         return replace(
-            self, actual=self.golden, records=names, roots={rank: side.root(rank) for rank in ranks}
+            self, actual=self.golden, actual_names=names, roots={rank: side.root(rank) for rank in ranks}
         )
-
-    @property
-    def golden_names(self) -> tuple[str, ...]:
-        """Golden records that are read: none."""
-        return ()
-
-    @property
-    def actual_names(self) -> tuple[str, ...]:
-        """Actual records that are read."""
-        return self.records
 
 
 def single_units(
@@ -125,7 +116,7 @@ def _repeated(records: Iterable[Listed], roots: Mapping[int, int]) -> bool:
 def check_single(unit: SingleUnit) -> list[Finding]:
     """Check the records of one update."""
     side = open_side(unit.actual)
-    records = [side.read(name) for name in unit.records]
+    records = [side.read(name) for name in unit.actual_names]
     place = unit.place.step or 0, unit.place.update
     found = check_records(records, unit.quantity, place=place, roots=unit.roots, config=side.config)
     return [Finding(verdict, EXACT) for verdict in found]
@@ -177,4 +168,4 @@ def _stage(mesh: Mesh, rank: int) -> int:
 
 
 def _lost(name: str, place: Place, detail: str) -> Verdict:
-    return Verdict(Status.COVERAGE, COVERAGE, name, place, detail, multiple=math.inf, over=1)
+    return Verdict.fault(Status.COVERAGE, COVERAGE, name, place, detail, 1)

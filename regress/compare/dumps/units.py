@@ -1,13 +1,9 @@
-"""Units of a comparison: one record of the actual dump beside the golden records of the same tokens or tensors.
-
-A unit is small and can be pickled; the process that compares it opens the files by itself. Units do not depend on one
-another, so they may be spread over processes and machines in any way.
-"""
+"""Comparison of one record of the actual dump with the golden records of the same tokens or tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,20 +18,23 @@ from regress.compare.alignment.project import Projection
 from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.dumps.bounds import Bounds, widened
+from regress.compare.dumps.adam import decided
+from regress.compare.dumps.bounds import coarsest, widened
+from regress.compare.dumps.branches import QUANTITY as JUMPS
+from regress.compare.dumps.branches import branched
 from regress.compare.dumps.canonical import golden_at, golden_update
-from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.held import HeldRecords
-from regress.compare.dumps.listing import Listed, header, told_by
+from regress.compare.dumps.listing import header, told_by
 from regress.compare.dumps.match import numbered
-from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
-from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.routes import EXPERTS, Routes, routed
+from regress.compare.dumps.routes import QUANTITY as ROUTED
+from regress.compare.dumps.sides import Side, open_side, precisions
 from regress.compare.dumps.temperatures import judge_temperatures
 from regress.compare.dumps.truth import TruthSide
+from regress.compare.dumps.unit import Unit
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
     EVERYWHERE,
@@ -50,62 +49,16 @@ from regress.compare.quantities import (
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout, TokenFrame
+from regress.layout import SampleKey, ShardLayout
 
 _HIDDEN = (
     "derivatives by log-probs and entropies that rounding hides (where token_gradient tells recoverable as 0, as where "
     "the probability of a token is next to 1) were not compared"
 )
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One actual record and its golden counterparts.
-
-    Attributes:
-        golden, actual: the two dumps.
-        record: name of the actual record; ``records`` names of the golden ones that hold the same, the likeliest first.
-        place: place of the verdicts.
-        stage: type of the records.
-        frame: the golden samples that have a token here; empty for full tensors.
-        golden_of: actual or golden key -> key in the frame.
-        telling, actual_telling: records of each side that tell loss tokens and token ids of these samples.
-        bounds, only: tolerances, and which tensors are compared.
-        suffix: end of a verdict's name, such as ``(golden rank 1)``.
-        tensors: those that are compared; by default all.
-        elementwise: True if they are compared element by element, because nothing tells their tokens.
-    """
-
-    golden: str
-    actual: str
-    record: str
-    records: tuple[str, ...]
-    place: Place
-    stage: str
-    frame: TokenFrame = field(default_factory=lambda: TokenFrame((), ()))
-    golden_of: Mapping[SampleKey, SampleKey] = field(default_factory=dict)
-    alias: Mapping[SampleKey, SampleKey] = field(default_factory=dict)
-    telling: tuple[str, ...] = ()
-    actual_telling: tuple[str, ...] = ()
-    bounds: Bounds = field(default_factory=Bounds)
-    only: Selection = field(default_factory=Selection)
-    suffix: str = ""
-    tensors: tuple[str, ...] | None = None
-    elementwise: bool = False
-
-    @property
-    def golden_names(self) -> tuple[str, ...]:
-        """The golden records that are read."""
-        return (*self.records, *self.telling)
-
-    @property
-    def actual_names(self) -> tuple[str, ...]:
-        """The actual records that are read."""
-        return (self.record, *self.actual_telling)
 
 
 def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = None) -> list[Finding]:
@@ -117,39 +70,22 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
     Raises:
         DumpError: if a file cannot be read.
     """
-    work = _opened(unit, scales)
+    work = opened(unit, scales)
     whole = unit.elementwise or unit.stage in UPDATE_STAGES
     return [*(work.whole() if whole else work.tokens())]
 
 
-def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
-    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
-    found = _opened(unit, None).aligned()
-    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}
-
-
-def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
-    """Return the columns of a record: golden token ids, loss tokens, and quantities with a value a token."""
-    work = _opened(unit, None)
-    found = [
-        Column.of(source.quantity, one.tokens, work.tolerance(source, one.actual, one.golden))
-        for source, one in work.aligned()
-        if not isinstance(one, str)
-        and one.tokens is not None
-        and quantity_named(source.quantity).kind is Kind.TOKEN
-        and one.tokens.part.width == 1
-    ]
-    return *work.told(), found
-
-
-def _opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None) -> _Work:
+def opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None = None) -> UnitWork:
+    """Return a unit with its records, read."""
     golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
     golden = {name: golden_side.read(name) for name in unit.records}
-    return _Work(unit, golden_side, actual_side, golden, actual_side.read(unit.record), scales or {})
+    return UnitWork(unit, golden_side, actual_side, golden, actual_side.read(unit.record), scales or {})
 
 
 @dataclass(frozen=True)
-class _Work:
+class UnitWork:
+    """A unit with its records."""
+
     unit: Unit
     golden_side: Side
     actual_side: Side
@@ -182,8 +118,9 @@ class _Work:
         part = actual.layout
         words = words_of(part, partial(element, shape=part.shape, name=source.label))
         pairs = partial(shard_blocks, actual, golden)
-        around = partial(self._around_whole, source, part)
-        return Aligned(actual.array, golden[0].array, pairs, words, around)
+        return Aligned(
+            actual.array, golden[0].array, pairs, words, lambda: self._golden.context_of_whole(source, part)
+        )
 
     def _settled(self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard) -> Finding:
         """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
@@ -214,6 +151,7 @@ class _Work:
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 finding = self._judged(source, found)
+                finding = self._without_rounding(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
         if self.unit.stage == "token_gradient" and self.unit.only.has("token_gradient", "temperature"):
@@ -222,6 +160,31 @@ class _Work:
                 self.actual, self.golden.values(), self._tolerance("token_gradient"), **about
             )
             yield from () if solved is None else [Finding(*solved)]
+
+    def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
+        unit, judged = self.unit, partial(self._judged, source)
+        if self._held is not None or unit.bounds.given is not None:
+            return finding
+        if source.quantity == JUMPS:
+            return branched(unit, finding, found, self._dtype(found.actual, found.golden), judged)
+        if source.quantity == ROUTED and self._routes is not None:
+            return routed(self._routes, unit, source.name, finding, found, judged)
+        return finding
+
+    @cached_property
+    def _routes(self) -> Routes | None:
+        """The routers of the update; None where nothing tells their choice."""
+        if not any(name.endswith(EXPERTS) for name in self.actual.tensors):
+            return None
+        unit, dtype = self.unit, self._dtype(*self.actual.tensors.values())
+        records = unit.records[0], unit.record
+        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype)
+
+    def _dtype(self, *arrays: Array) -> str:
+        """Return the coarsest dtype of some arrays and of the models."""
+        models = precisions((self.golden_side, self.actual_side))
+        return self.unit.bounds.precision or coarsest([*models, *(dtype_name(one.dtype) for one in arrays)])
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
@@ -235,7 +198,7 @@ class _Work:
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
             golden, by_loss, wrong = self._golden_rows(source, loss)
-            found = _placed(self.actual, source, self._actual_places, actual_loss, rows_only=by_loss)
+            found = self._placed(None, source, actual_loss, rows_only=by_loss)
             if isinstance(found, str):
                 yield source, found if wrong is None else Defect(wrong)
             elif wrong is not None:
@@ -266,11 +229,10 @@ class _Work:
         """Tokens whose gradient could not be recovered, on either side; their recorded value is 0 whatever it was."""
         if self._held is not None:
             return np.zeros(0, np.int64)  # ranks of our engine have the exact derivatives
-        golden = [(record, self._golden_places[name]) for name, record in self.golden.items()]
         lost = [np.zeros(0, np.int64)]
-        for record, places in [(self.actual, self._actual_places), *golden]:
+        for name, record in ((None, self.actual), *self.golden.items()):
             if RECOVERABLE.tensor in record.tensors:
-                found = _placed(record, RECOVERABLE, places, None)
+                found = self._placed(name, RECOVERABLE, None)
                 if not isinstance(found, str):
                     lost.append(found.part.rows[~found.part.array.reshape(-1).astype(bool)])
         tokens = np.unique(np.concatenate(lost))
@@ -281,8 +243,8 @@ class _Work:
         if self._held is not None:
             part = self._whole_update.part(source)
             return [part], part.rows.size != self.unit.frame.size, None
-        records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
-        found = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
+        names = [name for name, record in self.golden.items() if source.tensor in record.tensors]
+        found = [self._placed(name, source, loss) for name in names]
         known = [one for one in found if not isinstance(one, str)]
         wrong = next((one for one in found if isinstance(one, str)), None)
         return [one.part for one in known], any(one.by_loss for one in known), wrong
@@ -309,17 +271,31 @@ class _Work:
         """Records of a plan: golden values tell their loss tokens, and masks count in padding; None for others."""
         return self.actual_side if isinstance(self.actual_side, HeldRecords) else None
 
-    @cached_property
-    def _actual_places(self) -> Places | str:
-        if self._held is not None:
-            return self._held.places(self.unit.record)
-        found = header(self.unit.actual, self.unit.record)
-        return _places(found, self._indices[1], self.unit.frame)
+    def _placed(
+        self, name: str | None, source: Source, loss: Mask | None, *, rows_only: bool = False
+    ) -> Placed | str:
+        """Return a tensor of a golden record (None: the own one) as rows of tokens, or why it cannot be placed."""
+        record = self.actual if name is None else self.golden[name]
+        try:
+            return placed(record, source, self._places(name), loss, rows_only=rows_only)
+        except CompareError as error:
+            return str(error)
+
+    def _places(self, name: str | None) -> Places:
+        if name not in self._known_places:
+            (mine, its), unit = self._indices, self.unit
+            if name is not None:
+                found = header(unit.golden, name).places(mine, unit.frame)
+            elif self._held is not None:
+                found = self._held.places(unit.record)
+            else:
+                found = header(unit.actual, unit.record).places(its, unit.frame)
+            self._known_places[name] = found
+        return self._known_places[name]
 
     @cached_property
-    def _golden_places(self) -> dict[str, Places | str]:
-        index, frame = self._indices[0], self.unit.frame
-        return {name: _places(header(self.unit.golden, name), index, frame) for name in self.golden}
+    def _known_places(self) -> dict[str | None, Places]:
+        return {}
 
     @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
@@ -334,8 +310,8 @@ class _Work:
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _judged(self, source: Source, found: Aligned) -> Finding:
-        tolerance = self.tolerance(source, found.actual, found.golden)
+    def _judged(self, source: Source, found: Aligned, other: Tolerance | None = None) -> Finding:
+        tolerance = other or self.tolerance(source, found.actual, found.golden)
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
         seen: list[Measures] = []
@@ -376,27 +352,19 @@ class _Work:
             layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
         return golden.context(source, placed.layout, layout, rows, rows_only=placed.by_loss)
 
-    def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
-        """Return the failure context of a full tensor, or a shard of it."""
-        return self._golden.context_of_whole(source, part)
-
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         key = quantity, *(array.dtype for array in arrays)
         if key not in self._tolerances:
-            self._tolerances[key] = self._tolerance_of(quantity, arrays)
+            exact = arrays and not any(is_float(array.dtype) for array in arrays)
+            # ids and masks are no less exact for the models' precision
+            models = () if exact else precisions((self.golden_side, self.actual_side))
+            dtypes = (dtype_name(array.dtype) for array in arrays)
+            self._tolerances[key] = self.unit.bounds.of(quantity, [*dtypes, *models])
         return self._tolerances[key]
 
     @cached_property
     def _tolerances(self) -> dict[tuple[Any, ...], Tolerance]:
         return {}
-
-    def _tolerance_of(self, quantity: str, arrays: Sequence[Array]) -> Tolerance:
-        models = [
-            side.precision for side in (self.golden_side, self.actual_side) if side.precision is not None
-        ]
-        if arrays and not any(is_float(array.dtype) for array in arrays):
-            models = []  # ids and masks are no less exact for the model's precision
-        return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 
     def _grad_norm(self) -> Iterator[Finding]:
         actual, *norms = (norm_of(record) for record in (self.actual, *self.golden.values()))
@@ -423,10 +391,6 @@ class _Work:
         return Finding(case.verdict(status, detail=detail), tolerance)
 
 
-def _places(found: Listed, index: Mapping[SampleKey, int], frame: TokenFrame) -> Places | str:
-    return found.problem if found.spans is None else found.places(index, frame)
-
-
 def _everywhere(found: Placed, golden: Part, words: Locate, around: Callable[[], FailureContext]) -> Aligned:
     """Return a mask beside its golden values, which are 0 in padding."""
     values, at = golden.array.reshape(-1), golden.find(found.tokens)
@@ -434,15 +398,3 @@ def _everywhere(found: Placed, golden: Part, words: Locate, around: Callable[[],
     shard = Shard(found.part.array.reshape(found.part.shape), found.layout)
     pairs = partial(shard_blocks, shard, (Shard(known, ShardLayout.whole(known.shape)),))
     return Aligned(shard.array, values, pairs, words, around)
-
-
-def _placed(
-    record: Record, source: Source, places: Places | str, loss: Mask | None, *, rows_only: bool = False
-) -> Placed | str:
-    """Return a tensor as rows of tokens, or the reason why it cannot be placed."""
-    if isinstance(places, str):
-        return places
-    try:
-        return placed(record, source, places, loss, rows_only=rows_only)
-    except CompareError as error:
-        return str(error)

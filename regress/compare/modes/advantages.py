@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.compare.modes.rows import Floats, Row
+from regress.compare.modes.rows import Floats, Row, moved
 from regress.compare.modes.scene import Link, Scene
 
 _EXPLAINS = ("advantages", "token_loss", "policy_loss", "loss", "gradient", "batch_inputs")
@@ -30,7 +30,7 @@ def advantages(scene: Scene, link: Link) -> Iterator[Discrepancy]:
         yield misplaced
         return
     there = [(a, b) for a, b in known if not a.idle]
-    told = {a.key: factor for a, b in there if (factor := _factor(link, a, b)) is not None}
+    told = {a.key: factor for a, b in there if (factor := _factor(a, b)) is not None}
     if len(told) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
         found = _scaled(scene, link, told)
         if found is not None:
@@ -71,8 +71,8 @@ def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | No
             "at the first targets of a datum in place of those that its mask counts",
             _first,
         ),
-        ("advantages-shifted", "one token too late", lambda mask: _moved(mask, 1)),
-        ("advantages-shifted", "one token too early", lambda mask: _moved(mask, -1)),
+        ("advantages-shifted", "one token too late", lambda mask: moved(mask, 1)),
+        ("advantages-shifted", "one token too early", lambda mask: moved(mask, -1)),
         ("advantages-unmasked", "at every target, the prompt included", _everywhere),
     ):
         if all(_lies(link, a, b, place(_mask(a))) for a, b in wrong):
@@ -88,15 +88,6 @@ def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | No
 def _first(mask: Mask) -> Mask:
     found = np.zeros(mask.size, bool)
     found[1 : 1 + int(mask.sum())] = True
-    return found
-
-
-def _moved(mask: Mask, by: int) -> Mask:
-    found = np.zeros(mask.size, bool)
-    if by > 0:
-        found[by:] = mask[:-by]
-    else:
-        found[:by] = mask[-by:]
     return found
 
 
@@ -121,7 +112,7 @@ def _lies(link: Link, a: Row, b: Row, where: Mask) -> bool:
     return bool(constant) and bool((np.abs(values - level) <= bound).all())
 
 
-def _factor(link: Link, a: Row, b: Row) -> float | None:
+def _factor(a: Row, b: Row) -> float | None:
     """Return the one factor between the advantages of two rows; None where there is none."""
     mine, its = _pair(a, b)
     mask = _mask(a)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from regress.compare.dumps.sent import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.discrepancy import Discrepancy, some
-from regress.compare.modes.files import files
-from regress.compare.modes.presence import dropped, order, presence
+from regress.compare.modes.presence import dropped, files, order, presence
 from regress.compare.modes.replies import replies
 from regress.compare.modes.scene import Scene
 from regress.compare.modes.settings import settings

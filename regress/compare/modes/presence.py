@@ -1,4 +1,7 @@
-"""Rules for samples and datums that are lost, made twice, cut off, or in another order."""
+"""Rules for files, samples and datums that are lost, made twice, cut off, or in another order.
+
+Of a file that a mode did not write they name the variable or key to set.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from regress.compare.dumps.sides import Side
 from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
 from regress.compare.modes.rows import Row
 from regress.compare.modes.scene import Link, Scene
+from regress.dump.requests import VARIABLES
+from regress.interop.nexrl import NexrlDump
+from regress.interop.service import PER_MICROBATCH, ServiceDump
 
 LOST = (
     "datums-lost",
@@ -84,9 +91,9 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
     cut = _cut(lost, more)
     gone = {id(row) for pair in cut for row in pair}
     lost, more = ([row for row in rows if id(row) not in gone] for rows in (lost, more))
-    known = Counter(_content(row) for row in expected)
-    twice = [row for row in more if known[_content(row)]]
-    strange = [row for row in more if not known[_content(row)]]
+    known = Counter(row.content for row in expected)
+    twice = [row for row in more if known[row.content]]
+    strange = [row for row in more if not known[row.content]]
     one, other = link.whose
     if cut:
         long, short = cut[0]
@@ -94,8 +101,8 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
             "completions-cut-off",
             f"{other} has completions cut off: a smaller limit of tokens, or a datum cut to a length",
             (
-                f"{some([a.name for a, _ in cut], 'sample')}: the {_size(short)} tokens of {short.name} are the first "
-                f"of the {_size(long)} of {long.name}",
+                f"{some([a.name for a, _ in cut], 'sample')}: the {short.size} tokens of {short.name} are the first "
+                f"of the {long.size} of {long.name}",
             ),
             ("batch_inputs", "coverage", "trajectory"),
         )
@@ -129,14 +136,6 @@ def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
     return pairs
 
 
-def _content(row: Row) -> bytes:
-    return b"" if row.tokens is None else row.tokens.tobytes()
-
-
-def _size(row: Row) -> int:
-    return 0 if row.tokens is None else row.tokens.size
-
-
 def order(scene: Scene) -> Iterator[Discrepancy]:
     """Yield chunks of a step that the service did not execute in the order in which the client sent them."""
     passes = scene.passes
@@ -145,7 +144,7 @@ def order(scene: Scene) -> Iterator[Discrepancy]:
     executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
     sequence = [one.seq_id for one in executed if one.seq_id is not None]
     made = [np.array(datum.tokens, np.int64).tobytes() for one in executed for datum in one.datums]
-    sent = [_content(row) for row in scene.client.rows]
+    sent = [row.content for row in scene.client.rows]
     wrong = made != sent and sorted(made) == sorted(
         sent
     )  # of lost datums, and of those made twice, others tell
@@ -166,3 +165,61 @@ def order(scene: Scene) -> Iterator[Discrepancy]:
         tuple(told),
         ("gradient", "param", "optimizer", "grad_norm"),
     )
+
+
+ENABLED, DIR, EVERY_N, OPTIONS = VARIABLES
+CLIENT_TYPES = ("prepared_trajectories", "datums", "training_metrics")
+
+
+def files(
+    trainer: Side, client: Side | None, service: Side | None, steps: Sequence[int]
+) -> Iterator[Discrepancy]:
+    """Yield files that are missing from the dumps of client and service."""
+    if isinstance(service, ServiceDump):
+        yield from _of_service(trainer, service, steps)
+    if isinstance(client, NexrlDump):
+        yield from _of_client(client, steps)
+
+
+def _of_service(trainer: Side, service: ServiceDump, steps: Sequence[int]) -> Iterator[Discrepancy]:
+    lost = [name for step in steps for name in service.missing(step)]
+    if lost:
+        yield Discrepancy(
+            "files-lost",
+            f"files that the service wrote are missing: deleted or not copied out of {DIR}; dump again with "
+            f"{ENABLED}=1, {DIR} and {OPTIONS}={','.join(PER_MICROBATCH)}",
+            (f"requests.jsonl tells of {some(lost, 'file')}",),
+            ("coverage",),
+        )
+    told = {type for one in service.passes if one.step in steps for type in one.types}
+    golden = {type for type, where in trainer.entries.values() if where.step in steps}
+    off = [type for type in PER_MICROBATCH if type in golden and type not in told]
+    if off and told:
+        yield Discrepancy(
+            "types-not-recorded",
+            f"the service did not record {', '.join(off)}: set {OPTIONS}={','.join([*sorted(told), *off])} and "
+            "start it again",
+            (f"requests.jsonl tells of {', '.join(sorted(told))} alone",),
+            ("coverage",),
+        )
+    silent = [str(step) for step in steps if not any(o.types for o in service.passes if o.step == step)]
+    if silent and len(silent) < len(steps):
+        yield Discrepancy(
+            "steps-not-recorded",
+            f"the service recorded nothing of some steps: set {EVERY_N}=1",
+            (f"requests.jsonl tells of no file of step {', '.join(silent)}",),
+            ("coverage",),
+        )
+
+
+def _of_client(client: NexrlDump, steps: Sequence[int]) -> Iterator[Discrepancy]:
+    for type in CLIENT_TYPES:
+        lost = [str(step) for step in steps if client.raw(type, step) is None]
+        if lost:
+            yield Discrepancy(
+                "client-files-lost",
+                f"the client's dump lacks {type}: set debug.remote_api_dump_options.{type}=true and "
+                "debug.dump_every_n_steps=1, or copy the files again",
+                (f"no file of step {', '.join(lost)} in {client.folder}/{type}",),
+                ("coverage",),
+            )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.match import Sample, Tokens, match_samples
 from regress.compare.dumps.sides import Side
 from regress.dump.record import Record
@@ -61,6 +62,16 @@ class Row:
         return f"{self.key[0]}/{self.key[1]}"
 
     @property
+    def size(self) -> int:
+        """Number of its tokens, as far as they are known."""
+        return 0 if self.tokens is None else self.tokens.size
+
+    @property
+    def content(self) -> bytes:
+        """Tokens as a key; empty where nothing tells them."""
+        return b"" if self.tokens is None else self.tokens.tobytes()
+
+    @property
     def mask(self) -> NDArray[np.bool_] | None:
         """``[S]`` True at tokens that the loss counts, if that was recorded."""
         found = self.values.get(MASK)
@@ -98,7 +109,7 @@ def rows_of(side: Side, step: int) -> list[Row]:
             if stage == "trajectory":
                 _rollouts(rows, record)
             else:
-                _add(rows, record, side.root(where.rank or 0) == (where.rank or 0))
+                _add(rows, record)
     return [*rows.values()]
 
 
@@ -114,52 +125,36 @@ def _rollouts(rows: dict[SampleKey, Row], record: Record) -> None:
         rows[t.key] = row
 
 
-def _add(rows: dict[SampleKey, Row], record: Record, counted: bool) -> None:
+def _add(rows: dict[SampleKey, Row], record: Record) -> None:
     """Add the values of one record, at the tokens that it holds."""
-    layout: Any = record.meta.get("layout")
-    named: Any = record.meta.get("samples")
-    if not isinstance(layout, Mapping) or not named or record.meta.get("open"):
+    if not isinstance(record.meta.get("layout"), Mapping) or not record.meta.get("samples"):
         return
-    shape, segments = tuple(layout["shape"]), layout["segments"]
-    known = {name: record.tensors[name] for name in VALUES[record.type] if name in record.tensors}
-    ids = record.tensors.get("input_ids")
-    for raw, (_, start, stop, row, col) in zip(named, segments, strict=True):
-        key = str(raw[0]), int(raw[1])
-        own = rows.setdefault(key, Row(key))
-        at = row, slice(col, col + stop - start)
-        if ids is not None and ids.shape == shape:
-            own.tokens = _grown(own.tokens, start, stop, ids[at].astype(np.int64))
-        for name, array in known.items():
-            if array.shape == shape:
-                _put(own, VALUES[record.type][name], start, stop, array[at].astype(np.float64))
+    if record.meta.get("open"):
+        return
+    spans = Spans.of(record.meta, record.type)
+    for key in spans.samples:
+        rows.setdefault(key, Row(key))
+    for key, at, ids in spans.runs(record.tensors.get("input_ids")):
+        rows[key].tokens = known = _grown(rows[key].tokens, at.stop, np.int64(-1))
+        known[at] = np.where(known[at] < 0, ids.astype(np.int64), known[at])
+    for name, to in VALUES[record.type].items():
+        for key, at, values in spans.runs(record.tensors.get(name)):
+            row = rows[key]
+            found = _grown(row.values.get(to), max(at.stop, row.size), np.float64(np.nan))
+            row.values[to] = found
+            found[at] = values.astype(np.float64)
 
 
-def _grown(
-    known: NDArray[np.int64] | None, start: int, stop: int, ids: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    size = max(stop, 0 if known is None else known.size)
-    out = np.full(size, -1, np.int64)
-    if known is not None:
-        out[: known.size] = known
-    free = out[start:stop] < 0
-    out[start:stop][free] = ids[free]
-    return out
-
-
-def _put(row: Row, name: str, start: int, stop: int, values: Floats) -> None:
-    size = max(stop, 0 if row.tokens is None else row.tokens.size)
-    found = row.values.get(name)
-    if found is None or found.size < size:
-        wider = np.full(size, np.nan)
-        wider[: 0 if found is None else found.size] = found if found is not None else ()
-        row.values[name] = found = wider
-    found[start:stop] = values
+def _grown(known: NDArray[Any] | None, size: int, fill: np.generic) -> NDArray[Any]:
+    """Return an array of at least a size, what is new filled with a value."""
+    held = np.zeros(0, fill.dtype) if known is None else known
+    return np.concatenate([held, np.full(max(size - held.size, 0), fill)])
 
 
 def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return the rows of both sides with the same tokens; of several those of one id, else the closest values."""
-    named = {(row.id or row.name, _content(row)): row for row in golden}
-    by_id = [(named.pop(key), row) for row in actual if (key := (row.id or "", _content(row))) in named]
+    named = {(row.id or row.name, row.content): row for row in golden}
+    by_id = [(named.pop(key), row) for row in actual if (key := (row.id or "", row.content)) in named]
     left, right = {id(a) for a, _ in by_id}, {id(b) for _, b in by_id}
     golden = [row for row in golden if id(row) not in left]
     actual = [row for row in actual if id(row) not in right]
@@ -173,11 +168,14 @@ def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Ro
     return [*by_id, *((mine[to], its[key]) for key, to in matching.golden_of.items())]
 
 
-def _content(row: Row) -> bytes | None:
-    return None if row.tokens is None else row.tokens.tobytes()
-
-
 def _samples(rows: Iterable[Row]) -> list[Sample]:
     return [
         Sample(row.key, None if row.tokens is None else Tokens.of(row.tokens), named=False) for row in rows
     ]
+
+
+def moved(mask: NDArray[np.bool_], by: int) -> NDArray[np.bool_]:
+    """Return a mask with each token's value at the token ``by`` places later."""
+    found = np.zeros(mask.size, bool)
+    found[max(by, 0) : mask.size + min(by, 0)] = mask[max(-by, 0) : mask.size - max(by, 0)]
+    return found

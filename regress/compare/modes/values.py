@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from regress.compare.modes.advantages import advantages
 from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.compare.modes.rows import OLD, Floats, Row
+from regress.compare.modes.rows import OLD, Floats, Row, moved
 from regress.compare.modes.scene import WEIGHTS, Link, Scene
 
 ENOUGH = 3
@@ -24,7 +24,7 @@ def values(scene: Scene) -> Iterator[Discrepancy]:
         if link.what == WEIGHTS:  # such datums have neither masks nor old log-probs
             yield from advantages(scene, link)
             continue
-        known = [found for found in (_others_datums(link), _masks(link), _old(scene, link)) if found]
+        known = [found for found in (_others_datums(link), _masks(link), _old(link)) if found]
         yield from known
         if not any(found.rule in ("mask-shifted", "values-of-other-datums") for found in known):
             yield from advantages(scene, link)
@@ -34,13 +34,13 @@ def _masks(link: Link) -> Discrepancy | None:
     """Return a shift of the loss mask, or masks that are left out."""
     known = [(a, b) for a, b in link.pairs if a.mask is not None and b.mask is not None]
     known = [(a, b) for a, b in known if not (a.idle and b.mask is not None and not b.mask.any())]
-    wrong = [(a, b) for a, b in known if not _equal_masks(a, b)]
+    wrong = [(a, b) for a, b in known if not _same_masks(a, b)]
     if not wrong:
         return None
     one, other = link.whose
     names = [a.name for a, _ in wrong]
     for by, words in ((1, "one token too late"), (-1, "one token too early")):
-        if all(_moved_mask(a, b, by) for a, b in wrong):
+        if all(_same_masks(a, b, by) for a, b in wrong):
             return Discrepancy(
                 "mask-shifted",
                 f"the loss mask of {other} lies {words}: the mask of a datum belongs to its targets, which are the "
@@ -60,21 +60,12 @@ def _masks(link: Link) -> Discrepancy | None:
     return None
 
 
-def _equal_masks(a: Row, b: Row) -> bool:
-    mine, its = a.mask, b.mask
-    return mine is not None and its is not None and mine.size == its.size and bool((mine == its)[1:].all())
-
-
-def _moved_mask(a: Row, b: Row, by: int) -> bool:
+def _same_masks(a: Row, b: Row, by: int = 0) -> bool:
+    """Return True if one mask is the other, moved by some places; one of zeros is no moved one."""
     mine, its = a.mask, b.mask
     if mine is None or its is None or mine.size != its.size:
         return False
-    moved = np.zeros(mine.size, bool)
-    if by > 0:
-        moved[by:] = mine[:-by]
-    else:
-        moved[:by] = mine[-by:]
-    return bool((moved == its)[1:].all()) and bool(mine.any())
+    return bool((moved(mine, by) == its)[1:].all()) and (not by or bool(mine.any()))
 
 
 def _outside(a: Row, b: Row) -> Floats:
@@ -84,7 +75,7 @@ def _outside(a: Row, b: Row) -> Floats:
     return np.nan_to_num(found)[~a.mask]
 
 
-def _old(scene: Scene, link: Link) -> Discrepancy | None:
+def _old(link: Link) -> Discrepancy | None:
     """Return where wrong old log-probs come from, if that can be proven."""
     known = [(a, b, pair) for a, b in link.pairs if (pair := _at(a, b, OLD)) is not None]
     scale = max((float(np.abs(mine).max(initial=0.0)) for _, _, (mine, _) in known), default=0.0)
@@ -96,7 +87,7 @@ def _old(scene: Scene, link: Link) -> Discrepancy | None:
     other = link.whose[1]
     names = [a.name for a, _ in wrong]
     explains = (OLD, "ratio", "token_loss", "policy_loss", "loss", "gradient")
-    if link.whose[0] == TRAINER and _all(wrong, lambda a, b: _at(a, b, OLD, "sampler"), bound, ENOUGH):
+    if link.whose[0] == TRAINER and _all(wrong, partial(_at, source="sampler"), bound, ENOUGH):
         return Discrepancy(
             "old-log-probs-of-the-sampler",
             f"old log-probs of {other} are those of the sampler, and the trainer's own were computed by the policy: "
@@ -114,7 +105,7 @@ def _old(scene: Scene, link: Link) -> Discrepancy | None:
                     (f"{some(names, 'datum')}: every value is that {words}",),
                     explains,
                 )
-    if _all(wrong, _recomputed(scene, link), link.close * 1e-2 * max(scale, 1e-6), ENOUGH):
+    if _all(wrong, _recomputed, link.close * 1e-2 * max(scale, 1e-6), ENOUGH):
         return Discrepancy(
             "old-log-probs-recomputed",
             f"{other} takes log-probs of its own forward pass for the old ones, so that every ratio is 1",
@@ -131,39 +122,31 @@ def _old(scene: Scene, link: Link) -> Discrepancy | None:
     return None
 
 
-def _recomputed(scene: Scene, link: Link) -> Callable[[Row, Row], tuple[Floats, Floats] | None]:
-    """Return a function of the own log-probs of a row and its old ones; only a service has its own."""
-
-    def found(a: Row, b: Row) -> tuple[Floats, Floats] | None:
-        own, mask = b.values.get("log_probs"), a.mask if a.mask is not None else b.mask
-        if own is None or mask is None or own.size != mask.size:
-            return None
-        return own[mask], b.values[OLD][mask]
-
-    return found
+def _recomputed(a: Row, b: Row) -> tuple[Floats, Floats] | None:
+    """Return the own log-probs of the other row and its old ones; only a service has its own."""
+    return _inside(a, b, b.values.get("log_probs"))
 
 
-def _at(a: Row, b: Row, name: str, source: str = "") -> tuple[Floats, Floats] | None:
-    """Return the values of both rows at the loss tokens; None where one has none."""
-    mine, its, mask = (
-        a.values.get(source or name),
-        b.values.get(name),
-        a.mask if a.mask is not None else b.mask,
-    )
-    if mine is None or its is None or mask is None or not mine.size == its.size == mask.size:
+def _at(a: Row, b: Row, source: str) -> tuple[Floats, Floats] | None:
+    """Return values of a row and the other's old log-probs at the loss tokens, where both are known."""
+    found = _inside(a, b, a.values.get(source))
+    if found is None:
         return None
-    both = mask & np.isfinite(mine) & np.isfinite(its)
-    return mine[both], its[both]
+    both = np.isfinite(found[0]) & np.isfinite(found[1])
+    return found[0][both], found[1][both]
 
 
 def _shifted(a: Row, b: Row, source: str, by: int) -> tuple[Floats, Floats] | None:
-    """Return the values of a row's neighbours and those of the other row, where both are loss tokens."""
-    mine, its, mask = a.values.get(source), b.values.get(OLD), a.mask if a.mask is not None else b.mask
+    """Return the values of a row's neighbours and the other's old log-probs, where both are loss tokens."""
+    return _inside(a, b, a.values.get(source), by)
+
+
+def _inside(a: Row, b: Row, mine: Floats | None, by: int = 0) -> tuple[Floats, Floats] | None:
+    """Return values ``by`` places on and the old log-probs of a row at the loss tokens; None where it has none."""
+    its, mask = b.values.get(OLD), a.mask if a.mask is not None else b.mask
     if mine is None or its is None or mask is None or not mine.size == its.size == mask.size:
         return None
-    here = np.flatnonzero(mask)
-    here = here[(here + by >= 0) & (here + by < mask.size)]
-    here = here[mask[here + by]]
+    here = np.flatnonzero(mask & moved(mask, -by))
     return mine[here + by], its[here]
 
 
@@ -187,7 +170,9 @@ def _all(
 def _others_datums(link: Link) -> Discrepancy | None:
     """Return values that belong to other datums: rows whose inputs of the loss are, as a whole, those of another."""
     names = (OLD, "advantages")
-    wrong = [(a, b) for a, b in link.pairs if _differs(link, a, b, names)]
+    wrong = [
+        (a, b) for a, b in link.pairs if not _alike(link, _content(a, names), _content(b, names), least=0)
+    ]
     if len(wrong) < 2:
         return None
     pool = [(a, _content(a, names)) for a, _ in link.pairs]
@@ -220,10 +205,6 @@ def _content(row: Row, names: Sequence[str]) -> Mapping[str, Floats]:
         if values is not None:
             found[name] = values if mask is None or mask.size != values.size else values[mask]
     return found
-
-
-def _differs(link: Link, a: Row, b: Row, names: Sequence[str]) -> bool:
-    return not _alike(link, _content(a, names), _content(b, names), least=0)
 
 
 def _alike(link: Link, a: Mapping[str, Floats], b: Mapping[str, Floats], least: int = ENOUGH) -> bool:

@@ -16,8 +16,7 @@ from regress.compare.quantities import (
     UPDATE_STAGES,
     source_of,
 )
-from regress.compare.updates.groups import Groups
-from regress.compare.updates.plan import Plan
+from regress.compare.updates.plan import Groups, Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.sequence import in_order

@@ -10,7 +10,7 @@ from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, UPDATE_STAGES
 from regress.compare.updates.coverage import QUANTITY
-from regress.compare.updates.groups import Groups
+from regress.compare.updates.plan import Groups
 from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
@@ -66,14 +66,13 @@ def _covered(
         count, index = missing
         words = groups.placed.words(keys[0], stage, shape, locator) if stage in MICRO_STAGES else None
         where = element(index, shape, name) if words is None else f"{words(index)} of {name}"
-        yield Verdict(
+        yield Verdict.fault(
             Status.COVERAGE,
             QUANTITY,
             f"{stage}/{name}",
             place,
-            detail=f"{where} is held by no rank{others(count)}",
-            multiple=math.inf,
-            over=count,
+            f"{where} is held by no rank{others(count)}",
+            count,
             count=math.prod(shape),
             reason="each element of a tensor is held by some rank",
         )

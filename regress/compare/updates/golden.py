@@ -18,20 +18,22 @@ from regress.compare.dumps.held import HeldRecords, held
 from regress.compare.dumps.session import work
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.truth import HeldTruth
-from regress.compare.dumps.units import Unit
+from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import (
+    MICRO_STAGES,
+    OPEN_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
     Kind,
     Source,
+    exclusive_stages,
     primary_source,
     quantity_named,
+    source_of,
 )
 from regress.compare.updates.coverage import not_compared
 from regress.compare.updates.elements import judge_elements
-from regress.compare.updates.groups import Groups
-from regress.compare.updates.names import Names
-from regress.compare.updates.plan import Plan
+from regress.compare.updates.plan import Groups, Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.case import Case
@@ -223,3 +225,47 @@ class _Update:
                     {*self.truth.read(golden[key.stage]).tensors, *self.actual.read(record).tensors} - shares
                 )
                 yield ShareUnit(*self.paths, key.stage, (group,), bounds=self.bounds, without=rest)
+
+
+class Names:
+    """Tensors that every record of an update holds or should hold."""
+
+    def __init__(self, golden: Projection, placed: RecordIndex, plan: Plan) -> None:
+        self._golden = golden
+        self._placed = placed
+        self._plan = plan
+        self._of_parts: dict[tuple[str, int], set[str]] = {}
+
+    @property
+    def micro_stages(self) -> list[str]:
+        """Stages that every microbatch has: those of the golden values, and those recorded anywhere."""
+        names = [(quantity, name) for quantity, tensors in self._golden.truth.items() for name in tensors]
+        recorded = {key.stage for key in self._placed.of_stages(MICRO_STAGES)}
+        return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
+
+    def of(self, key: Key) -> list[Source]:
+        """Return the tensors that a record holds, in its order, then those that it should hold besides."""
+        found = [source_of(key.stage, name) for name in self._recorded(key)]
+        known = [source for source in found if source is not None]
+        wanted = [*self._golden.stage(key.stage)]
+        if not self._plan.repeated:
+            told = {name for other in self._placed.of_stages([key.stage]) for name in self._recorded(other)}
+            wanted = [source for source in wanted if source.primary or source.tensor in told]
+        if key.stage in OPEN_STAGES and self._plan.divided:
+            names = self._of_part(key.stage, self._plan.part(key.rank))
+            wanted = [source for source in wanted if source.name in names]
+        return list(dict.fromkeys([*known, *wanted]))
+
+    def _of_part(self, stage: str, part: int) -> set[str]:
+        """Return the names on any rank of a part of the model, or, without a record, all that nobody has."""
+        if (stage, part) not in self._of_parts:
+            keys = self._placed.of_stages([stage])
+            mine = [key for key in keys if self._plan.part(key.rank) == part]
+            recorded = {name for key in mine or keys for name in self._recorded(key)}
+            golden = set(self._golden.truth.get(stage, {}))
+            self._of_parts[stage, part] = recorded if mine else golden - recorded
+        return self._of_parts[stage, part]
+
+    def _recorded(self, key: Key) -> list[str]:
+        record = self._placed.get(key)
+        return [] if record is None else [*record.tensors]

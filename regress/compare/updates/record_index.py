@@ -133,7 +133,7 @@ class RecordIndex:
     def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, NDArray[np.int64]]:
         """Return the tokens of a stage's records, of ranks that repeat each other's tokens those of one."""
         found: dict[tuple[int, int | None], Key] = {}
-        for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
+        for key in sorted((key for key in self.layouts if key.stage == stage), key=lambda key: key.rank or 0):
             found.setdefault((root(key.rank), key.micro), key)
         once = set(found.values())
         return {key: self.places(key).canonical for key in self.layouts if key in once}
@@ -150,7 +150,3 @@ def tokens_of(
     predicted = np.ones(frame.size, bool)
     predicted[frame.offsets[:-1]] = False
     return predicted
-
-
-def _rank(key: Key) -> int:
-    return key.rank or 0

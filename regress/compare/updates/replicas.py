@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +15,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
 from regress.compare.alignment.token_overlap import token_part
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
-from regress.compare.updates.groups import Groups
+from regress.compare.updates.plan import Groups
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -112,9 +111,7 @@ class Replicas:
             having, lacking = (one, other) if odd[0] in tokens[0] else (other, one)
             where = f"{self.locator.token(odd[0])} is on rank {having.rank} and not on rank {lacking.rank}"
         detail = f"the tokens of {other} do not lie as those of rank {one.rank}, which it repeats: {where}"
-        return Verdict(
-            Status.COVERAGE, QUANTITY, one.stage, self.place, detail, multiple=math.inf, over=len(odd)
-        )
+        return Verdict.fault(Status.COVERAGE, QUANTITY, one.stage, self.place, detail, len(odd))
 
     def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:

@@ -48,9 +48,7 @@ def judge_rolled(
     if not blind:
         return Verdict(Status.OK, QUANTITY, NAME, where, count=noticed, reason=_REASON)
     detail = f"values that are rolled by one place pass: {', '.join(blind)}; measure the tolerance again"
-    return Verdict(
-        Status.DRIFT, QUANTITY, NAME, where, detail, multiple=float("inf"), over=len(blind), count=noticed
-    )
+    return Verdict.fault(Status.DRIFT, QUANTITY, NAME, where, detail, len(blind), count=noticed)
 
 
 def _moved(values: Array) -> float | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from regress.compare.alignment.keys import Key, key_of
+from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
-from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.plan import Plan
+from regress.compare.updates.plan import Groups, Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.verdict import Place, Verdict
@@ -68,7 +67,8 @@ def plan_of(placed: RecordIndex, records: Sequence[Record], roots: Mapping[int, 
         roots: rank -> the rank whose tokens it repeats, if a mesh tells it; otherwise ranks repeat each other whose
             tokens lie alike in all microbatches.
     """
-    keys = sorted({key_of(record) for record in records if record.type in MICRO_STAGES}, key=_order)
+    known = {key_of(record) for record in records if record.type in MICRO_STAGES}
+    keys = sorted(known, key=lambda key: (MICRO_STAGES.index(key.stage), key.rank or 0, key.micro or 0))
     micros = tuple(dict.fromkeys((key.rank or 0, key.micro or 0) for key in keys))
     if roots is not None and any(rank != root for rank, root in roots.items()):
         return Plan(micros, roots)
@@ -82,7 +82,3 @@ def plan_of(placed: RecordIndex, records: Sequence[Record], roots: Mapping[int, 
         if same != rank and None not in own:
             replicas[rank] = same
     return Plan(micros, replicas)
-
-
-def _order(key: Key) -> tuple[int, int, int]:
-    return MICRO_STAGES.index(key.stage), key.rank or 0, key.micro or 0

@@ -55,7 +55,7 @@ def judge_trajectories(
                 quantity=SAMPLER if drawn else QUANTITY,
                 name=prefix + (SAMPLER if drawn else name),
                 place=place,
-                locate=None if expected is None else _locate(expected, locator),
+                locate=None if expected is None else words_of(expected, locator),
             )
         )
     samples = _judge_samples(record.meta.get("samples"), golden.meta.get("samples"), place)
@@ -108,7 +108,7 @@ def _locator(golden: Record) -> Locator | None:
     return Locator(frame, golden.tensors["tokens"])
 
 
-def _locate(array: Array, locator: Locator | None) -> Locate | None:
+def words_of(array: Array, locator: Locator | None) -> Locate | None:
     """Return words for elements: tokens in arrays of all tokens, samples in arrays of all samples."""
     if locator is None or array.ndim != 1:
         return None

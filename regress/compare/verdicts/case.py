@@ -1,4 +1,4 @@
-"""One tensor under judgement: the fields common to all verdicts on it, and names for its elements."""
+"""One tensor under judgement: its blocks, the fields common to all verdicts on it, and names for its elements."""
 
 from __future__ import annotations
 
@@ -7,12 +7,46 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from regress.compare.metrics.stripes import Row, ratio
 from regress.compare.metrics.ulps import ulps_apart
-from regress.compare.verdicts.block import Block
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
 from regress.dump.arrays import Array, is_float
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Elements of both sides, in arrays of one shape.
+
+    Attributes:
+        start: flat index in the actual tensor of the first element, if they follow one another there; otherwise, of
+            each run of ``width`` elements, which multiple of ``width`` it starts at.
+        row: elements of a row, where the block consists of whole rows of the last dimension.
+    """
+
+    actual: Array
+    golden: Array
+    start: NDArray[np.int64] | int = 0
+    row: int | None = None
+    width: int = 1
+
+    def index(self, element: int) -> int:
+        """Return the flat index in the actual tensor of an element."""
+        if isinstance(self.start, int):
+            return self.start + element
+        run, rest = divmod(element, self.width)
+        return int(self.start[run]) * self.width + rest
+
+    @property
+    def places(self) -> NDArray[np.int64] | slice:
+        """Flat indices in the actual tensor of all elements."""
+        if isinstance(self.start, int):
+            return slice(self.start, self.start + self.actual.size)
+        return (self.start[:, None] * self.width + np.arange(self.width)).reshape(-1)
+
 
 Locate = Callable[[int], str]
 """Words for a flat (C order) index of a local tensor."""

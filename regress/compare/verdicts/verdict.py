@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -132,6 +133,13 @@ class Verdict:
     worst_row: WorstRow | None = None
     distances: Mapping[str, float] | None = None
     affected: Affected | None = None
+
+    @classmethod
+    def fault(
+        cls, status: Status, quantity: str, name: str, place: Place, detail: str, over: int = 0, **found: Any
+    ) -> Verdict:
+        """Return the verdict on what no tolerance allows, such as a missing tensor."""
+        return cls(status, quantity, name, place, detail, multiple=math.inf, over=over, **found)
 
     @property
     def ok(self) -> bool:

@@ -95,7 +95,7 @@ def read_adapter(path: Path, key: str = "model.path") -> dict[str, Tensor]:
         )
     try:
         tensors = load_file(path / WEIGHTS)
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, MemoryError) as error:
         raise ConfigError(
             f"{stated}: {WEIGHTS} cannot be read ({reason(error)}); give an intact file"
         ) from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.engine.config.sections.model import LoraConfig as Section
 from regress.errors import ConfigError, reason
+from regress.inputs import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -97,7 +97,7 @@ def of_directory(path: Path, key: str) -> LoraConfig:
     from peft import LoraConfig
 
     try:
-        tree = json.loads((path / CONFIG).read_text())
+        tree = parse_json(read_bytes(path / CONFIG), finite=False)
         kind = tree.get("peft_type") if isinstance(tree, dict) else None
         if kind != "LORA":
             raise ConfigError(
@@ -128,7 +128,7 @@ def base_of(path: Path, given: str | None, key: str) -> Path:
     if given is not None:
         return Path(given)
     try:
-        named = json.loads((path / CONFIG).read_text()).get("base_model_name_or_path")
+        named = parse_json(read_bytes(path / CONFIG), finite=False).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{key}={str(path)!r}: its {CONFIG} cannot be read ({reason(error)}); correct it"

@@ -12,9 +12,10 @@ from typing import Any
 from regress.dump.damage import CUT_OFF
 from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable, write_atomically
 from regress.dump.jsontext import dumps, loads
-from regress.dump.location import Location, children
+from regress.dump.location import Location, children, read_bytes
 from regress.dump.manifest import MANIFEST
 from regress.errors import CheckpointError, DumpError
+from regress.inputs import DOCUMENT
 
 SCHEMA_VERSION = 1
 READ_SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".py", ".jinja", ".model")
@@ -49,7 +50,7 @@ def read_commit(folder: Location) -> dict[str, Stamp]:
         raise CheckpointError(f"{folder} is no folder, but a checkpoint is one; check the path")
     try:
         _require_regular(path)
-        return parse_commit(path.read_bytes())
+        return parse_commit(read_bytes(path, DOCUMENT))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last; resume from another one"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from regress.dump.jsontext import loads
-from regress.dump.location import Location, children, location
+from regress.dump.location import Location, children, location, read_bytes
 from regress.dump.manifest import MANIFEST
+from regress.inputs import DOCUMENT
 
 STATE, TRAINER_STATE, CURRICULUM_STATE = "regress_state.json", "trainer_state.json", "curriculum_state.json"
 """Files of a checkpoint besides those that Hugging Face's ``save_pretrained`` writes."""
@@ -62,7 +63,7 @@ def _age(path: Location) -> tuple[float, int, int]:
     try:
         if not (path / STATE).is_file():  # a named pipe would be waited for
             return float("inf"), step, updates
-        state = loads((path / STATE).read_bytes())
+        state = loads(read_bytes(path / STATE, DOCUMENT))
         return float(state["segment"]), step, updates
     except (OSError, ValueError, KeyError, TypeError):
         return float("inf"), step, updates

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from regress.dump.jsontext import loads, plain, tag_floats
-from regress.dump.location import Location, location
+from regress.dump.location import Location, location, read_bytes
 from regress.engine.checkpoint.commit import verify
 from regress.engine.checkpoint.names import DUMP, STATE
 from regress.errors import CheckpointError
+from regress.inputs import DOCUMENT
 
 SCHEMA_VERSION = 1
 
@@ -126,7 +127,7 @@ def parse_state(folder: Location) -> CheckpointState:
     """
     path = folder / STATE
     try:
-        return _from_json(folder, loads(path.read_bytes()))
+        return _from_json(folder, loads(read_bytes(path, DOCUMENT)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(

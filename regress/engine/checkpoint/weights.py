@@ -94,7 +94,7 @@ def _tensors(folder: Path, stated: str) -> dict[str, Tensor]:
         try:
             with safe_open(path, framework="pt") as file:
                 found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, MemoryError) as error:
             raise CheckpointError(
                 f"{path} cannot be read ({reason(error)}); copy the checkpoint again, or resume from another one"
             ) from error

@@ -36,6 +36,7 @@ class FileLayer:
         self._name = primary.file.path.stem if primary.file is not None else None
         self._shown = shown_path(primary.file.path) if primary.file is not None else COMMAND_LINE
         self._directories = primary.directories
+        self._is_alone = primary.file is not None and _is_alone(primary.file)
         self._inheritance = Inheritance(primary.directories, primary.file)
 
     def is_group(self, name: str) -> bool:
@@ -57,6 +58,8 @@ class FileLayer:
 
     def _defaults(self, choices: Sequence[Override]) -> list[ResultDefault]:
         """Return the flat list that Hydra makes of all defaults lists."""
+        if not choices and self._is_alone:
+            return [ResultDefault(config_path=self._name, package="", is_self=True, primary=True)]
         further = json.dumps([f"file://{directory}" for directory in self._directories[1:]])
         lines = [f"hydra.searchpath={further}"]
         with self._errors(choices), _loader(self._directories[0]) as loader:
@@ -127,6 +130,11 @@ def _chosen_name(choice: Override) -> str:
     return f"{choice.key_or_group}/{choice.value()}"
 
 
+def _is_alone(file: YamlFile) -> bool:
+    """Return True for a file without a defaults list and a header: most are, and Hydra takes long to say so."""
+    return "defaults" not in file.values and "@package" not in file.path.read_text(encoding="utf-8")
+
+
 def _is_ours(default: ResultDefault) -> bool:
     path = default.config_path
     return path is not None and path.partition("/")[0] not in ("hydra", "_dummy_empty_config_")
@@ -137,7 +145,7 @@ def _values(mapping: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[Ke
         if not path and name in HYDRA_KEYS:
             continue
         if is_tree(value):
-            yield from _values(value, (*path, name))
+            yield from _values(value, (*path, str(name)))
         else:
             yield (*path, str(name)), value
 

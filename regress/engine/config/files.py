@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,13 @@ from regress.engine.config.leaves import KeyPath
 from regress.engine.config.origins import absolute, shown_path
 from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
+from regress.inputs import read_bytes
 
 SUFFIX = ".yaml"
+LIMIT = 1 << 24
+"""Most bytes of a file."""
+LARGEST = 200_000
+"""Most values of a file, those of aliases counted each time."""
 INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
 
 UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError)
@@ -50,13 +56,15 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file. Raises `ConfigError` naming file, line and remedy unless it is UTF-8 with one mapping."""
     with _errors(path):
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        text = read_bytes(path, LIMIT).decode("utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_growth(node)
         if node is not None and not isinstance(node, yaml.MappingNode):
             where = f"{shown_path(path)}:{node.start_mark.line + 1}"
             raise ConfigError(f"File {where} must hold a mapping; write lines of KEY: VALUE.")
         written = dict(_written(node, ()))
         try:
-            values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            values: Any = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=False)
         except GrammarParseError as error:
             key = str(error.full_key)
             where = YamlFile(path, {}, written).where(tuple(key.split(".")))
@@ -137,6 +145,22 @@ def _package_directory(package: str) -> Path | None:
         return None
     places = spec.submodule_search_locations if spec is not None else None
     return Path(places[0]) if places else None
+
+
+def _refuse_growth(node: yaml.Node | None) -> None:
+    """Raise `ValueError` for aliases of aliases, which a few lines multiply to more values than memory holds."""
+    sizes: dict[int, int] = {}
+
+    def size(one: Any) -> int:
+        if id(one) not in sizes:
+            sizes[id(one)] = LARGEST + 1  # of what holds itself
+            parts = one.value if isinstance(one, yaml.CollectionNode) else ()
+            below = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+            sizes[id(one)] = 1 + sum(map(size, below))
+        return sizes[id(one)]
+
+    if node is not None and size(node) > LARGEST:
+        raise ValueError(f"its aliases make more than {LARGEST} values of it")
 
 
 def _written(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, Written]]:

@@ -130,7 +130,27 @@ def _split_backward(c: Config) -> str | None:
     )
 
 
+def _router(c: Config) -> str | None:
+    if c.model.router_coef == 0.0:
+        if c.model.router_scope == "global":
+            return None
+        return (
+            f"model.router_scope={c.model.router_scope} is not read while model.router_coef=0; give that a value or "
+            "set model.router_scope=global."
+        )
+    stated = f"model.router_coef={c.model.router_coef:g} adds a loss to every router"
+    for name in ("tp", "pp", "cp"):
+        if getattr(c.parallel, name) > 1:
+            return (
+                f"{stated}, and parallel.{name}={getattr(c.parallel, name)} spreads the layers or tokens of a sample "
+                f"over ranks; set parallel.{name}=1, or share the work by parallel.dp, fsdp or ep."
+            )
+    if c.model.compile is not None:
+        return f"{stated}, which model.compile={c.model.compile} would not see; set model.compile=null."
+    return None
+
+
 PARALLEL_RULES: tuple[Rule, ...] = (
-    *(_replicas, _wrapper, _hsdp, _needed, _transformers_plan, _attention),
+    *(_replicas, _wrapper, _hsdp, _needed, _transformers_plan, _attention, _router),
     *(_compile, _chunks, _budget, _split_backward),
 )

@@ -1,5 +1,6 @@
 """Interpolations: raw values with every ``${...}`` replaced by the value it refers to."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -23,6 +24,7 @@ from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 MISSING = "???"
+_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
 
 
 class Resolver:
@@ -45,8 +47,9 @@ class Resolver:
         raw: Any = self._raw
         for name in path:
             raw = raw[name]
-        if _is_plain(raw):
-            return _copied(raw)
+        plain = self._referred(raw)
+        if _is_plain(plain):
+            return _copied(plain)
         stated = f"{'.'.join(path)}={shortened(raw)} ({self._origin(path)})"
         if raw == MISSING:
             raise ConfigError(f"{stated} is mandatory; give it in a file or on the command line.")
@@ -60,6 +63,18 @@ class Resolver:
         except OmegaConfBaseException as error:
             raise ConfigError(f"{stated} {why_unresolved(error)}.") from error
         return value
+
+    def _referred(self, raw: Any) -> Any:
+        """Return the plain value of a key that a raw value names and nothing else; any other value as it is."""
+        found = _KEY.fullmatch(raw) if isinstance(raw, str) else None
+        if found is None:
+            return raw
+        value: Any = self._raw
+        for name in found[1].split("."):
+            if not isinstance(value, dict) or name not in value:
+                return raw
+            value = value[name]
+        return value if _is_plain(value) else raw
 
     def _malformed(self, error: GrammarParseError) -> str:
         key = str(error.full_key)

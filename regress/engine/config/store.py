@@ -25,6 +25,7 @@ class Store:
 
     def __init__(self) -> None:
         self._entries: dict[KeyPath, Entry] = {}
+        self._below: dict[KeyPath, list[Entry]] | None = None
 
     def put(self, entry: Entry) -> None:
         """Merge ``entry`` into the store: mappings merge, everything else replaces.
@@ -41,6 +42,7 @@ class Store:
 
     def remove(self, path: KeyPath) -> None:
         """Remove the values given at ``path`` and below it."""
+        self._below = None
         for given in [given for given in self._entries if given[: len(path)] == path]:
             del self._entries[given]
 
@@ -48,8 +50,11 @@ class Store:
         """Return the origin of the value at ``path``: the last value at or below it, or the one that
         contains it.
         """
-        given = [entry.origin for key, entry in self._entries.items() if _same_branch(key, path)]
-        return given[-1] if given else Origin(DEFAULT)
+        given = self._given(path)
+        if given:
+            return given[-1].origin
+        above = (self._entries.get(path[:depth]) for depth in range(len(path)))
+        return next((entry.origin for entry in above if entry is not None), Origin(DEFAULT))
 
     def origins(self) -> dict[str, Origin]:
         """Return the origin of each value by dotted key, the schema's defaults included."""
@@ -67,11 +72,20 @@ class Store:
 
     def _values(self) -> Iterator[tuple[KeyPath, Any]]:
         for leaf in leaves().values():
-            given = [entry for path, entry in self._entries.items() if path[: len(leaf.path)] == leaf.path]
+            given = self._given(leaf.path)
             if not given:
                 yield leaf.path, leaf.default
             for entry in given:
                 yield entry.path, entry.value
+
+    def _given(self, path: KeyPath) -> list[Entry]:
+        """Return the values given at a path and below it; no value is both below it and within another."""
+        if self._below is None:
+            self._below = {}
+            for key, entry in self._entries.items():
+                for depth in range(len(key) + 1):
+                    self._below.setdefault(key[:depth], []).append(entry)
+        return self._below.get(path, [])
 
     def _put_section(self, entry: Entry) -> None:
         if isinstance(entry.value, dict):
@@ -85,6 +99,7 @@ class Store:
             self.put(Entry((*entry.path, str(name)), value, entry.origin))
 
     def _replace(self, entry: Entry) -> None:
+        self._below = None
         for given in [given for given in self._entries if _same_branch(given, entry.path)]:
             del self._entries[given]
         self._entries[entry.path] = entry

@@ -103,4 +103,26 @@ def file_beside_task(c: Config, origin: Callable[[KeyPath], Origin]) -> str | No
     return None
 
 
-TASK_RULES: tuple[Rule, ...] = (_no_task, _pass_at_k, _max_samples, _stages, _evaluated)
+def _filter(c: Config) -> str | None:
+    data = c.data
+    if not data.filter_groups:
+        if data.filter_metric == "reward":
+            return None
+        return (
+            f"data.filter_metric={data.filter_metric} is not read while data.filter_groups=false; set that to true or "
+            "data.filter_metric=reward."
+        )
+    if data.group_size == 1:
+        return (
+            "data.filter_groups=true compares the samples of a group, and data.group_size=1 leaves nothing to compare; "
+            "set data.group_size to at least 2 or data.filter_groups=false."
+        )
+    if data.filter_metric != "reward" and data.filter_metric not in c.task.rewards and not without_task(c):
+        return (
+            f"data.filter_metric={data.filter_metric} is no reward of task.rewards, which has "
+            f"{', '.join(c.task.rewards)}; name one of them, or reward for their sum."
+        )
+    return None
+
+
+TASK_RULES: tuple[Rule, ...] = (_no_task, _pass_at_k, _max_samples, _stages, _evaluated, _filter)

@@ -6,14 +6,32 @@ import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from regress.dump.metrics_file import SEQUENCE, STEP, Row
 from regress.errors import RegressError
+from regress.inputs import parse_json, read_bytes
+from regress.schema import conform
 
 FOLDER = "wandb_backup"
 VERSION = 1
 TRACKER, ROW = "tracker", "row"
+
+
+class _Row(TypedDict):
+    """What every row has; its metrics besides."""
+
+    step: int
+    sequence: int
+
+
+class _Entry(TypedDict):
+    tracker: str
+    row: _Row
+
+
+class _Document(TypedDict):
+    rows: list[_Entry]
 
 
 class Backup:
@@ -80,15 +98,14 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        content = json.loads(path.read_text())
-        entries: list[dict[str, Any]] = content["rows"]
-        if not all({TRACKER, ROW} <= entry.keys() and SEQUENCE in entry[ROW] for entry in entries):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        content = parse_json(read_bytes(path), wide=True)
+        conform(content, _Document, "it")
+    except (ValueError, OSError) as error:
         raise RegressError(
             f"{path} is no backup of metrics; move it away, metrics.jsonl has every value"
         ) from error
-    return entries
+    found: list[dict[str, Any]] = content["rows"]
+    return found
 
 
 def _is(entry: dict[str, Any], tracker: str, row: Row) -> bool:

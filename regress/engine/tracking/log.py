@@ -242,7 +242,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             return {}
         deliveries = {} if state is None else state["trackers"]
         return {
-            name: entry["acknowledged"]
+            name: entry.get("acknowledged", -1)
             for name, entry in deliveries.items()
             if entry["run_id"] == target.run_id
         }

@@ -87,7 +87,7 @@ def _lacking(tracker: str, run: Path, entry: Mapping[str, Any], notice: Notice) 
     """Return the valid rows in the backup, and those that were logged after the last that the tracker took."""
     valid = valid_rows(read_rows(run / METRICS, notice))
     kept = {row[SEQUENCE] for row in Backup(run).rows(tracker)}
-    return [row for row in valid if row[SEQUENCE] in kept or row[SEQUENCE] > entry["acknowledged"]]
+    return [row for row in valid if row[SEQUENCE] in kept or row[SEQUENCE] > entry.get("acknowledged", -1)]
 
 
 class _Sent(list[Row]):

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from regress.engine.tracking.backup import write_json
 from regress.errors import RegressError
+from regress.inputs import parse_json, read_bytes
+from regress.schema import conform
 
 STATE = "wandb_sync_state.json"
 VERSION = 1
 EVERY = 1.0
 """Seconds between two writes that nothing makes urgent."""
+
+
+class _Versioned(TypedDict):
+    schema_version: int
+
+
+class _Tracker(TypedDict):
+    run_id: str
+    acknowledged: NotRequired[int]
+
+
+class _Document(_Versioned):
+    trackers: dict[str, _Tracker]
+    name: NotRequired[str | None]
+    project: NotRequired[str | None]
+    run_name: NotRequired[str | None]
 
 
 class SyncState:
@@ -53,12 +70,14 @@ def read_sync_state(output_dir: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text())
-        version, trackers = content["schema_version"], content["trackers"]
-        fits = isinstance(version, int) and all("run_id" in entry for entry in trackers.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        content = parse_json(read_bytes(path))
+        conform(content, _Versioned, "it")
+        version: int = content["schema_version"]
+        if version <= VERSION:
+            conform(content, _Document, "it")
+    except (OSError, ValueError) as error:
         raise RegressError(f"{path} is damaged; delete it, and the next run writes a new one") from error
-    if not fits or version > VERSION:
+    if version > VERSION:
         raise RegressError(
             f"{path} has the schema version {version}, but this release knows up to {VERSION}; use the release that "
             "wrote it, or delete it"
@@ -72,5 +91,5 @@ def acknowledge(output_dir: Path, tracker: str, sequence: int) -> None:
     if content is None or tracker not in content["trackers"]:
         return
     entry = content["trackers"][tracker]
-    entry["acknowledged"] = max(entry["acknowledged"], sequence)
+    entry["acknowledged"] = max(entry.get("acknowledged", -1), sequence)
     write_json(output_dir / STATE, content)

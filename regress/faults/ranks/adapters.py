@@ -92,7 +92,8 @@ def factors_b_of_own_tokens(patch: Patch) -> None:
     variants=("tp2-sp",),
     first="gradient",
     ranks=(0, 1),
-    rules=("gradient-power-of-two",),
+    # gradient-averaged-over-ranks: it says that what is whole on each rank is summed over them
+    rules=("gradient-power-of-two", "gradient-averaged-over-ranks"),
     names=r".*\.(q|v|gate)_proj\.lora_A\..*",
 )
 def factors_a_of_gathered_tokens_summed(patch: Patch) -> None:

@@ -179,7 +179,8 @@ def key_heads_tiled(patch: Patch) -> None:
     variants=("cp2",),
     first="log_probs",
     ranks=(0,),
-    rules=("labels-at-border",),
+    # targets: every wrong log-prob is proven to be that of another target
+    rules=("labels-at-border", "targets"),
 )
 def labels_rolled_after_the_split(patch: Patch) -> None:
     """The last column of a rank predicts the first one of the same rank."""

@@ -64,7 +64,8 @@ def incomplete_microbatch_dropped(patch: Patch) -> None:
     variants=("dp2-dealt",),
     first="weights",
     ranks=(0, 1),
-    rules=("mean-of-means",),
+    # weights-world-size: the rank without tokens leaves the other its own count over the number of ranks
+    rules=("mean-of-means", "weights-world-size"),
     update=0,
     also=(Shown("dapo", "dp2", "weights", ranks=(1,), update=0),),
 )

@@ -75,7 +75,8 @@ def counter_ahead_on_a_rank(run: Run) -> None:
     variants=("fsdp2",),
     first="optimizer",
     ranks=(0, 1),
-    rules=("state-of-a-rank",),
+    # state-of-a-rank-unclipped: every rank is wrong, and the state that was exchanged is named
+    rules=("state-of-a-rank", "state-of-a-rank-unclipped"),
     names=r".*/exp_avg",
 )
 def state_of_another_shard(run: Run) -> None:

@@ -110,7 +110,8 @@ def loss_times_ranks(patch: Patch) -> None:
     variants=("cp2",),
     first="gradient",
     ranks=(0, 1),
-    rules=("reduction", "not-reduced"),
+    # norms-not-summed: of tp2, where the norms of heads are all that must be summed
+    rules=("reduction", "not-reduced", "norms-not-summed"),
     also=(
         Shown("dense", "dp2-fsdp2", "gradient", ranks=(0, 1, 2, 3)),
         Shown("dense", "tp2", "gradient", ranks=(0, 1), names=HEAD_NORMS),
@@ -129,7 +130,8 @@ def sums_left_out(run: Run) -> None:
     variants=("tp2",),
     first="gradient",
     ranks=(0, 1),
-    rules=("gradient-power-of-two",),
+    # gradient-averaged-over-ranks: it says that whole gradients are summed over the ranks, which they are
+    rules=("gradient-power-of-two", "gradient-averaged-over-ranks"),
     names=HEAD_NORMS,
 )
 def summed_twice(run: Run) -> None:

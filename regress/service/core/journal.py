@@ -11,6 +11,7 @@ from typing import Any
 
 from regress.dump.files import sync_folder, write_atomically
 from regress.errors import reason
+from regress.inputs import parse_json, read_bytes
 from regress.service.api import ServiceError
 
 Record = dict[str, Any]
@@ -85,19 +86,32 @@ def read_journal(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = read_bytes(path).split(b"\n")
+    except OSError as error:
+        raise ServiceError(
+            f"{path} cannot be read ({reason(error)}); correct its permissions, or start the service with an empty "
+            "--state-dir",
+            code="damaged_state",
+            category="server",
+        ) from error
     records: list[Record] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line, finite=False, wide=True)
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise ServiceError(
-                f"line {number} of {path} is damaged; restore the file from a backup, or start the service with an "
-                "empty --state-dir",
-                code="damaged_state",
-                category="server",
-            )
+            raise damaged(path, number)
         records.append(record)
     return records
+
+
+def damaged(path: Path, number: int) -> ServiceError:
+    """Return the error for a line of a journal that says nothing, or what cannot be."""
+    return ServiceError(
+        f"line {number} of {path} is damaged; restore the file from a backup, or start the service with an empty "
+        "--state-dir",
+        code="damaged_state",
+        category="server",
+    )

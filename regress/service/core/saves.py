@@ -6,16 +6,23 @@ import errno
 import json
 import secrets
 from collections.abc import Callable, Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
 
 from regress.dump.files import TEMPORARY, file_stamp, remove_tree, sync_folder, write_atomically
 from regress.errors import DumpError, RegressError, reason
+from regress.inputs import DOCUMENT, parse_json, read_bytes
+from regress.schema import conform
 from regress.service.api import ServiceError
 
 MANIFEST = "save.json"
 CONTENT = "checkpoint"
 """Folder beside the manifest of what the host wrote, which allows no other files in it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Listed(TypedDict):
+    files: dict[str, list[int | str]]
 
 
 class SaveStore:
@@ -65,8 +72,10 @@ class SaveStore:
         """Raise `ServiceError` unless a save is there as it was written."""
         path = self._root / folder
         try:
-            listed = json.loads((path / MANIFEST).read_text())["files"]
-            for name, stamp in listed.items():
+            listed: _Listed = conform(parse_json(read_bytes(path / MANIFEST, DOCUMENT)), _Listed, "it")
+            for name, stamp in listed["files"].items():
+                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                    raise DumpError(f"{name} lies outside of it")
                 found = file_stamp(path / name)
                 if [found.size, found.sha256] != stamp:
                     raise DumpError(f"{name} has changed")

@@ -14,11 +14,12 @@ from typing import Any
 
 from regress.errors import ConfigError, reason
 from regress.service.api import Operation, ServiceError, Status
-from regress.service.core.journal import Journal, Record, read_journal
+from regress.service.core.journal import Journal, Record, damaged, read_journal
 from regress.service.core.lane import Lane
 from regress.service.core.ledger import Ledger, ModelEntry, OperationEntry
 from regress.service.core.limits import Limits
 from regress.service.core.operations import Operations, Ticket
+from regress.service.core.record_shapes import conform_record
 from regress.service.core.records import packed_error, packed_result, unpacked_error, unpacked_result
 from regress.service.core.saves import SaveStore
 
@@ -49,14 +50,24 @@ class State:
         self.limits = limits
         self._lock = _locked(root)
         self.ledger = Ledger(limits.remembered)
-        for record in read_journal(root / JOURNAL):
-            self.ledger.apply(record)
+        try:
+            self._read(root / JOURNAL)
+        except BaseException:
+            os.close(self._lock)
+            raise
         self.store = SaveStore(root / "saves")
         self.journal = Journal(root / JOURNAL)
         self.operations = Operations(limits)
         self.lanes: OrderedDict[str, Lane] = OrderedDict()
         self.waiting_bytes = 0
         self.draining = False
+
+    def _read(self, path: Path) -> None:
+        for number, record in enumerate(read_journal(path), 1):
+            try:
+                self.ledger.apply(conform_record(record))
+            except (KeyError, ValueError) as error:  # a model that was never created, or another shape
+                raise damaged(path, number) from error
 
     def close(self) -> None:
         """Release the state directory."""

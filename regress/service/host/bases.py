@@ -30,6 +30,7 @@ from regress.service.api import LoraSpec, OfferedModel
 from regress.service.host.adapters import require_rank, target_modules
 
 _UNUSED = {
+    "model.router_coef": "its protocols have no such loss",
     "optimizer.factory": "clients send the settings of AdamW",
     "reference.path": "the service has no reference model",
 }
@@ -176,12 +177,13 @@ class Base:
         keys = {
             "optimizer.factory": self.config.optimizer.factory,
             "reference.path": self.config.reference.path,
+            "model.router_coef": self.config.model.router_coef or None,
         }
         for key, value in keys.items():
             if value is not None:
                 raise ConfigError(
                     f"{key}={value!r} cannot be followed for the offered model {self.name!r}: {_UNUSED[key]}; set it "
-                    "to null"
+                    f"to {'0' if key == 'model.router_coef' else 'null'}"
                 )
 
 

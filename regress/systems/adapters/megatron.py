@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from regress.systems.adapters.megatron_cells import CELLS
+from regress.systems.adapters.megatron_evidence import SHIMS, SPLIT, lacking
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
-from regress.systems.protocol import Cell, Engaged, Shim, System
+from regress.systems.protocol import Cell, Engaged, System
 
 
 class Megatron(System):
@@ -30,36 +31,7 @@ class Megatron(System):
     requirements = ("megatron-core==0.16.1", "einops==0.8.2")
     modules = ("megatron.core", "transformers.models.auto.modeling_auto")
     environ: Mapping[str, str] = {"NVTE_FRAMEWORK": "none"}
-    shims = (
-        Shim(
-            "CUDA's device, streams and factories answered by the CPU",
-            33,
-            "megatron-core writes out device='cuda' and torch.cuda.current_device()",
-        ),
-        Shim(
-            "tracker of random states left alone",
-            8,
-            "it keeps states of CUDA; dropout is 0, nothing is drawn",
-        ),
-        Shim(
-            "type of float32 tensors named as CUDA's",
-            5,
-            "the optimizers know float32 by the name torch.cuda.FloatTensor",
-        ),
-        Shim(
-            "RMS norm of torch with the mark of sequence parallelism",
-            8,
-            "megatron-core's wrapper of torch's norm refuses sequence parallelism, its other norms need CUDA",
-            touches_numerics=True,
-            layouts=("*-sp*",),
-        ),
-        Shim(
-            "a name that the router asks for defined as None",
-            1,
-            "without Transformer Engine the router ends with NameError where it asks whether te_general_gemm is None",
-            layouts=("moe-*",),
-        ),
-    )
+    shims = SHIMS
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
@@ -411,7 +383,7 @@ class Megatron(System):
         facts: dict[str, Any] = {
             "schedule": get_forward_backward_func().__name__,
             "optimizer": sorted({type(one).__name__ for one in self._optimizers()}),
-            "modules": sorted(set(modules) & _SPLIT),
+            "modules": sorted(set(modules) & SPLIT),
             "stages": len(self.chunks),
             "passes": self.passes,
             "lengths": sorted(self.lengths),
@@ -421,36 +393,7 @@ class Megatron(System):
             "collectives": collectives(),
             "updates": self.updates,
         }
-        return Engaged(facts, "; ".join(self._lacks(facts)))
-
-    def _lacks(self, facts: Mapping[str, Any]) -> Iterator[str]:
-        settings = self.settings
-        if facts["updates"] != self.cell.updates:
-            yield f"it made {facts['updates']} updates of {self.cell.updates}"
-        wanted = "forward_backward_no_pipelining"
-        if settings["pp"] > 1:
-            wanted = "forward_backward_pipelining_without_interleaving"
-            if settings.get("virtual"):
-                wanted = "forward_backward_pipelining_with_interleaving"
-        if facts["passes"] != self.wanted_passes:
-            yield f"the layers ran {facts['passes']} times, not {self.wanted_passes}"
-        part = 1 / settings["tp"] if settings.get("sp") else 1.0
-        if any(length != part for length in facts["lengths"]):
-            yield f"a layer worked on {facts['lengths']} of the sequence, not on {part}"
-        if facts["schedule"] != wanted:
-            yield f"the schedule is {facts['schedule']}"
-        if settings.get("distributed") and "DistributedOptimizer" not in facts["optimizer"]:
-            yield f"the optimizer is a {', '.join(facts['optimizer'])}"
-        if settings["tp"] * settings["pp"] > 1 and facts["held"] > 0.9:
-            yield f"a rank holds {facts['held']} of the elements"
-        if self.settings.get("ep", 1) > 1 and (
-            "SequentialMLP" not in facts["modules"] or facts["held"] > 0.9
-        ):
-            yield f"a rank holds {facts['held']} of the elements, so experts are not shared"
-        if self.settings.get("bucket") and facts["buckets"] < 2:
-            yield "the gradients are in one bucket"
-        if self.cell.layout.ranks > 1 and not facts["collectives"]:
-            yield "nothing was communicated"
+        return Engaged(facts, "; ".join(lacking(facts, self.cell, self.wanted_passes)))
 
     def _optimizers(self) -> list[Any]:
         return list(getattr(self.optimizer, "chained_optimizers", [self.optimizer]))
@@ -464,13 +407,6 @@ class Megatron(System):
 
 
 _TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "optimizer", "param")
-_SPLIT = {
-    "ColumnParallelLinear",
-    "RowParallelLinear",
-    "VocabParallelEmbedding",
-    "SequentialMLP",
-    "MoEAlltoAllTokenDispatcher",
-}
 
 
 def _count(shape: Any) -> int:

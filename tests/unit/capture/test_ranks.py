@@ -47,6 +47,9 @@ def test_ranks_equal_one_process(tmp_path: Path, golden: Path, job: str, world: 
     assert report.exit_code == 0, failed(report)
     checked = {verdict.quantity for verdict in report.verdicts}
     assert {"log_probs", "loss", "token_gradient", "gradient", "param", "optimizer"} <= checked
+    if job.startswith("fsdp2"):
+        norms = [v.place.rank for v in report.verdicts if v.quantity == "grad_norm"]
+        assert norms == [0, 1] * 2, "the norm of shards is that of the trainer, on each rank"
     mesh = DumpReader(tmp_path / "dump").manifest.provenance.mesh
     assert mesh == {"world_size": world, **MESHES[job]}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -222,6 +224,33 @@ def test_a_clip_function_imported_before_is_seen(tmp_path: Path) -> None:
                 pass
         (free,), (found,) = (records(tmp_path / folder, "gradient") for folder in ("free", name))
         assert free.checksum() == found.checksum()
+
+
+def test_a_scaling_function_imported_before_tells_norm_and_limit(tmp_path: Path) -> None:
+    """A trainer's module that clips in two calls, both imported by name before the recording began."""
+    trainer = ModuleType("a_trainer_of_its_own")
+    exec("from torch.nn.utils import clip_grads_with_norm_ as scale, get_total_norm as total", vars(trainer))
+    held = trainer.scale
+
+    def clip(parameters: Any) -> None:
+        own = list(parameters)
+        trainer.scale(own, 1e-3, total := trainer.total([p.grad for p in own]))
+        norms.append(float(total))
+
+    norms: list[float] = []
+    model = tiny_model()
+    sys.modules[trainer.__name__] = trainer
+    try:
+        with record(tmp_path / "dump", model):
+            exec("from torch.nn.utils import clip_grads_with_norm_ as late", vars(trainer))
+            for _ in steps_with(model, clip):
+                pass
+    finally:
+        del sys.modules[trainer.__name__]
+    (gradient,), (optimizer,) = (records(tmp_path / "dump", stage) for stage in ("gradient", "optimizer"))
+    assert gradient.meta["grad_norm"] == pytest.approx(norms[0], rel=1e-6)
+    assert optimizer.meta["max_grad_norm"] == 1e-3
+    assert trainer.scale is held is trainer.late is torch.nn.utils.clip_grads_with_norm_
 
 
 def steps_with(model: nn.Module, clip: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regress.capture.directions import errors_of
+from regress.capture.directions import Linearized, errors_of
 from regress.capture.linear_head import LinearHead
 from regress.capture.token_gradient import find_temperature, residual_of, solve
 
@@ -136,6 +136,10 @@ def test_any_entropy_derivatives_leave_a_temperature_within_its_error(
 @example(
     3, "capped", 0.7, 3, 64, 8.0, None
 )  # caps of two of three logits: in float32 they have no slope left
+@example(
+    743, "scaled", 1.0, 69, 8, 8.0, 0.05
+)  # the product over the vocabulary and the factor's own rounding
+@example(894, "linear", 1.3, 78, 8, 3.0, 0.0)
 @settings(max_examples=60, deadline=None)
 def test_errors_of_float32_stay_within_their_bounds(
     seed: int, kind: str, temperature: float, vocabulary: int, width: int, peak: float, bonus: float | None
@@ -158,6 +162,42 @@ def test_errors_of_float32_stay_within_their_bounds(
     ):
         wrong = (found - want.float().double()).abs()[out.recoverable_K]
         assert bool((wrong <= error[out.recoverable_K]).all()), (wrong / error[out.recoverable_K]).max()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_bounds_are_near_enough_to_the_errors_to_see_three_times_as_much(kind: str) -> None:
+    """The median error is a hundredth of its bound or more, and an error of three bounds in the gradient shows."""
+    ratios, caught = [], []
+    for seed in range(12):
+        case = Case(seed, width=16, vocabulary=5 + 6 * seed, kind=kind, temperature=0.7, dtype=torch.float32)
+        out = solve(*case.arguments(), temperature=0.7)
+        want, error = case.log_prob_gradient.float().double(), out.log_prob_error_K
+        sure = out.recoverable_K & error.isfinite()
+        ratios.append(((out.log_prob_K - want).abs() / error)[sure])
+        at = Linearized(case.hidden.detach(), case.head, case.targets, None, 0).at(0.7)
+        moved = case.grad.double() + 3 * error.nan_to_num(posinf=0.0)[:, None] * at.a
+        wrong = solve(case.hidden.detach(), moved, case.head, case.targets, temperature=0.7)
+        caught.append(((wrong.log_prob_K - want).abs() > error)[sure])
+    assert float(torch.cat(ratios).median()) > 0.01
+    assert bool(torch.cat(caught).all())
+    assert torch.cat(caught).numel() > 200
+
+
+def test_a_head_that_is_no_linear_head_has_bounds_of_the_same_size() -> None:
+    """Its terms are measured by random signs; another module gives no access to its weights."""
+    case = Case(width=16, vocabulary=60, dtype=torch.float32)
+    own = solve(*case.arguments(), temperature=1.0)
+    hidden, grad, head, targets = case.arguments()
+    other = solve(hidden, grad, lambda states: head(states), targets, temperature=1.0)
+    ratio = (other.log_prob_error_K / own.log_prob_error_K)[own.recoverable_K]
+    assert 0.5 < float(ratio.min()) <= float(ratio.max()) < 2
+
+
+def test_the_weights_of_a_float64_head_stay_what_they_were() -> None:
+    case = Case()
+    before = case.weight.clone()
+    solve(*case.arguments(), temperature=1.0)
+    assert torch.equal(case.weight, before)
 
 
 def test_a_derivative_that_rounding_may_hide_has_no_bound() -> None:

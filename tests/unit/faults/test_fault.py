@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,11 +14,16 @@ from unittest import mock
 import pytest
 
 import regress.faults
+from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ReplayError
 from regress.faults import registry
-from regress.faults.fault import CATEGORIES, REGISTERED, Fault, fault
+from regress.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
 from regress.faults.patch import Patch
 from regress.faults.registry import corpus, fault_named, faults_named, installed
+from regress.replay.fault_trial import Judged, Trial, row_of
+from regress.replay.variants import Precision
 
 LOCAL = [fault for fault in corpus().values() if not fault.of_run and "ranks" not in fault.inject.__module__]
 """Faults that break code without asking for their rank."""
@@ -144,3 +150,33 @@ def test_a_name_is_given_once() -> None:
     ):
         fault(category="A", first="weights")(kl_detached)
     assert isinstance(fault_named("kl_detached"), Fault)
+
+
+def test_rules_that_are_accepted_are_rules() -> None:
+    known = {rule.id for rule in RULES}
+    assert {name: {*one.rules} - known for name, one in corpus().items() if {*one.rules} - known} == {}
+
+
+@pytest.mark.parametrize(
+    ("problem", "failed", "first", "caught"),
+    [
+        ("an error of its own", False, "weights", False),  # an error of the tool proves nothing
+        ("an error of its own", False, "refused", False),
+        ("it lies in 0 parts, says the engine", False, "refused", True),
+        ("", True, "weights", True),
+        ("", True, "refused", True),
+        ("", False, "weights", False),
+    ],
+)
+def test_a_fault_is_caught_by_verdicts_or_by_the_refusal_that_was_written_down(
+    problem: str, failed: bool, first: str, caught: bool
+) -> None:
+    one = replace(fault_named("offset_checked"), shown=())
+    shown = Shown("dense", "tp2", first, says="lies in 0 parts")
+    bad = Verdict(Status.DRIFT, "weights", "weights", Place(0, None, 0, 0), multiple=1e4, over=9, count=9)
+    verdicts = [bad] if failed else []
+    found = Judged(mock.Mock(), verdicts, find_divergence(verdicts), problem=problem)
+    with mock.patch("regress.replay.fault_trial.measured", return_value={}):
+        row = row_of(Trial(one, shown, Precision.FLOAT64), found, 0.0)
+    assert row.caught == caught
+    assert (row.margin > 0) == caught

@@ -236,7 +236,8 @@ from regress.errors import GoldenError
 from regress.golden.commit import commit
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 try:
-    commit(Path(sys.argv[1]), truth={"step_000001": {"gradient": {"big": np.ones(5000)}}}, provenance={})
+    big = np.random.default_rng(0).normal(size=5000)
+    commit(Path(sys.argv[1]), truth={"step_000001": {"gradient": {"big": big}}}, provenance={})
 except GoldenError as error:
     print(error)
 """

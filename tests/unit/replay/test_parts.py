@@ -14,7 +14,7 @@ from regress.replay.layouts import LAYOUTS
 from regress.replay.parts import NUMBERS, WORDS, overrides_of
 from regress.replay.rows import check_name
 from regress.replay.session import spelled_out
-from regress.replay.variants import VARIANTS
+from regress.replay.variant_rows import VARIANTS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from regress.engine.tracking import availability
 from regress.replay.cache import ReplayCache
-from regress.replay.variants import BASE, VARIANTS
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import BASE
 
 
 def impossible(name: str, foreign: object = None) -> str | None:

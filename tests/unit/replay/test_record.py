@@ -21,7 +21,8 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, items
 from regress.replay.record import add, record
 from regress.replay.run import replay
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -20,7 +20,8 @@ from regress.replay.remote_judge import judged
 from regress.replay.remote_variants import REMOTE, quantities
 from regress.replay.session import Machine
 from regress.replay.table import project_variants
-from regress.replay.variants import VARIANTS, Extent, Precision, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Extent, Precision, Variant
 
 STORE = GoldenStore(Path(__file__).parents[3] / "golden")
 CISPO = Replay(STORE.case("cispo"), REMOTE["remote-tinker"], Precision.FLOAT32)

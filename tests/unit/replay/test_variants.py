@@ -15,7 +15,8 @@ from regress.replay.remote_variants import REMOTE
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.rows import flat, parse_variants
 from regress.replay.table import project_variants
-from regress.replay.variants import VARIANTS, Precision, Variant
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision, Variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.draws import SAMPLED
 from regress.compare.diagnosis.rule import Condition
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import UPDATE_STAGES
@@ -16,6 +17,20 @@ _MUCH, _LITTLE = 0.05, 0.01
 def _split(dimension: str) -> Condition:
     """Return the condition that a dimension of the mesh has several ranks."""
     return lambda _, scene: scene.mesh.get(dimension, 1) > 1
+
+
+def _one_exchange(_: Divergence, scene: RunContext) -> bool:
+    """Return True if ranks share a layer in one way: of several ways, a layer that is off tells none."""
+    return sum(scene.mesh.get(name, 1) > 1 for name in ("cp", "tp", "pp", "ep")) == 1
+
+
+def _after_an_update(divergence: Divergence, _: RunContext) -> bool:
+    return bool(divergence.first.place.step or divergence.first.place.update)
+
+
+def _sampled_here(divergence: Divergence, _: RunContext) -> bool:
+    """Return True for rollouts that the run had to sample itself, in place of repeating recorded ones."""
+    return SAMPLED in divergence.first.detail
 
 
 def _factor(divergence: Divergence) -> bool:
@@ -69,6 +84,7 @@ CONDITIONS: dict[str, Condition] = {
     "tensor_parallel": _split("tp"),
     "pipeline_parallel": _split("pp"),
     "expert_parallel": _split("ep"),
+    "one_exchange": _one_exchange,
     "samples_in_parts": _samples_in_parts,
     "ratios_of_tokens": _ratios_of_tokens,
     "replicas_hold": _replicas_hold,
@@ -87,7 +103,11 @@ CONDITIONS: dict[str, Condition] = {
     "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),
     # of what fails
     "places_are_tokens": lambda found, _: found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss"),
-    "after_an_update": lambda found, _: bool(found.first.place.step or found.first.place.update),
+    "parameters_held_before": lambda found, _: "param" in found.before,
+    "parameters_unknown_before": lambda found, scene: (
+        _after_an_update(found, scene) and "param" not in found.before
+    ),
+    "not_sampled_here": lambda found, scene: not _sampled_here(found, scene),
     "nothing_else_fails": lambda found, _: not found.downstream and not found.independent,
     "several_tensors": lambda found, _: found.broken[0] > 1,
     "one_tensor": lambda found, _: found.broken[0] == 1 < found.broken[1],

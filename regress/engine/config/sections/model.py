@@ -53,6 +53,9 @@ class LoraConfig:
     save_merged: bool = value(False, "save the whole model with the adapter merged in, in final/merged, too")
 
 
+ROUTER_SCOPES = ("global", "microbatch")
+
+
 @dataclass
 class ModelConfig:
     """Policy model."""
@@ -86,6 +89,18 @@ class ModelConfig:
         choices=BACKENDS,
     )
     gradient_checkpointing: bool = value(False, "recompute activations in the backward pass")
+    router_coef: float = value(
+        0.0,
+        "coefficient of the load-balancing loss of a mixture of experts: experts times the sum over experts of their "
+        "share of the chosen ones times their mean probability, over all tokens and layers (arXiv 2101.03961)",
+        minimum=0.0,
+    )
+    router_scope: str = value(
+        "global",
+        "tokens of the load-balancing loss: the mini-batch over all microbatches and ranks, or each microbatch, over "
+        "which the loss is then the mean (TRL)",
+        choices=ROUTER_SCOPES,
+    )
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

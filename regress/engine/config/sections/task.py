@@ -64,6 +64,16 @@ class DataConfig:
 
     prompts_per_step: int = value(8, "prompts (groups) in a rollout batch", minimum=1)
     group_size: int = value(8, "completions sampled per prompt", minimum=1)
+    filter_groups: bool = value(
+        False,
+        "dynamic sampling (DAPO): groups whose samples have equal rewards are replaced by groups of further prompts",
+    )
+    filter_metric: str = value(
+        "reward", "filter_groups: reward that must differ, the whole one or one of task.rewards"
+    )
+    max_generation_batches: int = value(
+        10, "filter_groups: batches of prompts sampled for a step, at most; 0: any number", minimum=0
+    )
     max_prompt_length: int = value(32, "longest prompt in tokens", minimum=1)
     max_completion_length: int = value(
         16, "longest completion in tokens; with several turns, everything after the prompt", minimum=1

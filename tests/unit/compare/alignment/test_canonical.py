@@ -12,7 +12,7 @@ from regress.compare.alignment.canonical import canonicalize
 from regress.compare.alignment.keys import canonical_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
-from regress.compare.quantities import QUANTITIES, names_at, primary_source, quantity_named, quantity_of
+from regress.compare.quantities import QUANTITIES, primary_source, quantity_named, source_of
 from regress.dump.record import Record
 from regress.dump.stages import STAGES
 from regress.errors import CompareError
@@ -196,15 +196,19 @@ def test_golden_values_of_other_samples_are_refused(world: Any) -> None:
 
 def test_the_table_of_quantities_covers_all_stages() -> None:
     assert len({q.name for q in QUANTITIES}) == len(QUANTITIES)
-    assert {*names_at("step"), *names_at("update"), *names_at("micro")} == {q.name for q in QUANTITIES}
-    assert {stage.name for stage in STAGES if quantity_of(stage.name, "x")} == {
+    assert {q.level for q in QUANTITIES} == {"step", "update", "micro"}
+    assert {stage.name for stage in STAGES if source_of(stage.name, "x")} == {
         *("activations", "gradient", "gradient_clipped", "param", "optimizer", "metrics", "step_metrics")
     }
-    assert (
-        quantity_of("forward_data", "log_probs") == quantity_of("is_loss_debug", "log_probs") == "log_probs"
-    )
-    assert quantity_of("loss", "entropy_loss") == "loss"
-    assert quantity_of("is_loss_debug", "entropy_loss") == "entropy_loss"
+    for stage, tensor, quantity in (
+        ("forward_data", "log_probs", "log_probs"),
+        ("is_loss_debug", "log_probs", "log_probs"),
+        ("loss", "entropy_loss", "loss"),
+        ("is_loss_debug", "entropy_loss", "entropy_loss"),
+    ):
+        found = source_of(stage, tensor)
+        assert found is not None
+        assert found.quantity == quantity
     assert primary_source("batch_inputs", "response_mask").stage == "batch_inputs"
     with pytest.raises(
         CompareError, match="'logprobs' is no quantity; choose one of trajectory, sampler_log_probs"

@@ -12,6 +12,7 @@ import pytest
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose, matched, next_command
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.draws import SAMPLED
 from regress.compare.diagnosis.patterns import Pattern
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.conditions import CONDITIONS
@@ -30,6 +31,7 @@ NAMES = (
         "attention_mask",
         "input_ids",
         "model.layers.0",
+        "model.layers.0.mlp.gate.weight",
         "lm_head",
         "temperature",
     ),
@@ -40,6 +42,19 @@ NAMES = (
         "model.layers.1.mlp.experts.0.weight",
     ),
 )
+SENTENCES = (
+    "the prompt or an answer of the environment is another",
+    "the tokens are the same and one counts as sampled and was not",
+    "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ",
+    "token 3 is drawn in place of 4; log-probs of 2 of the 4 tokens that were sampled before differ; those of the "
+    "first token of each completion agree",
+    "token 3 is drawn in place of 4; log-probs of the 4 tokens that were sampled before agree",
+    "token 3 is drawn in place of 4; a token of lower probability is taken where the most probable one must be",
+    "the completion ends earlier; every one of them by its end alone; log-probs of the 4 tokens that were sampled "
+    "before agree",
+    "token 3 is drawn in place of 4; no sampled token with a log-prob lies before it, so nothing tells whether the "
+    "distributions agree",
+)
 DETAILS = (
     *("", "forward_data of rank 0 was not recorded", "no rank holds model.layers.1"),
     "golden float64 [3], and nothing of this name was recorded",
@@ -47,6 +62,11 @@ DETAILS = (
     *("x was recorded 2 times; only the first", "x was recorded, but is not part of the plan"),
     *("actual float64 [3], and no golden of this name", "x holds a tensor 'y' that belongs to no quantity"),
     "sample g/0 is in the golden dump only",
+    *(
+        f"{SAMPLED}: 1 of 2 samples differ, the first of them (g/0) at position 3 in turn 1, where {words}"
+        for words in SENTENCES
+    ),
+    f"{SAMPLED}: tokens and masks repeat",
 )
 WORDS = (
     *(
@@ -114,7 +134,8 @@ WORDS = (
     "the loss with the coefficients of KL and entropy exchanged",
     *("the gradient of the policy loss counts twice", "the gradient plus that of the last update"),
     *("the gradient of the last update", "the gradient plus its parameters times 0.1"),
-    *("the gradient after it was clipped", "one scaled by 2"),
+    *("the gradient after it was clipped", "one scaled by 2", "the 2 parts of the tensor added up"),
+    "the state after the gradient times -1",
     *("the loss with kl_coef 0.02", "the state of a first update", "the state after this update made twice"),
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
@@ -139,6 +160,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield replace(base, first=replace(first, relative=0.5))
         yield replace(base, held=(*rule.holds,))
         yield replace(base, agree=("gradient",))
+        yield replace(base, before=("param",))
         for id in ("tied", "everywhere", "names:step counters"):
             yield replace(base, patterns=(*told, Pattern(id, id)))
 
@@ -146,7 +168,18 @@ def examples(rule: Rule) -> Iterator[Divergence]:
 def scene_of(rule: Rule) -> RunContext:
     by_tokens = CONDITIONS["ratios_of_tokens"] in rule.when
     scene = replace(SCENE, config={}) if by_tokens else SCENE
+    if CONDITIONS["one_exchange"] in rule.when:
+        (own,) = (name for name in ("cp", "tp", "pp", "ep") if CONDITIONS[_SPLIT[name]] in rule.when)
+        scene = replace(scene, mesh={**dict.fromkeys(MESH, 1), own: 2})
     return replace(scene, absent=("loss of rank 1",)) if rule.of_records else scene
+
+
+_SPLIT = {
+    "cp": "context_parallel",
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "ep": "expert_parallel",
+}
 
 
 def example(rule: Rule) -> Divergence:

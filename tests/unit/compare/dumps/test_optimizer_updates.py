@@ -172,7 +172,7 @@ def test_wrong_gradients_explain_nothing(types: tuple[str, ...], tmp_path: Path)
     """The parameters follow from the recorded gradients, and these are wrong, though nobody asked about them."""
     golden = Run(1, types=types).record(tmp_path / "golden")
     actual = Run(2, turned=True, types=types).record(tmp_path / "actual")
-    found = compare_dumps(str(golden), str(actual), Options(only=Selection("param")))
+    found = compare_dumps(str(golden), str(actual), Options(only=Selection.of("param")))
     assert (found.exit_code, [verdict.name for verdict in found.failed]) == (1, [NAME])
 
 

@@ -193,7 +193,7 @@ def test_what_one_side_lacks_is_a_failure(pair: Any, edit: Edit, name: str) -> N
 
 def test_nothing_compared_is_no_success_w2(pair: Any, write: Write) -> None:
     with pytest.raises(CompareError, match="not one element"):
-        pair().compared(only=Selection("no_such_quantity"))
+        pair().compared(only=Selection.of("no_such_quantity"))
     with pytest.raises(CompareError, match="no step in common"):
         compare_dumps(write("empty", []), write("other", []))
 

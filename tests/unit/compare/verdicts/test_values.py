@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.block import Block
-from regress.compare.verdicts.case import Case
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.case import Block, Case
+from regress.compare.verdicts.tensor import judge_tensor, judge_values
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-from regress.compare.verdicts.values import judge_values
 from regress.compare.verdicts.verdict import Place
 
 BOUNDS = [Tolerance(0.0), Tolerance(1e-3), Tolerance(0.5), BITWISE]

@@ -1,0 +1,32 @@
+"""One-time work of the forkserver of mutants: imports, a first replay, and the collected unit tests."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import regress.replay.warm
+from mutation.force import remember
+from mutation.mutants import ROOT
+from mutation.scopes import PATHS
+from mutation.unit_tests import collect
+from regress.golden.store import GoldenStore
+from regress.replay.configure import replay_config
+from regress.replay.run import run_steps
+from regress.replay.variants import VARIANTS, Precision
+
+FIRST = "dense"
+"""Case that is replayed once, since a first replay of a process takes three times the time of a second."""
+
+
+def _replayed_once() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        case = GoldenStore(ROOT / "golden").case(FIRST)
+        run_steps(replay_config(case, VARIANTS["base"], Precision.FLOAT64, 1, Path(folder)))
+
+
+_replayed_once()
+collect()
+remember(PATHS)
+
+__all__ = ["regress"]

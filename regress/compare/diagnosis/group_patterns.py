@@ -1,0 +1,78 @@
+"""Patterns of advantages, group by group: another scale, or another baseline.
+
+Within a group all samples share mean and deviation. So a factor of its own for each group leaves the baseline right,
+and a number of its own that is added to each group leaves the scale right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.diagnosis.hypotheses import Floats
+from regress.compare.diagnosis.pattern import Pattern
+from regress.compare.verdicts.affected import Affected
+
+KEY, WITHIN = "groups", "within"
+_SAME = 1e-6
+_LITTLE = 0.01
+"""Largest change of a factor that an epsilon or the precision of a deviation explains."""
+
+
+def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
+    """Return whether values are the golden ones times, or plus, a number of each group; empty if neither.
+
+    A group without two different golden values agrees with both, and proves neither.
+
+    Args:
+        actual, golden: ``[K]`` values of the tokens that count; ``groups``: ``[K]`` their groups.
+    """
+    if not actual.size or not np.isfinite(actual).all() or not np.isfinite(golden).all():
+        return {}
+    slack = _SAME * max(float(np.abs(golden).max()), float(np.abs(actual).max()))
+    scale, offset, proofs, most = True, True, 0, 0.0
+    for group in np.unique(groups):
+        own, right = actual[groups == group], golden[groups == group]
+        if float(np.ptp(right)) <= slack:
+            continue
+        proofs += 1
+        factor = float(own @ right) / float(right @ right)
+        most = max(most, abs(factor - 1.0))
+        scale &= bool((np.abs(own - factor * right) <= slack).all())
+        offset &= float(np.ptp(own - right)) <= slack
+    return (
+        {KEY: {"scale": scale, "offset": offset, "proofs": proofs, "most": most}} if scale or offset else {}
+    )
+
+
+def of_tokens(actual: Floats, golden: Floats, samples: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
+    """Return a pattern where values differ within samples whose golden ones are all the same; empty if none does.
+
+    Args:
+        actual, golden: ``[K]`` values of the tokens that count; ``samples``: ``[K]`` their samples.
+    """
+    if not actual.size or not np.isfinite(actual).all():
+        return {}
+    slack = _SAME * max(float(np.abs(golden).max()), float(np.abs(actual).max()))
+    parts = [samples == sample for sample in np.unique(samples)]
+    if any(float(np.ptp(golden[own])) > slack for own in parts):
+        return {}
+    return {WITHIN: {}} if any(float(np.ptp(actual[own])) > slack for own in parts) else {}
+
+
+def group_patterns(found: Sequence[Affected]) -> Iterator[Pattern]:
+    """Yield what all failing advantages have in common, group by group."""
+    if any(WITHIN in item.held for item in found):
+        yield Pattern("advantages:within", "different values within a sample, which has one")
+        return
+    told: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]
+    if not any(numbers.get("proofs") for numbers in told):
+        return
+    if all(numbers.get("scale") for numbers in told):
+        if max(numbers["most"] for numbers in told) > _LITTLE:
+            yield Pattern("advantages:scale", "each group multiplied by a number of its own")
+    elif all(numbers.get("offset") for numbers in told):
+        yield Pattern("advantages:baseline", "a number of its own added to each group")

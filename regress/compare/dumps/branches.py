@@ -1,0 +1,391 @@
+"""Tokens at a bound of the clip range: rounding decides which branch of the loss they take, and both are right.
+
+The gradient of a clipped token is 0, however fine the dtype, and that of its neighbour is not. A token may take the
+branch that the golden side has not taken if the bound lies within its own rounding: between the ratios that the two
+sides recorded for it, or as close to them as its log-probs are rounded. What it may then be is computed from what is
+recorded: 0 for a clipped one; else its ratio times the gradient per ratio of the other tokens of its sample, which
+share advantage and weight. A wrong bound clips tokens that lie further away, and stays a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.aligned import Aligned, TokenRows
+from regress.compare.alignment.project import Projection
+from regress.compare.diagnosis.formulas import clip_range
+from regress.compare.dumps.bounds import spacing
+from regress.compare.dumps.canonical import earlier_updates, golden_update, merged
+from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.unit import Unit
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status
+from regress.dump.arrays import Array
+from regress.layout import SampleKey, TokenFrame
+
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+Earlier: TypeAlias = Callable[[], Iterable[Projection]]
+"""Function that returns the updates before one, in order."""
+Judged: TypeAlias = Callable[..., Finding]
+"""Function of a tensor beside its golden values, and of a tolerance in place of its own."""
+
+QUANTITY = "token_gradient"
+"""Quantity that jumps where a token is clipped."""
+CLIPPED = (
+    "a token is clipped or is not, however coarse the dtype, and the ratio of this one lies away from the bound by "
+    "more than rounding"
+)
+"""Reason for the tolerance of a token that another clip range stops or lets through."""
+SOMETHING = 1e-2
+"""Gradient of a token that was not clipped, relative to the largest."""
+NOTHING = 1e-6
+"""Gradient of a clipped token, relative to the largest: what is left of 0 where it was recovered by least squares."""
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Values of the tokens of an update on one side, ``[frame.size]``; NaN where nothing is recorded.
+
+    Attributes:
+        log_ratio: of policy and old log-prob.
+        size: sum of the absolute values of the two log-probs, which is what is rounded.
+    """
+
+    log_ratio: Floats
+    size: Floats
+    gradient: Floats
+
+    @classmethod
+    def of(
+        cls,
+        known: Projection,
+        earlier: Earlier,
+        names: Mapping[SampleKey, SampleKey] | None,
+        frame: TokenFrame,
+    ) -> Side | None:
+        """Return the values of an update in the order of a frame; None if it lacks one of them.
+
+        Args:
+            earlier: tells the log-probs before the first update with the same samples, where none are recorded.
+            names: own key of a sample -> the key in the frame; None if they are the same.
+        """
+        found = [_flat(known, quantity) for quantity in ("log_probs", "old_log_probs", QUANTITY)]
+        if found[1] is None:
+            found[1] = _first(known.frame, earlier())
+        if any(values is None for values in found):
+            return None
+        now, old, gradient = (in_frame(v, known.frame, names, frame, np.nan) for v in found if v is not None)
+        return cls(now - old, np.abs(now) + np.abs(old), gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """Tokens of a record that took the other branch than the golden side, and may have.
+
+    Attributes:
+        rows: the rows, with the golden values of these tokens.
+        share: part of the norm of all token gradients of the update.
+    """
+
+    rows: TokenRows
+    count: int
+    share: float
+
+    def note(self, place: Place) -> str:
+        """Return what is told of them."""
+        many = f"{self.count} token{'s' * (self.count > 1)}"
+        return (
+            f"{place}: {many} lie at a bound of the clip range, on the other side of it than in the golden dump, and "
+            "by no more than rounding: their gradients are those of the other branch, and count as equal"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """Both sides of the tokens of an update, and the bounds of the ratio.
+
+    Attributes:
+        bounds: interval of the logarithm of the lowest and of the highest ratio, which both lie in; ends are equal
+            where the configuration tells them.
+        spacing: that of the dtype which log-probs are rounded to.
+    """
+
+    frame: TokenFrame
+    golden: Side
+    actual: Side
+    bounds: tuple[tuple[float, float], tuple[float, float]]
+    spacing: float
+
+    @classmethod
+    def of(
+        cls,
+        golden: tuple[Projection, Earlier],
+        actual: tuple[Projection, Earlier],
+        names: Mapping[SampleKey, SampleKey],
+        config: Mapping[str, Any],
+        spacing: float,
+    ) -> Branches | None:
+        """Return the branches of an update; None where nothing tells ratios, or the clip is of whole samples.
+
+        Args:
+            names: actual key of a sample -> golden key.
+        """
+        objective = config.get("algorithm")
+        told = objective if isinstance(objective, Mapping) else {}
+        if told.get("importance_level", "token") != "token":
+            return None
+        frame = golden[0].frame
+        own, theirs = Side.of(*golden, None, frame), Side.of(*actual, names, frame)
+        if own is None or theirs is None:
+            return None
+        clip = clip_range(told)
+        if clip is None:
+            bounds = _seen(own, frame, -1), _seen(own, frame, 1)
+        else:
+            low, high = (float(np.log(one)) if one > 0 else -np.inf for one in clip)
+            bounds = (low, low), (high, high)
+        return cls(frame, own, theirs, bounds, spacing)
+
+    def admitted(self, tokens: NDArray[np.int64], bound: float) -> Bools:
+        """Return which tokens have the value of the other branch, and may have taken it.
+
+        Args:
+            tokens: numbers in the frame of tokens whose gradients differ.
+            bound: tolerance of a gradient.
+        """
+        golden, actual = self.golden.gradient[tokens], self.actual.gradient[tokens]
+        per_ratio = self._per_ratio(bound)[tokens]
+        least = NOTHING * float(np.nanmax(np.abs(self.golden.gradient), initial=0.0))
+        clipped = np.abs(golden) > least  # on the actual side, then: the golden side has not clipped it
+        sign = np.where(clipped, golden, per_ratio)
+        other = np.where(clipped, 0.0, per_ratio * np.exp(self.actual.log_ratio[tokens]))
+        with np.errstate(invalid="ignore"):
+            right = np.abs(actual - other) <= bound
+            right &= ~clipped | (np.abs(actual) <= max(least, self.spacing * bound))
+        return np.asarray(right & self._at_bound(tokens, sign), bool)
+
+    def taken(self, rows: TokenRows, frame: TokenFrame, bound: float) -> Taken | None:
+        """Return the tokens of a record that took the other branch, and may have; None if there are none.
+
+        Args:
+            frame: numbers the tokens of the rows.
+            bound: tolerance of a gradient.
+        """
+        at, expected, tokens = self._beside(rows, frame)
+        values = rows.part.array.reshape(-1)
+        over = np.flatnonzero((np.abs(values[at] - expected) > bound) & (tokens >= 0))
+        chosen = over[self.admitted(tokens[over], bound)]
+        if not chosen.size:
+            return None
+        closer = values.copy()
+        closer[at[chosen]] = expected[chosen].astype(closer.dtype)
+        part = replace(rows.part, array=closer.reshape(rows.part.array.shape))
+        return Taken(replace(rows, part=part), chosen.size, self._share(tokens[chosen]))
+
+    def wrong(self, rows: TokenRows, frame: TokenFrame) -> TokenRows | None:
+        """Return the tokens of a record that another clip range stops or lets through; None if there are none.
+
+        However coarse the dtype, a token is clipped or is not: away from the bound, a gradient that is 0 on one side
+        only is no rounding. Tokens that a mask may have stopped are left out.
+        """
+        at, _, tokens = self._beside(rows, frame)
+        known = np.flatnonzero(tokens >= 0)
+        here = tokens[known]
+        golden, actual = self.golden.gradient, self.actual.gradient
+        least = NOTHING * float(np.nanmax(np.abs(golden), initial=0.0))
+        coarse = 4 * self.spacing * float(np.nanmax(np.abs(golden), initial=0.0))
+        found = np.zeros(here.size, bool)
+        for sign, (start, end) in zip((-1, 1), self.bounds, strict=True):
+            own, theirs = sign * self.golden.log_ratio, sign * self.actual.log_ratio
+            first, last = sorted((sign * start, sign * end))
+            rounded = 0.5 * self.spacing * self.golden.size
+            turned = self._turned(sign, least)
+            with np.errstate(invalid="ignore"):
+                free = turned & (-sign * actual > coarse)
+                furthest = float(theirs[free].max(initial=-np.inf))
+                let = turned & (np.abs(golden) <= least) & (-sign * actual > coarse)
+                let &= np.minimum(own, theirs) - rounded > last
+                stopped = turned & (-sign * golden > coarse) & (np.abs(actual) <= least) & (own > 0)
+                stopped &= (np.maximum(own, theirs) + rounded < first) & (theirs >= furthest)
+            found |= (let | stopped)[here]
+        return replace(rows, selected=at[known[found]]) if found.any() else None
+
+    def _turned(self, sign: int, least: float) -> Bools:
+        """Return the tokens of samples whose advantage has a sign, as the gradients of some of its tokens tell."""
+        speaking = np.nan_to_num(-sign * self.golden.gradient) > least
+        return np.repeat(np.maximum.reduceat(speaking, self.frame.offsets[:-1]), self.frame.lengths)
+
+    def _beside(
+        self, rows: TokenRows, frame: TokenFrame
+    ) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
+        """Return local place, golden value and number (-1 for none) of the tokens of a record that count."""
+        places, golden = [np.zeros(0, np.int64)], [np.zeros(0)]
+        for block in rows.blocks():
+            at = block.places
+            places.append(np.arange(at.start, at.stop) if isinstance(at, slice) else at)
+            golden.append(block.golden.reshape(-1).astype(np.float64))
+        found = np.concatenate(places)
+        return found, np.concatenate(golden), numbers(rows.part.rows[found], frame, self.frame)
+
+    def _share(self, tokens: NDArray[np.int64]) -> float:
+        """Return the part of the token gradients' norm that some tokens make up when they take the other branch."""
+        change = (self.actual.gradient - self.golden.gradient)[tokens]
+        whole = float(np.sqrt(np.nansum(self.golden.gradient**2)))
+        return float(np.sqrt((change**2).sum())) / whole if whole else np.inf
+
+    def _at_bound(self, tokens: NDArray[np.int64], sign: Floats) -> Bools:
+        """Return which tokens have a bound within their rounding: the upper one if their gradient is negative."""
+        ratios = np.stack([self.golden.log_ratio[tokens], self.actual.log_ratio[tokens]])
+        rounded = 0.5 * self.spacing * self.golden.size[tokens]
+        first, last = ratios.min(axis=0) - rounded, ratios.max(axis=0) + rounded
+        (low, low_end), (high, high_end) = self.bounds
+        start, end = np.where(sign > 0, low, high), np.where(sign > 0, low_end, high_end)
+        with np.errstate(invalid="ignore"):
+            return np.asarray((first <= end) & (start <= last) & (end - start <= last - first), bool)
+
+    def _per_ratio(self, bound: float) -> Floats:
+        """Return the gradient of each token over its ratio, as its sample has it; NaN where tokens disagree."""
+        found = np.full(self.frame.size, np.nan)
+        gradient, ratio = self.golden.gradient, np.exp(self.golden.log_ratio)
+        least = NOTHING * float(np.nanmax(np.abs(gradient), initial=0.0))
+        for start, stop in zip(self.frame.offsets[:-1], self.frame.offsets[1:], strict=True):
+            own = slice(start, stop)
+            speaking = (np.abs(gradient[own]) > least) & np.isfinite(ratio[own])
+            if not speaking.any():
+                continue
+            every = gradient[own][speaking] / ratio[own][speaking]
+            middle = float(np.median(every))
+            if (np.abs(every - middle) * ratio[own][speaking] <= bound).all():
+                found[own] = middle
+        return found
+
+
+def numbers(tokens: NDArray[np.int64], frame: TokenFrame, into: TokenFrame) -> NDArray[np.int64]:
+    """Return the numbers that tokens of a frame have in another one, -1 for those without one."""
+    sample = np.searchsorted(frame.offsets, tokens, side="right") - 1
+    index = into.index
+    own = np.array([index.get(key, -1) for key in frame.samples], np.int64)[sample]
+    starts = np.asarray(into.offsets)
+    place = starts[own] + tokens - np.asarray(frame.offsets)[sample]
+    return np.where((own >= 0) & (place < starts[own + 1]), place, -1)
+
+
+def in_frame(
+    values: Array,
+    own: TokenFrame,
+    names: Mapping[SampleKey, SampleKey] | None,
+    frame: TokenFrame,
+    fill: float,
+) -> Floats:
+    """Return values of the tokens of one frame in the order of another.
+
+    Args:
+        names: own key of a sample -> the key in the other frame; None if they are the same.
+        fill: value of the samples that are absent, or of another length.
+    """
+    found = np.full((frame.size, *values.shape[1:]), fill, np.float64)
+    index = frame.index
+    for number, key in enumerate(own.samples):
+        to = index.get(key if names is None else names.get(key, key))
+        if to is not None and own.lengths[number] == frame.lengths[to]:
+            here, there = (slice(*f.offsets[n : n + 2]) for f, n in ((own, number), (frame, to)))
+            found[there] = values[here]
+    return found
+
+
+def jumps(rows: TokenRows) -> bool:
+    """Return True if a token has a gradient on one side only."""
+    for block in rows.blocks():
+        golden, actual = np.abs(block.golden.reshape(-1)), np.abs(block.actual.reshape(-1))
+        largest = max(float(golden.max(initial=0.0)), float(actual.max(initial=0.0)))
+        less, more = np.minimum(golden, actual), np.maximum(golden, actual)
+        if ((less <= NOTHING * largest) & (more > SOMETHING * largest)).any():
+            return True
+    return False
+
+
+def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: Judged) -> Finding:
+    """Return the finding on token gradients, where tokens at a bound of the clip range may take either branch.
+
+    Args:
+        dtype: the coarsest of the two sides.
+        judged: judges the tensor anew.
+    """
+    rows, verdict, paths = found.tokens, finding.verdict, (unit.golden, unit.actual)
+    if rows is None or not (verdict.status is Status.DRIFT or jumps(rows)):
+        return finding
+    sides = []
+    for one, other, record in ((*paths, unit.records[0]), (*reversed(paths), unit.record)):
+        sides.append((golden_update(one, other, record), partial(earlier_updates, one, other, record)))
+    config = merged(open_side(unit.actual).config, open_side(unit.golden).config)
+    branches = Branches.of(sides[0], sides[1], unit.golden_of, config, spacing(dtype))
+    if branches is None:
+        return finding
+    wrong = branches.wrong(rows, unit.frame)
+    if wrong is not None:
+        return judged(found.among(wrong), Tolerance(branches.spacing, reason=CLIPPED))
+    taken = None if verdict.ok else branches.taken(rows, unit.frame, verdict.tolerance)
+    if taken is None:
+        return finding
+    closer = taken.rows.part.array.reshape(found.actual.shape)
+    anew = judged(replace(found.among(taken.rows), actual=closer))
+    return replace(anew, note=taken.note(unit.place), carried=taken.count, share=taken.share)
+
+
+def _seen(side: Side, frame: TokenFrame, sign: int) -> tuple[float, float]:
+    """Return the interval that holds the logarithm of a bound, between clipped tokens and others.
+
+    Args:
+        sign: 1 for the upper bound, which clips samples of positive advantage; -1 for the lower one.
+    """
+    unknown = (-np.inf, np.inf)
+    loss = np.isfinite(side.log_ratio) & np.isfinite(side.gradient)
+    away = sign * side.log_ratio
+    least = NOTHING * float(np.abs(side.gradient[loss]).max(initial=0.0))
+    speaking = loss & (-sign * side.gradient > least)
+    free = speaking & (away > 0)
+    turned = np.repeat(np.maximum.reduceat(speaking, frame.offsets[:-1]), frame.lengths)
+    stopped = loss & turned & (np.abs(side.gradient) <= least) & (away > 0)
+    if not free.any() or not stopped.any():
+        return unknown
+    inside = float(away[free].max())
+    beyond = away[stopped & (away > inside)]
+    if not beyond.size:
+        return unknown
+    first, last = sorted((sign * inside, sign * float(beyond.min())))
+    return first, last
+
+
+def _first(frame: TokenFrame, earlier: Iterable[Projection]) -> Floats | None:
+    """Return the log-probs of the first update with each sample; None where there is none for any."""
+    found = np.full(frame.size, np.nan)
+    for update in earlier:
+        values, index = _flat(update, "log_probs"), update.frame.index
+        if values is None:
+            continue
+        for number, key in enumerate(frame.samples):
+            own = index.get(key)
+            here = slice(*frame.offsets[number : number + 2])
+            if (
+                own is not None
+                and update.frame.lengths[own] == frame.lengths[number]
+                and np.isnan(found[here]).all()
+            ):
+                found[here] = values[slice(*update.frame.offsets[own : own + 2])]
+    return None if np.isnan(found).all() else found
+
+
+def _flat(known: Projection, quantity: str) -> Floats | None:
+    """Return a quantity of each token of an update; None unless it is there."""
+    values = known.truth.get(quantity, {}).get(quantity)
+    if values is None or values.shape != (known.frame.size,):
+        return None
+    return values.astype(np.float64)

@@ -1,0 +1,201 @@
+"""Seeds of what is no dump and no golden case: data, settings, states of services and trackers, results of runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.seeds import dump, seed
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1) + "\n")
+
+
+def _lines(path: Path, rows: list[Any]) -> None:
+    _write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@seed
+def tasks(folder: Path) -> None:
+    """Problems in the three forms of a data file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 2, "complexity": 0.5} for n in range(4)
+    ]
+    _write(folder / "array.json", rows)
+    _lines(folder / "lines.jsonl", rows)
+    parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+
+
+@seed
+def settings(folder: Path) -> None:
+    """A configuration with a defaults list, a group of its own and an interpolation."""
+    _write(
+        folder / "run.yaml",
+        "defaults:\n  - base\n  - _self_\nexp_name: mine\nmax_steps: 4\nalgorithm:\n  loss: grpo\n  kl_coef: 0.01\n"
+        "optimizer:\n  learning_rate: 1e-4\n  betas: [0.9, 0.95]\noutput_dir: ${oc.env:NOWHERE,outputs}/${exp_name}\n",
+    )
+    _write(folder / "base.yaml", "seed: 3\ndata: &data\n  prompts_per_step: 2\n  group_size: 4\n")
+
+
+@seed
+def tracking(folder: Path) -> None:
+    """A run that a tracker took part in, and rows that it did not take."""
+    row = {"segment": 0, "sequence": 3, "time": 2.0, "step": 1, "update": 1, "loss": 0.5}
+    earlier = {"segment": 0, "sequence": 2, "time": 1.0, "step": 0, "update": 0, "loss": 0.75}
+    _lines(folder / "metrics.jsonl", [earlier, row])
+    place = {"segment": 0, "sequence": 3, "step": 1, "update": None, "resumed_from": None}
+    taken = {"run_id": "a1b2c3d4", "acknowledged": 2}
+    names = {"name": "mine", "project": "p", "run_name": "r", "trackers": {"tensorboard": taken}}
+    _write(folder / "wandb_sync_state.json", {"schema_version": 1, "time": 1.0, **place, **names})
+    kept = [{"tracker": "tensorboard", "row": row}]
+    _write(folder / "wandb_backup" / "step_000001.json", {"schema_version": 1, "step": 1, "rows": kept})
+
+
+@seed
+def adapter(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    held = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "lora_dropout": 0.1}
+    held |= {"bias": "none", "init_lora_weights": True, "base_model_name_or_path": "base", "rank_pattern": {}}
+    _write(folder / "adapter_config.json", held)
+    _write(folder / "base" / "config.json", {"model_type": "qwen3", "hidden_size": 8})
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    weights = {name.format("A"): np.ones((4, 8), np.float32), name.format("B"): np.ones((8, 4), np.float32)}
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+@seed
+def results(folder: Path) -> None:
+    """Rows of a conformance table, rows of injected faults, and reward curves."""
+    from regress.report.fault_rows import FaultRow, to_json
+    from regress.systems.protocol import Cell, Layout
+    from regress.systems.row import Error, Result, Row
+    from regress.systems.table import write_rows
+
+    folder.mkdir(parents=True)
+    errors = {"log_probs": Error(1e-7, 0.5, 4, 0), "gradient": Error(None, None, 2, 1)}
+    cells = [
+        Row(
+            "toy",
+            "1.0",
+            Cell(Layout("dp2", 2), "trl:dapo"),
+            next(iter(Result)),
+            errors,
+            told="x",
+            first="gradient w",
+            shims=("!a",),
+        )
+    ]
+    write_rows(folder / "rows.json", cells)
+    caught = FaultRow(
+        *("kl_detached", "loss", "semantic", "repo#1", "dense", "base", "float64"),
+        *(False, False, "token_loss", True, "token_loss", "step0", 3e9, True, True, ("kl",), "right"),
+        common={"loss_5": True},
+        values={"loss": 0.5},
+    )
+    _write(folder / "faults.json", to_json([caught]))
+    _write(
+        folder / "curves.json",
+        {"steps": 2, "curves": {"": {"0": [0.1, 0.2], "1": [0.1, 0.3]}, "f": {"0": [0, 0]}}},
+    )
+
+
+@seed
+def state(folder: Path) -> None:
+    """State directory of a service: a model, a step, a save, a sampler, an operation that had not ended, and keys."""
+    from regress.dump.files import file_stamp
+
+    adam = {
+        "learning_rate": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "grad_clip_norm": 1.0,
+    }
+    info = {"type": "model", "model_id": "m", "base_model": "tiny", "tokenizer": "/t", "architecture": "q"}
+    info |= {"lora": {"rank": 4, "seed": 1}, "step": 0, "fingerprint": {"a": "b"}}
+    optim = {"type": "optim", "step": 1, "grad_norm": 1.5, "clipped_grad_norm": 1.0, "params": adam}
+    saved = {"type": "saved", "model_id": "m", "kind": "state", "name": "n", "path": "m/state/n", "step": 1}
+    failed = {"message": "it failed", "code": "c", "category": "user", "retryable": False}
+
+    def accepted(
+        id: str, kind: str, lane: str = "m", seq: int | None = None, number: int | None = None
+    ) -> Any:
+        rest = {"seq": seq, "digest": f"d{id}", "number": number, "mutates": kind == "optim_step"}
+        return {"is": "accepted", "id": id, "lane": lane, "kind": kind, **rest}
+
+    records = [
+        {"is": "session", "id": "s", "metadata": {"owner": "ann"}, "key": "k"},
+        accepted("op-1", "create_model"),
+        {"is": "created", "id": "m", "session": "s", "info": info, "origin": {
+            "spec": {"base_model": "tiny", "lora": {"rank": 4, "seed": 1}, "metadata": {}}}},
+        {"is": "ended", "id": "op-1", "ok": True, "result": info},
+        accepted("op-2", "optim_step", seq=1),
+        {"is": "ended", "id": "op-2", "ok": True, "result": optim},
+        accepted("op-3", "save", seq=2),
+        {"is": "saved", "path": "m/state/n", "saved": saved, "folder": "n-1", "named": True},
+        {"is": "point", "id": "m", "folder": "n-1", "optimizer": True, "step": 1, "name": "m/state/n"},
+        {"is": "ended", "id": "op-3", "ok": True, "result": saved},
+        accepted("op-4", "optim_step", seq=3),
+        {"is": "ended", "id": "op-4", "ok": False, "error": failed},
+        {"is": "restored", "id": "m", "step": 1, "interrupted": None},
+        {"is": "sampler", "id": "p", "session": "s", "path": "m/state/n", "base_model": None, "folder": "n-1"},
+        accepted("op-5", "sample", lane="p", number=1),
+        accepted("op-6", "optim_step", seq=4),
+    ]  # fmt: skip
+    _write(folder / "journal.jsonl", "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records))
+    _write(folder / "saves" / "n-1" / "model.bin", "weights")
+    stamp = file_stamp(folder / "saves" / "n-1" / "model.bin")
+    _write(
+        folder / "saves" / "n-1" / "save.json",
+        {"step": 1, "files": {"model.bin": [stamp.size, stamp.sha256]}},
+    )
+    _write(folder / "keys.txt", "# owners\nann tml-ann\nbob tml-bob\n")
+
+
+@seed
+def requests(folder: Path) -> None:
+    """Bodies of requests to the service; `tests.fuzz.wire` knows where each is sent."""
+    from tests.fuzz.wire import bodies
+
+    for name, body in bodies().items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+
+@seed
+def pending(folder: Path) -> None:
+    """A golden case with an update that waits for review, and the stored checks of the last full run."""
+    from regress.golden import GoldenStore
+    from regress.golden.pending import propose
+    from tests.fuzz.seeds import golden
+    from tests.unit.golden.conftest import PROVENANCE, _truth
+
+    golden(folder)
+    propose(GoldenStore(folder), "tiny", truth=_truth(2.0), provenance=PROVENANCE, notes=["log_probs 7 x"])
+    _write(folder / "orphans.json", [])
+
+
+@seed
+def continued(folder: Path) -> None:
+    """A dump that a resumed run goes on with."""
+    dump(folder, "safetensors")
+
+
+@seed
+def resumable(folder: Path) -> None:
+    """A run that is resumed: its checkpoints as the engine reads them."""
+    from tests.fuzz.seeds import CORPUS
+
+    shutil.copytree(CORPUS / "checkpoint", folder)

@@ -1,0 +1,86 @@
+"""A loop of plain PyTorch that trains off policy: many ratios lie near the bounds of the clip range."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from regress import Trajectory, at, record, tap_batch, tap_trajectories
+
+LENGTHS = ((3, 72), (3, 90), (3, 54), (3, 81), (4, 69), (4, 78), (4, 63), (4, 72))
+SPREAD = 0.15
+"""Standard deviation of the log-ratios."""
+
+
+def tiny_model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    model: PreTrainedModel = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=64, initializer_range=0.15, **sizes, **heads, **special)
+    )
+    return model
+
+
+def rollout() -> list[Trajectory]:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for number, (prompt, completion) in enumerate(LENGTHS):
+        tokens = torch.randint(2, 64, (prompt + completion,), generator=generator).tolist()
+        tokens[:prompt] = [2 + number // 4] * prompt
+        mask = [0] * prompt + [1] * completion
+        found.append(Trajectory(str(number // 4), number % 4, tokens, mask, float(number % 3), prompt))
+    return found
+
+
+def train(
+    folder: Path,
+    *,
+    autocast: bool = False,
+    clip: tuple[float, float] = (0.8, 1.2),
+    old: torch.Tensor | None = None,
+    dropped: int | None = None,
+) -> torch.Tensor:
+    """Make an update with a token mean; return the old log-probs.
+
+    Args:
+        old: log-probs in the denominators of the ratios; by default those of the model with noise.
+        dropped: number of a loss token whose gradient is lost.
+    """
+    model, samples = tiny_model(), rollout()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    rewards = torch.tensor([sample.reward for sample in samples]).reshape(2, 4)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    advantages = (centred / (rewards.std(1, keepdim=True) + 1e-6)).reshape(-1)
+    width = max(len(sample.tokens) for sample in samples)
+    ids, mask, attention = (
+        torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        for rows in (
+            [sample.tokens for sample in samples],
+            [sample.loss_mask for sample in samples],
+            [[1] * len(sample.tokens) for sample in samples],
+        )
+    )
+    with record(folder, model, token_gradient=True, initial_weights=True):
+        with at(step=0):
+            tap_trajectories(samples)
+        with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
+            logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
+        now = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        if old is None:
+            noise = torch.randn(now.shape, generator=torch.Generator().manual_seed(1))
+            old = now.detach() + SPREAD * noise
+        tap_batch(advantages=advantages, loss_mask=mask, old_log_probs=torch.nn.functional.pad(old, (1, 0)))
+        ratio, advantage = (now - old).exp(), advantages[:, None]
+        kept = mask[:, 1:].clone()
+        if dropped is not None:
+            kept.view(-1)[kept.view(-1).nonzero()[dropped]] = 0
+        loss = torch.minimum(ratio * advantage, ratio.clamp(*clip) * advantage) * kept
+        (-loss.sum() / mask.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return old

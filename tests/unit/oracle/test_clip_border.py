@@ -1,0 +1,90 @@
+"""Tokens at a bound of the clip range: rounding may take them over it, a wrong bound is a difference all the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from off_policy_loop import train
+
+from regress.compare.request import compare_sources
+from regress.oracle.judge import judge_dump
+from regress.oracle.repeat import taken_branches
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+WRONG = ((0.7, 1.3), (0.88, 1.12))
+"""Clip ranges that are none of rounding."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
+    """A run in float32, the same one under autocast, two of wrong clip ranges."""
+    folder = tmp_path_factory.mktemp("runs")
+    old = train(folder / "golden")
+    train(folder / "healthy", autocast=True, old=old)
+    for number, clip in enumerate(WRONG):
+        train(folder / f"wrong{number}", autocast=True, old=old, clip=clip)
+    return folder, old
+
+
+def compared(folder: Path, name: str, **options: Any) -> Any:
+    return compare_sources(folder / "golden", folder / name, **{"precision": "bfloat16", **options})
+
+
+def test_tokens_that_rounding_carries_over_a_bound_count_as_equal(runs: tuple[Path, torch.Tensor]) -> None:
+    found = compared(runs[0], "healthy")
+    assert not found.failed, found.failed[:3]
+    notes = [note for note in found.notes if "at a bound of the clip range" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("step0/rank0/micro0: 2 tokens lie at")
+    (problem,) = found.problems
+    assert "no dump holds what a token adds to them: judge them with regress oracle" in problem
+    assert found.exit_code == 2
+
+    tokens = compared(runs[0], "healthy", only=["token_gradient", "log_probs", "loss"])
+    assert tokens.exit_code == 0
+
+
+def test_the_caller_s_own_tolerance_knows_no_such_tokens(runs: tuple[Path, torch.Tensor]) -> None:
+    found = compared(runs[0], "healthy", precision=None, rtol=0.1, only="token_gradient")
+    assert [verdict.quantity for verdict in found.failed] == ["token_gradient"]
+
+
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.extended)])
+def test_a_wrong_bound_is_caught_at_its_tokens(runs: tuple[Path, torch.Tensor], number: int) -> None:
+    found = compared(runs[0], f"wrong{number}")
+    assert found.exit_code == 1
+    first = found.failed[0]
+    assert first.quantity == "token_gradient"
+    assert 0.0 in (first.worst.golden, first.worst.actual)
+
+
+def test_the_oracle_takes_the_branches_of_the_trainer(
+    runs: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    found = judge_dump(runs[0] / "healthy", tmp_path / "a", preset="dapo", settings=CLIP)
+    assert found.comparison.exit_code == 0, (found.comparison.failed[:3], found.comparison.problems)
+    for number in range(len(WRONG)):
+        wrong = judge_dump(runs[0] / f"wrong{number}", tmp_path / f"b{number}", preset="dapo", settings=CLIP)
+        assert "token_gradient" in {verdict.quantity for verdict in wrong.comparison.failed}
+
+
+CLIP = {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
+
+
+def test_branches_follow_gradients_within_rounding_only() -> None:
+    high, low = np.log(1.2), np.log(0.8)
+    ratios = np.array([high + 0.001, high - 0.001, high + 0.1, low - 0.001, low + 0.001, 0.0])
+    gradient = np.array([-1.0, 0.0, -1.0, 1.0, 0.0, -1.0])
+    found = taken_branches(ratios, gradient, (0.8, 1.2), np.full(6, 0.01))
+    assert list(found > high) == [False, True, True, False, False, False]
+    assert list(found < low) == [False, False, False, False, True, False]
+    assert found[2] == ratios[2]
+    assert found[5] == 0.0
