@@ -94,3 +94,9 @@ def test_a_parameter_that_the_optimizer_of_one_side_does_not_have(tmp_path: Path
     plain = states(tmp_path / "plain", "a/momentum", "b/momentum", "a/step")
     other = states(tmp_path / "other", "a/step")
     assert "a/momentum is in the golden dump only" in told(plain, other, 0)
+
+
+def test_a_version_that_is_a_text_is_told_as_one(tmp_path: Path) -> None:
+    path = Path(token_gradient(tmp_path / "golden", 0.9)) / "manifest.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": "1"'))
+    assert "schema version '1', this release reads 1" in told(str(path.parent), str(path.parent), 2)
