@@ -74,14 +74,14 @@ def test_temperatures_that_are_the_same_or_not_told(tmp_path: Path, temperatures
     told(golden, token_gradient(tmp_path / "actual", *temperatures), 0)
 
 
-def states(folder: Path, *names: str) -> str:
+def states(folder: Path, *names: str, unused: str = "-") -> str:
     """Write the states of an optimizer as they are captured of a foreign trainer."""
     told = Provenance(config={"capture": {"system": "a trainer"}})
     with (
         recording(Recorder(str(folder), options={"optimizer": True}, provenance=told)),
         at(step=0, rank=0),
     ):
-        tap("optimizer", {name: torch.ones(3, 4) for name in names})
+        tap("optimizer", {name: torch.full((3, 4), float(unused not in name)) for name in names})
     return str(folder)
 
 
@@ -91,6 +91,8 @@ def test_a_parameter_that_the_optimizer_of_one_side_does_not_have(tmp_path: Path
     assert "optimizer b/exp_avg: only in the golden dump" in told(
         golden, states(tmp_path / "one", "a/exp_avg"), 1
     )
+    idle = states(tmp_path / "idle", "a/exp_avg", "b/exp_avg", unused="b/")
+    assert "b/exp_avg is in the golden dump only" in told(idle, str(tmp_path / "one"), 0)
     plain = states(tmp_path / "plain", "a/momentum", "b/momentum", "a/step")
     other = states(tmp_path / "other", "a/step")
     assert "a/momentum is in the golden dump only" in told(plain, other, 0)
