@@ -15,6 +15,8 @@ from regress.dump.record import Record
 
 LEAST = 1e-3
 """Relative difference below which a solved temperature is taken for the same one."""
+MUCH = 10.0
+"""Relative error of a temperature over the part of the gradients that nothing explains: rounding, or other terms."""
 
 
 def judge_temperatures(
@@ -24,12 +26,14 @@ def judge_temperatures(
 
     The loss may depend on log-probs alike and these on other logits: ``d loss / d log-prob`` then holds.
     """
-    own, known = _told(actual), [value for record in golden for value in _told(record)]
+    records = list(golden)
+    own, known = _told(actual), [value for record in records for value in _told(record)]
     if not own or not known:
         return None
     pairs = [(value, min(known, key=lambda one: abs(one - value))) for value in own]
     value, nearest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
-    bound = replace(tolerance, relative=max(LEAST, tolerance.relative), bitwise=False)
+    unexplained = max(_unexplained(record) for record in (actual, *records))
+    bound = replace(tolerance, relative=max(LEAST, tolerance.relative, MUCH * unexplained), bitwise=False)
     verdict = judge_tensor(
         np.asarray(value),
         np.asarray(nearest),
@@ -40,6 +44,16 @@ def judge_temperatures(
         locate=lambda _: "divisor of the logits",
     )
     return verdict, bound
+
+
+def _unexplained(record: Record) -> float:
+    """Return the median part of a token's gradient that log-prob and entropy leave unexplained."""
+    rest = record.tensors.get("token_residual")
+    if rest is None:
+        return 0.0
+    values = rest.astype(np.float64)
+    some = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(some)) if some.size else 0.0
 
 
 def _told(record: Record) -> list[float]:

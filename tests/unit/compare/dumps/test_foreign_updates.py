@@ -33,12 +33,13 @@ def gradients(folder: Path, carried: float, *, skipped: bool = False) -> str:
     return str(folder)
 
 
-def token_gradient(folder: Path, *temperatures: float) -> str:
+def token_gradient(folder: Path, *temperatures: float, rest: float = 1e-7) -> str:
     """Write the derivative of a loss by each log-prob, solved at a temperature."""
     values = torch.linspace(-1.0, 1.0, 12, dtype=torch.float64)[None]
     meta: dict[str, Any] = {"samples": [["g", 0]], "temperatures": list(temperatures)}
     with recording(Recorder(str(folder), options={"token_gradient": True})), at(step=0, rank=0, micro=0):
-        tap("token_gradient", {"token_gradient": values}, layout=LAYOUT, meta=meta)
+        tensors = {"token_gradient": values, "token_residual": torch.full_like(values, rest)}
+        tap("token_gradient", tensors, layout=LAYOUT, meta=meta)
     return str(folder)
 
 
@@ -66,6 +67,12 @@ def test_the_same_derivatives_at_another_temperature(tmp_path: Path) -> None:
     text = told(golden, token_gradient(tmp_path / "actual", 1.0), 1)
     assert "divisor of the logits: golden 0.9, actual 1" in text
     assert "rule token-gradient-temperature" in text
+
+
+def test_a_temperature_of_gradients_that_nothing_explains_is_no_difference(tmp_path: Path) -> None:
+    """A value head, or rounding to bfloat16, leaves a rest that any temperature fits about as well."""
+    golden = token_gradient(tmp_path / "golden", 0.97, rest=0.2)
+    told(golden, token_gradient(tmp_path / "actual", 1.0, rest=0.2), 0)
 
 
 @pytest.mark.parametrize("temperatures", [(), (0.90001,), (0.9, 0.90001)])
