@@ -46,7 +46,7 @@ def tokens_behind_a_length_masked(patch: Patch) -> None:
     rules=("loss-mask",),
 )
 def only_the_last_turn_trained(patch: Patch) -> None:
-    """Of a conversation of several turns only the last completion is trained on."""
+    """Only the last completion of a conversation of several turns is trained on."""
 
     def change(sample: Trajectory) -> list[int]:
         mask = list(sample.loss_mask)

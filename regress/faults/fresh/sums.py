@@ -87,7 +87,7 @@ def norm_over_tensor_ranks_alone(patch: Patch) -> None:
     blind=("loss 5 %", "loss 1 %", "cosine 0.99", *BLIND),
 )
 def shards_counted_by_name(patch: Patch) -> None:
-    """Of the shards of one parameter only that on the lowest rank enters the norm."""
+    """Only the shard on the lowest rank enters the norm, of all that a parameter has."""
     right: Any = ParallelPolicy._total_norm
 
     def wrong(self: ParallelPolicy, norms: Mapping[str, Tensor]) -> Tensor:
