@@ -84,7 +84,7 @@ def rewards_in_bfloat16(patch: Patch) -> None:
     rules=("param-dtype", "precision"),
 )
 def updates_in_bfloat16(patch: Patch) -> None:
-    """What an update adds to a parameter has half precision; the parameter itself has not."""
+    """Updates are rounded to half precision before they are added; the parameter itself is not."""
 
     @torch.no_grad()
     def wrong(optimizer: Optimizer, update: Callable[[], None]) -> None:
