@@ -96,6 +96,8 @@ class UpdateHypotheses:
             yield Hypothesis("formula", golden + factor * last, {"what": _LAST})
             if factor != 1.0:
                 yield Hypothesis("formula", golden + last, {"what": f"{_LAST}, before it was clipped"})
+            else:  # clipped by a norm that no configuration tells
+                yield Hypothesis("fitted", golden, {"what": f"{_LAST}, times"}, last)
             yield Hypothesis("formula", last, {"what": "the gradient of the last update"})
         if held is not None:
             yield Hypothesis("fitted", golden, {"what": "the gradient plus its parameters times"}, held)
