@@ -31,6 +31,8 @@ is a check that came to no end, and passes unchanged in less than half of the ti
 line no check runs. The share is what was caught of all that ran, less equivalent mutants and timeouts. Where fewer ran
 than there are, they are a sample, drawn by a seed. Mutants of layouts, which the judge reads, too, are in force there.
 
+Tests were added for mutants of this sample that lived: its share says nothing of mutants that have not run.
+
 """
 COLUMNS = (
     "scope",
