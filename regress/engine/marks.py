@@ -109,3 +109,13 @@ def _given(tokens: LossTokens, name: str) -> Tensor:
             "none; set algorithm.sampler_correction=none and algorithm.rejection=null"
         )
     return values
+
+
+def recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
+    """Return the sampler's log-probs; `ReplayError` if some of the trajectories have none."""
+    if log_probs is None:
+        raise ReplayError(
+            "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have "
+            "none; set algorithm.old_log_probs=recompute"
+        )
+    return log_probs

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from regress.dump.taps import receiving
 from regress.engine.batch import Microbatch
+from regress.engine.config.schema import ModelConfig
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import Ranks
 from regress.errors import ConfigError
@@ -150,6 +151,11 @@ class RouterLoss:
         weight = self._weights[index].to(probabilities.dtype)
         loss = (probabilities * weight).sum() * self.policy.backward_scale
         return logits, _Beside.apply(scores, loss), chosen
+
+
+def router_loss(policy: LocalPolicy, config: ModelConfig) -> RouterLoss | None:
+    """Return the loss that a configuration asks for, if any."""
+    return RouterLoss(policy, config.router_coef, config.router_scope) if config.router_coef else None
 
 
 def _routers(policy: LocalPolicy) -> list[nn.Module]:

@@ -20,7 +20,7 @@ from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
-from regress.engine.marks import kept_by_rejection, rollout_weights
+from regress.engine.marks import kept_by_rejection, recorded_by_sampler, rollout_weights
 from regress.engine.metrics import (
     Values,
     dr_grpo_metrics,
@@ -37,7 +37,7 @@ from regress.engine.reference import Reference
 from regress.engine.resampled import drawn_counts
 from regress.engine.rewards import rewards_of, sample_kl
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
-from regress.engine.router import RouterLoss
+from regress.engine.router import router_loss
 from regress.engine.step import StepOutcome, train_step, weigh
 from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
@@ -120,10 +120,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.coefficients = Coefficients.of(self.config.algorithm)
-        model = self.config.model
-        self.router = (
-            RouterLoss(self.policy, model.router_coef, model.router_scope) if model.router_coef else None
-        )
+        self.router = router_loss(self.policy, self.config.model)
 
     def step(
         self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
@@ -322,7 +319,7 @@ class Trainer:
         objective, tokens, microbatches = self.config.algorithm, mini.tokens, mini.microbatches
         old, ref = None, None
         if objective.old_log_probs == "sampler":
-            old = _recorded_by_sampler(tokens.sampler_log_probs)
+            old = recorded_by_sampler(tokens.sampler_log_probs)
         elif objective.old_log_probs == "recompute":
             old = self._collected(self.policy, microbatches, len(tokens))
         if self.reference is not None:
@@ -394,15 +391,6 @@ class Trainer:
             **update_metrics(mean, work.learning_rates[0]),
             "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
         }
-
-
-def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
-    if log_probs is None:
-        raise ReplayError(
-            "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have "
-            "none; set algorithm.old_log_probs=recompute"
-        )
-    return log_probs
 
 
 def _penalty(tokens: LossTokens, objective: Objective) -> Tensor:

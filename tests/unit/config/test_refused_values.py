@@ -16,8 +16,8 @@ NOT_A_COUNT = "must be an integer of at least 0."
 NOT_BETAS = "must be a list of 2 numbers of at least 0 and less than 1."
 NOT_A_SECTION = (
     "must be a mapping with keys of path, family, config, tie_word_embeddings, dtype, attn_implementation, attention, "
-    "patch, compile, gradient_checkpointing, lora.r, lora.alpha, lora.dropout, lora.target_modules, "
-    "lora.layers_to_transform, lora.rank_pattern, lora.alpha_pattern, lora.bias, lora.use_rslora, "
+    "patch, compile, gradient_checkpointing, router_coef, router_scope, lora.r, lora.alpha, lora.dropout, "
+    "lora.target_modules, lora.layers_to_transform, lora.rank_pattern, lora.alpha_pattern, lora.bias, lora.use_rslora, "
     "lora.init_lora_weights, lora.base_path, lora.save_merged; to choose a file model/NAME.yaml, name one that is on "
     "the search path."
 )
