@@ -218,22 +218,29 @@ def _refuse_beyond(value: Any, bound: Any, where: str) -> None:
 
 def _union(kinds: tuple[Any, ...]) -> Check:
     checks = [_check_of(kind) for kind in kinds]
-    words = " or ".join(_WORDS.get(get_origin(kind) or kind, str(kind)) for kind in kinds)
+    plain = [_unbounded(kind) for kind in kinds]
+    words = " or ".join(_WORDS.get(kind, str(kind)) for kind in plain)
 
     def check(value: Any, where: str) -> None:
         first: ValueError | None = None
-        for one, kind in zip(checks, kinds, strict=True):
+        for one, kind in zip(checks, plain, strict=True):
             try:
                 return one(value, where)
             except ValueError as error:
-                outer = get_origin(kind) or kind
-                if outer in (dict, list) and type(value) is outer:
+                if type(value) is kind:  # it has the kind, and something in it or its size is wrong
                     first = error
         if first is not None:
             raise first
         return refuse(value, where, words)
 
     return check
+
+
+def _unbounded(kind: Any) -> Any:
+    """Return the plain type of a value, without what stands in it and without its bounds."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return get_origin(kind) or kind
 
 
 def _literal(allowed: tuple[Any, ...]) -> Check:

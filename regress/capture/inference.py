@@ -92,7 +92,22 @@ def _from_borders(
         )
     for start, end in zip(borders.tolist(), borders[1:].tolist(), strict=False):
         if end > start:
+            _refuse_restarts(found, start, end)
             yield 0, start, end
+
+
+def _refuse_restarts(found: Arrangement, start: int, end: int) -> None:
+    """Refuse a segment in which position ids begin anew and go on; those of padding stay what they are."""
+    if found.position_ids is None:
+        return
+    own = found.position_ids[0, start:end]
+    anew = np.flatnonzero((np.diff(own[:-1]) < 0) & (own[1:-1] == own[0]) & (np.diff(own[1:]) == 1)) + 1
+    if anew.size:
+        raise CaptureError(
+            f"cu_seq_lens say that columns {start} to {end - 1} are one sample, and position_ids begin anew at column "
+            f"{start + int(anew[0])}: correct one of the two, or name the right argument with "
+            "record(cu_seq_lens=...) or record(position_ids=...)"
+        )
 
 
 def _in_row(found: Arrangement, row: int) -> Iterator[tuple[int, int]]:

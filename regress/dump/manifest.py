@@ -166,7 +166,7 @@ def _from_json(tree: Any) -> Manifest:
         raise TypeError("it is no JSON object")
     checksum = tree.pop("sha256")
     if tree["schema_version"] != SCHEMA_VERSION:
-        raise ValueError(f"schema version {tree['schema_version']}, this release reads {SCHEMA_VERSION}")
+        raise ValueError(f"schema version {tree['schema_version']!r}, this release reads {SCHEMA_VERSION}")
     if checksum != _checksum(tree) or tree["complete"] is not True:
         raise ValueError("its content does not match its checksum")
     document: _Document = conform(tree, _Document, "its content")

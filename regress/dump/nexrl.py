@@ -16,6 +16,7 @@ from regress.dump.damage import Damage
 from regress.dump.jsontext import plain
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
+from regress.dump.versions import PROVENANCE, take_versions
 
 _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "temperature")
 
@@ -32,6 +33,7 @@ def as_dict(t: Trajectory) -> dict[str, Any]:
     fields |= {name: value for name in _TEXTS if (value := getattr(t, name)) is not None}
     fields |= {"group_id": t.group_id, "run_id": t.run_id}
     fields |= {"prompt_length": t.prompt_length, "rewards": t.rewards}
+    fields |= {name: value for name in PROVENANCE if (value := getattr(t, name)) is not None}
     if t.log_probs is not None:
         fields["logprobs"] = [float(value) for value in t.log_probs]
     return {
@@ -91,13 +93,15 @@ def _from_dict(item: dict[str, Any], index: int) -> Trajectory:
     first = loss_mask.index(1) if 1 in loss_mask else len(tokens)
     log_probs = fields.pop("logprobs", None)
     known = {name: fields.pop(name, None) for name in _TEXTS}
+    prompt_length = int(fields.pop("prompt_length", first))
+    known |= take_versions(fields, loss_mask, prompt_length)
     return Trajectory(
         group_id=str(group_id),
         run_id=int(fields.pop("run_id")),
         tokens=tokens,
         loss_mask=loss_mask,
         reward=item["reward"],
-        prompt_length=int(fields.pop("prompt_length", first)),
+        prompt_length=prompt_length,
         is_val=bool(item.get("is_val", False)),
         log_probs=None if log_probs is None else np.array(log_probs, np.float64),
         rewards=fields.pop("rewards", {}),

@@ -13,6 +13,7 @@ from regress.dump.arrays import Array, is_float, to_numpy
 from regress.dump.coordinates import Coordinates
 from regress.dump.jsontext import Json
 from regress.dump.record import Record
+from regress.dump.versions import PROVENANCE, Version, runs, unrolled
 from regress.errors import DumpError
 
 _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "temperature")
@@ -29,6 +30,8 @@ class Trajectory:
         prompt_length: leading tokens that were given, not sampled.
         log_probs: S sampler log-probs in the dtype of the sampler, each at its token's own position and 0.0
             where nothing was sampled; None when the recording has none.
+        weight_versions, route_versions: S versions of the weights, and of the routing of experts, that each token
+            was sampled with, None where nothing was sampled; None when the recording has none.
         extra: fields of other systems that have no place above, as plain JSON.
     """
 
@@ -48,6 +51,8 @@ class Trajectory:
     ground_truth: Json = None
     temperature: float | None = None
     extra: dict[str, Json] = field(default_factory=dict)
+    weight_versions: list[Version] | None = None
+    route_versions: list[Version] | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -76,6 +81,10 @@ class Trajectory:
         for name, value in {"reward": self.reward, **self.rewards}.items():
             if not isinstance(value, int | float) or not math.isfinite(value):
                 yield f"has {name} = {value!r}, but rewards are finite numbers: mend the reward function"
+        for name in PROVENANCE:
+            versions = getattr(self, name)
+            if versions is not None and len(versions) != size:
+                yield f"has {size} tokens but {len(versions)} {name}: give each token one, None where none was sampled"
         if self.log_probs is not None:
             yield from self._broken_log_probs()
 
@@ -134,7 +143,8 @@ def _check_batch(trajectories: Sequence[Trajectory], step: int) -> None:
 def _texts(trajectory: Trajectory) -> dict[str, Any]:
     texts = {name: getattr(trajectory, name) for name in _TEXTS}
     rewards = {name: float(value) for name, value in trajectory.rewards.items()}
-    return {"group_id": trajectory.group_id, **texts, "rewards": rewards, "extra": trajectory.extra}
+    told = {name: runs(v) for name in PROVENANCE if (v := getattr(trajectory, name)) is not None}
+    return {"group_id": trajectory.group_id, **texts, "rewards": rewards, "extra": trajectory.extra, **told}
 
 
 def from_record(record: Record) -> list[Trajectory]:
@@ -158,6 +168,7 @@ def _unpack(record: Record) -> list[Trajectory]:
     trajectories = []
     for i, (sample, end, length) in enumerate(zip(samples, ends, t["lengths"].tolist(), strict=True)):
         fields = dict(sample)
+        fields |= {name: unrolled(fields[name]) for name in PROVENANCE if name in fields}
         if t["has_log_probs"][i]:
             fields["log_probs"] = t["log_probs"][log_prob_ends[i] - length : log_prob_ends[i]].copy()
         trajectory = Trajectory(
@@ -183,6 +194,7 @@ class Rollout:
     reward: float
     is_val: bool
     log_probs: Array | None
+    versions: Mapping[str, list[Version]] = field(default_factory=dict)
 
 
 def rollouts_in(record: Record) -> list[Rollout]:
@@ -222,6 +234,7 @@ def _parts(record: Record) -> Iterable[Rollout]:
             float(t["reward"][i]),
             bool(t["is_val"][i]),
             log_probs,
+            {name: unrolled(sample[name]) for name in PROVENANCE if name in sample},
         )
 
 

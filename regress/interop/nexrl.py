@@ -21,7 +21,8 @@ from regress.dump.nexrl import foreign_trajectories
 from regress.dump.record import Record
 from regress.dump.sums import Span
 from regress.errors import DumpError
-from regress.interop.nexrl_batches import Batch, Batches
+from regress.interop.nexrl_batch import Batch
+from regress.interop.nexrl_batches import Batches
 from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
 from regress.interop.readers import Reader, Source

@@ -4,100 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.damage import Damage
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
+from regress.interop.nexrl_batch import MASKS, TOKENS, Batch, mask_of
 from regress.interop.payloads import Payload, narrowed, tensor
 from regress.interop.rows import Rollouts, Row, place_rows
 from regress.layout import SampleKey, Segment, TokenLayout
 
 Place = tuple[int, int]
 """Rank and microbatch."""
-
-TOKENS = (
-    *("log_probs", "entropy", "response_mask", "old_log_probs", "advantages", "prob_ratio"),
-    *("elementwise_loss", "effective_valid"),
-)
-MASKS = ("response_mask", "effective_valid")
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """The rows of one file.
-
-    Attributes:
-        name: name for the rows where nothing tells their samples.
-        ids: ``[b, W]`` token ids; None where they were not recorded.
-        mask: ``[b, R]`` what counts in the loss.
-    """
-
-    name: str
-    ids: NDArray[np.int64] | None
-    mask: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, payload: Payload, name: str, inputs: Payload | None = None) -> Batch:
-        """Return the rows of a ``forward_data`` file; ``batch_inputs`` tell their tokens where it does not itself."""
-        mask = tensor(payload["response_mask"], "response_mask")
-        ids = tensor(payload["input_ids"], "input_ids") if "input_ids" in payload else None
-        if ids is None and inputs is not None and mask.ndim == 2:
-            ids = sequences_of(inputs, mask.shape)
-        if mask.ndim != 2 or (ids is not None and (ids.ndim != 2 or ids.shape[0] != mask.shape[0])):
-            raise Damage("its masks and token ids are no batches of the same rows")
-        if ids is not None and ids.shape[1] < mask.shape[1]:
-            raise Damage("its masks are wider than its token ids")
-        stem = name.rpartition("/")[2].partition(".")[0]
-        return cls(stem, None if ids is None else ids.astype(np.int64), mask.astype(bool))
-
-    @property
-    def width(self) -> int:
-        """Number of columns of a row; without token ids one more than the values have, as since commit 5bd3f78."""
-        return self.mask.shape[1] + 1 if self.ids is None else int(self.ids.shape[1])
-
-    @property
-    def open_rows(self) -> list[Row]:
-        """Its rows, as far as they are known without token ids."""
-        named = ((f"{self.name} row", index) for index in range(len(self.mask)))
-        return [Row(key, 0, self.width, known=False, open=True) for key in named]
-
-    @property
-    def wide_mask(self) -> NDArray[np.bool_]:
-        """Mask ``[b, W]`` at the tokens' own columns."""
-        out = np.zeros((self.mask.shape[0], self.width), bool)
-        out[:, self.width - self.mask.shape[1] :] = self.mask
-        return out
-
-
-def sequences_of(inputs: Payload, shape: tuple[int, ...]) -> Array | None:
-    """Return the token ids of rows from what the model read: inputs and targets, or inputs with the last token.
-
-    Their keys are not documented: without targets, inputs as wide as the values leave open which token is the last.
-
-    Args:
-        shape: ``[b, R]`` of the values of the loss.
-    """
-    known = {name: tensor(inputs[name], name) for name in ("input_ids", *TARGETS) if name in inputs}
-    ids = known.get("input_ids")
-    if ids is None or ids.ndim != 2 or ids.shape[0] != shape[0] or ids.dtype.kind not in "iu":
-        return None
-    targets = next((known[name] for name in TARGETS if name in known), None)
-    if targets is not None and targets.shape == ids.shape == shape:
-        nexts = np.concatenate([ids[:, 1:], ids[:, -1:]], axis=1)
-        found: Array = np.concatenate([ids[:, :1], np.where(targets < 0, nexts, targets)], axis=1)
-        return found
-    return ids if targets is None and ids.shape[1] == shape[1] + 1 else None
-
-
-TARGETS = ("target_tokens", "target_ids")
-"""Names of the tokens to predict; labels may be shifted or not, so that they tell nothing."""
 
 
 @dataclass
@@ -128,7 +51,8 @@ class Batches:
             for place, batch in sorted(self.forward.items())
             if batch.ids is not None
         }
-        placed = place_rows(with_ids, self._known)
+        told = {str(place): b.positions for place, b in self.forward.items() if b.positions is not None}
+        placed = place_rows(with_ids, self._known, told)
         self._rows = {
             place: [_named(row, batch.name) for row in placed[str(place)]]
             if batch.ids is not None
@@ -155,7 +79,7 @@ class Batches:
         if type == "forward_data" and stage == "is_loss_debug":
             return self._derived(where, payload, place)
         if batch is None:
-            batch = Batch(where.stem, None, _mask_of(payload))
+            batch = Batch(where.stem, None, mask_of(payload))
             rows = batch.open_rows
         else:
             rows = self._rows[place]
@@ -180,7 +104,7 @@ class Batches:
             held = np.zeros(tensors["log_probs"].shape, next(iter(old.values())).dtype)
             for index, (row, values) in enumerate(zip(rows, found, strict=True)):
                 assert values is not None
-                held[index, row.start : row.stop] = values[: row.stop - row.start]
+                held[_line(row, index), row.start : row.stop] = values[: row.stop - row.start]
             tensors["old_log_probs"] = held
             with np.errstate(all="ignore"):
                 ratio = np.exp(tensors["log_probs"].astype(np.float64) - held.astype(np.float64))
@@ -272,9 +196,15 @@ class Batches:
     def _global_rows(self, shape: tuple[int, ...], payload: Payload) -> tuple[list[Row] | None, int]:
         """Return the rows of the whole batch and their width; None where nothing tells them."""
         count, columns = shape
-        found = [row for place in sorted(self._rows) for row in self._rows[place]]
+        found: list[Row] = []
+        lines = 0
+        for place in sorted(self._rows):
+            own = [
+                replace(row, line=lines + _line(row, index)) for index, row in enumerate(self._rows[place])
+            ]
+            found, lines = [*found, *own], lines + len(self.forward[place].mask)
         widths = {batch.width for batch in self.forward.values()}
-        if len(found) == count and len(widths) == 1:
+        if lines == count and len(widths) == 1:
             return found, widths.pop()
         told = payload.get("batch_info") or {}
         width = int((told.get("input_ids_shape") or (count, columns + 1))[1])
@@ -348,16 +278,10 @@ def _sortable(value: Any) -> str:
 
 
 def _named(row: Row, name: str) -> Row:
-    return row if row.known else Row((f"{name} row", row.key[1]), row.start, row.stop, known=False)
-
-
-def _mask_of(payload: Payload) -> NDArray[np.bool_]:
-    for name in (*MASKS, *TOKENS):
-        if name in payload:
-            array = tensor(payload[name], name)
-            if array.ndim == 2:
-                return array.astype(bool) if name in MASKS else np.ones(array.shape, bool)
-    raise Damage("it has no batch of rows")
+    if row.known:
+        return row
+    several = row.key[0].rpartition(" row ")[2] if " row " in row.key[0] else ""
+    return replace(row, key=(f"{name} row {several}".rstrip(), row.key[1]))
 
 
 def _scalar(value: Any, name: str) -> Array:
@@ -381,16 +305,23 @@ def _widened(tensors: Mapping[str, Array], width: int) -> dict[str, Array]:
 
 
 def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
+    lines = 1 + max((_line(row, index) for index, row in enumerate(rows)), default=-1)
+    packed = any(row.line is not None for row in rows)
+    numbers = [index for index, row in enumerate(rows) if row.stop > row.start]
+    kept = [rows[index] for index in numbers]
     segments = tuple(
-        Segment(index, 0, row.stop - row.start, index, row.start)
-        for index, row in enumerate(rows)
-        if row.stop > row.start
+        Segment(number if packed else index, 0, row.stop - row.start, _line(row, index), row.start)
+        for number, (index, row) in enumerate(zip(numbers, kept, strict=True))
     )
-    kept = [row for row in rows if row.stop > row.start]
     return {
-        "layout": TokenLayout((len(rows), width), segments).to_json(),
+        "layout": TokenLayout((lines, width), segments).to_json(),
         "samples": [list(row.key) for row in kept],
         "copies": [[list(row.key), list(row.copy_of)] for row in kept if row.copy_of is not None],
         "unnamed": [list(row.key) for row in kept if not (row.known and row.sure)],
         "open": any(row.open for row in kept),
     }
+
+
+def _line(row: Row, index: int) -> int:
+    """Return the row of a batch that a sample lies in, the ``index``-th of them."""
+    return index if row.line is None else row.line

@@ -7,7 +7,7 @@ than it was sampled are the copies that fill a batch up to a multiple of the ran
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ class Row:
         sure: True if no other rollout of the step has the same tokens.
         known: True if a rollout tells the key.
         open: True if nothing tells where the tokens begin and end.
+        line: number of the row in its batch, where it holds several samples; None: each row holds one.
     """
 
     key: SampleKey
@@ -38,6 +39,7 @@ class Row:
     sure: bool = True
     known: bool = True
     open: bool = False
+    line: int | None = None
 
 
 @dataclass
@@ -74,6 +76,32 @@ class Rollouts:
                 return start, max(found, key=len)
         return None
 
+    def find_all(self, row: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the start and the tokens of the rollouts that a row holds, end to end or with padding between them.
+
+        Returns:
+            Nothing unless rollouts and padding cover the whole row.
+        """
+        one = self.find(row)
+        if one is not None:
+            return [one]
+        dead: set[int] = set()
+
+        def cover(start: int) -> list[tuple[int, tuple[int, ...]]] | None:
+            if start in dead:
+                return None
+            for tokens in sorted(self._at(row, start), key=len, reverse=True):
+                stop = start + len(tokens)
+                if _padding(row[stop:]):
+                    return [(start, tokens)]
+                rest = cover(stop) or cover(_run_end(row, stop))
+                if rest is not None:
+                    return [(start, tokens), *rest]
+            dead.add(start)
+            return None
+
+        return cover(0) or cover(_run_end(row, 0)) or []
+
     def _at(self, row: Sequence[int], start: int) -> Iterable[tuple[int, ...]]:
         for size in range(1, HEAD + 1):
             for tokens in self._by_head.get(tuple(row[start : start + size]), ()):
@@ -81,18 +109,29 @@ class Rollouts:
                     yield tokens
 
 
+def _run_end(row: Sequence[int], start: int) -> int:
+    """Return the end of the run of equal tokens that begins at a place."""
+    stop = start + 1
+    while stop < len(row) and row[stop] == row[start]:
+        stop += 1
+    return stop
+
+
 def _padding(rest: Sequence[int]) -> bool:
     return len({*rest}) < 2
 
 
 def place_rows(
-    batches: Mapping[str, tuple[Ids, NDArray[np.bool_]]], rollouts: Rollouts | None
+    batches: Mapping[str, tuple[Ids, NDArray[np.bool_]]],
+    rollouts: Rollouts | None,
+    positions: Mapping[str, Ids] | None = None,
 ) -> dict[str, list[Row]]:
-    """Find the samples of the rows of all batches of a step.
+    """Find the samples of the rows of all batches of a step; a packed row holds several.
 
     Args:
         batches: name -> token ids ``[b, W]``, and which of them count in the loss; in the order of the batch.
         rollouts: rollouts of the step; None where they were not recorded.
+        positions: name -> ``[b, W]`` positions, which begin anew with each sample of a packed row.
     """
     pad = padding_id(batches.values())
     seen: dict[tuple[int, ...], int] = {}
@@ -100,14 +139,32 @@ def place_rows(
     for name, (ids, mask) in batches.items():
         placed[name] = []
         for index, row in enumerate(ids.tolist()):
-            found = None if rollouts is None else rollouts.find(row)
-            if rollouts is not None and found is not None:
-                start, tokens = found
-                placed[name].append(_known(rollouts.keys(tokens), seen, start, tokens))
+            found = [] if rollouts is None else rollouts.find_all(row)
+            if rollouts is not None and found:
+                own = [_known(rollouts.keys(tokens), seen, start, tokens) for start, tokens in found]
             else:
+                where = (positions or {}).get(name)
                 start, stop = _stripped(ids[index], mask[index], pad)
-                placed[name].append(Row((f"{name} row", index), start, stop, known=False))
+                own = _unknown(name, index, start, stop, None if where is None else where[index])
+            placed[name] += [replace(one, line=index) for one in own]
+    if all(len({row.line for row in rows}) == len(rows) for rows in placed.values()):
+        return {name: [replace(row, line=None) for row in rows] for name, rows in placed.items()}
     return placed
+
+
+def _unknown(name: str, index: int, start: int, stop: int, positions: Ids | None) -> list[Row]:
+    """Return the samples of a row that no rollout tells: one, or those that its positions tell apart."""
+    if positions is None:
+        return [Row((f"{name} row", index), start, stop, known=False)]
+    own = positions[start:stop]
+    begins = [start, *(start + 1 + np.flatnonzero(np.diff(own) <= 0)).tolist()]
+    if len(begins) == 1:
+        return [Row((f"{name} row", index), start, stop, known=False)]
+    ends = [*begins[1:], stop]
+    return [
+        Row((f"{name} row {index}", number), first, end, known=False)
+        for number, (first, end) in enumerate(zip(begins, ends, strict=True))
+    ]
 
 
 def _known(

@@ -146,6 +146,8 @@ class Guard:
         on_policy: bool = False,
         routing: Tensor | None = None,
         sampler_routing: Tensor | None = None,
+        weight_versions: Tensor | None = None,
+        weight_version: int | None = None,
         recompute: Recompute | None = None,
     ) -> None:
         """Tell the values of one forward pass of the policy, before its backward pass.
@@ -159,6 +161,8 @@ class Guard:
             on_policy: True if no update lies between the rollouts, or ``old_log_probs``, and these. Without it the
                 sampler is compared with ``old_log_probs`` only.
             routing, sampler_routing: ``[B, T, ...]`` experts of each token.
+            weight_versions: ``[B, T]`` numbers of the weights that each token was sampled with, and ``weight_version``
+                the number of those that the sampler should have had; tells stale weights token by token.
             recompute: returns the log-probs of the same tokens again, to prove stale weights; every rank
                 gives it, or none.
 
@@ -170,6 +174,7 @@ class Guard:
             "sampler_log_probs": sampler_log_probs,
             "routing": routing,
             "sampler_routing": sampler_routing,
+            "weight_versions": weight_versions,
         }
         micro = open_microbatch(
             len(self._micros),
@@ -182,6 +187,7 @@ class Guard:
         )
         micro.old, micro.sampler = _detached(old_log_probs), _detached(sampler_log_probs)
         micro.routing, micro.sampler_routing = routing, sampler_routing
+        micro.weight_versions, micro.weight_version = weight_versions, weight_version
         micro.on_policy, micro.recompute = on_policy, recompute
         if log_probs.requires_grad:
             log_probs.register_hook(micro.reached)

@@ -24,6 +24,7 @@ class Microbatch:
         mask: loss tokens.
         advantages: ``[B, T]``.
         samples: an id for each row; groups: the group of each row.
+        weight_versions: of the weights that each token was sampled with; ``weight_version`` those that are trained.
         gradient: derivative of the back-propagated loss by the log-probs; None until it is known.
         passes: backward passes that reached the log-probs.
     """
@@ -38,6 +39,8 @@ class Microbatch:
     groups: list[Any] | None = None
     routing: Tensor | None = None
     sampler_routing: Tensor | None = None
+    weight_versions: Tensor | None = None
+    weight_version: int | None = None
     on_policy: bool = False
     recompute: Recompute | None = None
     gradient: Tensor | None = None

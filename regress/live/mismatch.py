@@ -56,7 +56,7 @@ def mismatch(micro: Microbatch, dtype: str, stale: Callable[[Microbatch], Tensor
 def _cause(
     micro: Microbatch, difference: Tensor, tolerance: float, stale: Callable[[Microbatch], Tensor | None]
 ) -> str:
-    for find in (_zero_filled, _shifted, _routed):
+    for find in (_zero_filled, _shifted, _routed, _outdated):
         cause = find(micro, difference, tolerance)
         if cause:
             return cause
@@ -110,6 +110,21 @@ def _routed(micro: Microbatch, difference: Tensor, tolerance: float) -> str:
     if not bool(flips.any()) or bool(flips.all()) or _rms(difference[~flips]) > tolerance:
         return ""
     return f"{int(flips.sum())} of the tokens were sent to other experts, and the others agree"
+
+
+def _outdated(micro: Microbatch, difference: Tensor, tolerance: float) -> str:
+    if micro.weight_versions is None or micro.weight_version is None:
+        return ""
+    versions = micro.weight_versions[micro.mask]
+    other = versions != micro.weight_version
+    if not bool(other.any()) or _rms(difference[~other]) > tolerance:
+        return ""
+    which = ", ".join(str(version) for version in versions[other].unique().tolist())
+    rest = "" if bool(other.all()) else ", and the others agree"
+    return (
+        f"{int(other.sum())} of them are of stale weights (version {which}, and {micro.weight_version} is trained), "
+        f"first {micro.place(int(other.nonzero()[0]))}{rest}"
+    )
 
 
 def _truncated(difference: Tensor, tolerance: float) -> str:

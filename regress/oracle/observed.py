@@ -18,6 +18,7 @@ from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
 from regress.explain.mask import find_mask
 from regress.explain.update import Bools, Floats, Update, read_update
+from regress.oracle.routing import Experts, recorded_experts
 
 At: TypeAlias = tuple[int, int | None]
 """Step, and update within it."""
@@ -188,6 +189,12 @@ class Recorded:
         limits = {meta.get("max_grad_norm") for meta in metas}
         limit: Any = limits.pop() if len(limits) == 1 else None
         return Optimizer(rates, settings, limit)
+
+    def experts(self, update: Observed) -> Experts:
+        """Return the experts that the routers chose for the tokens of an update; empty where none are recorded."""
+        ids = _token_ids(update.tokens, update.at)
+        keys = dict(zip(update.tokens.frame.samples, ids, strict=True))
+        return recorded_experts(self._records("activations", update.at), keys)
 
     def continued(self, at: At) -> bool:
         """Return True if an optimizer had made updates before this one, as the step counts after it tell."""

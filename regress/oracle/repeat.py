@@ -33,6 +33,7 @@ from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of
 from regress.oracle.engine import NO_TOKENIZER
 from regress.oracle.observed import At, Observed, Optimizer, Recorded, named
+from regress.oracle.routing import forced
 from regress.oracle.withheld import without
 from regress.replay.run import torch_settings
 
@@ -134,7 +135,8 @@ class Repetition:
                 f"parameters and optimizer states after {named(update.at)} were not judged: AdamW had made updates "
                 "before it, and nothing tells its moments"
             ] = None
-        with self.context(), without(("param", "optimizer")) if unknown else nullcontext():
+        kept = without(("param", "optimizer")) if unknown else nullcontext()
+        with self.context(), kept, forced(policy, self.given.experts(update)):
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
             tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
             with at(step=update.at[0], update=update.at[1], rank=0):

@@ -59,6 +59,8 @@ class Nexrl:
         old: whether it is of the generation before commit 5bd3f78.
         ranks, micros, mini_batches: microbatches are of a mini-batch, and every mini-batch writes the same files.
         junk: what stands where no token is.
+        pack: samples that lie end to end in a row, with ``gap`` padding tokens between them.
+        positions: whether positions are written beside the token ids.
     """
 
     folder: Path
@@ -73,6 +75,10 @@ class Nexrl:
     junk: float = -17.25
     ids: bool = True
     kl: float = 0.0
+    extra: Callable[[Sample], dict[str, Any]] = lambda sample: {}
+    pack: int = 1
+    gap: int = 0
+    positions: bool = False
 
     @property
     def rows(self) -> list[Sample]:
@@ -87,8 +93,25 @@ class Nexrl:
         if self.old:
             response = max(len(s.tokens) - s.prompt for s in self.rows)
             return max(s.prompt for s in self.rows) + response, response
-        width = max(len(s.tokens) for s in self.rows)
+        whole = [[sample] for sample in self.rows]
+        lines = (
+            whole if self.pack == 1 else [line for _, _, part in self.batches() for line in self.lines(part)]
+        )
+        width = max(sum(len(s.tokens) + self.gap for s in line) - self.gap for line in lines)
         return width, width - 1
+
+    def lines(self, rows: Sequence[Sample]) -> list[Sequence[Sample]]:
+        return [rows[at : at + self.pack] for at in range(0, len(rows), self.pack)]
+
+    def placed(self, rows: Sequence[Sample]) -> list[tuple[int, int, Sample]]:
+        """Row, first column, and the sample that lies there."""
+        found = []
+        for number, line in enumerate(self.lines(rows)):
+            start = self.start(line[0])
+            for sample in line:
+                found.append((number, start, sample))
+                start += len(sample.tokens) + self.gap
+        return found
 
     def start(self, sample: Sample) -> int:
         width, response = self.widths
@@ -97,25 +120,28 @@ class Nexrl:
     def grid(self, rows: Sequence[Sample], name: str) -> Values:
         """``[b, R]`` values of a quantity."""
         width, response = self.widths
-        out = np.full((len(rows), width), self.junk)
-        for line, sample in zip(out, rows, strict=True):
-            start = self.start(sample)
-            line[start : start + len(sample.tokens)] = sample.values[name]
+        out = np.full((len(self.lines(rows)), width), self.junk)
+        for line, start, sample in self.placed(rows):
+            out[line, start : start + len(sample.tokens)] = sample.values[name]
         return out[:, width - response :]
 
     def mask(self, rows: Sequence[Sample]) -> NDArray[np.int64]:
         width, response = self.widths
-        out = np.zeros((len(rows), width), np.int64)
-        for line, sample in zip(out, rows, strict=True):
-            start = self.start(sample)
-            line[start : start + len(sample.tokens)] = sample.mask
+        out = np.zeros((len(self.lines(rows)), width), np.int64)
+        for line, start, sample in self.placed(rows):
+            out[line, start : start + len(sample.tokens)] = sample.mask
         return out[:, width - response :]
 
     def input_ids(self, rows: Sequence[Sample]) -> NDArray[np.int64]:
-        out = np.full((len(rows), self.widths[0]), PAD, np.int64)
-        for line, sample in zip(out, rows, strict=True):
-            start = self.start(sample)
-            line[start : start + len(sample.tokens)] = sample.tokens
+        out = np.full((len(self.lines(rows)), self.widths[0]), PAD, np.int64)
+        for line, start, sample in self.placed(rows):
+            out[line, start : start + len(sample.tokens)] = sample.tokens
+        return out
+
+    def position_ids(self, rows: Sequence[Sample]) -> NDArray[np.int64]:
+        out = np.zeros((len(self.lines(rows)), self.widths[0]), np.int64)
+        for line, start, sample in self.placed(rows):
+            out[line, start : start + len(sample.tokens)] = np.arange(len(sample.tokens))
         return out
 
     def tensor(self, values: Any) -> torch.Tensor:
@@ -157,13 +183,16 @@ class Nexrl:
             if self.old:
                 fields |= {"prompt": "p", "response": "r", "finish_reason": "stop", "ground_truth": "g"}
                 fields["logprobs"] = (sample.values["old_log_probs"] * sample.mask).tolist()
+            fields |= self.extra(sample)
             item = {"tokens": sample.tokens, "loss_mask": sample.mask.tolist(), "reward": sample.reward}
             items.append({**item, "is_val": False, "extra_fields": fields, **more})
         payload = {"step": self.step, "num_trajectories": len(items), "trajectories": items}
         self.write(type, self.stem, payload)
 
     def old_log_probs(self) -> None:
-        values = self.tensor(self.grid(self.rows, "old_log_probs"))
+        parts = [self.grid(part, "old_log_probs") for _, _, part in self.batches()]
+        packed = np.concatenate(parts) if self.pack > 1 else self.grid(self.rows, "old_log_probs")
+        values = self.tensor(packed)
         info = {"batch_size": len(self.samples), "input_ids_shape": [len(self.rows), self.widths[0]]}
         payload = {"step": self.step, "old_log_probs": values, "shape": [*values.shape], "batch_info": info}
         self.write("old_log_probs", self.stem, payload)
@@ -177,6 +206,8 @@ class Nexrl:
             payload["response_mask"] = self.tensor(self.mask(rows))
             if self.ids:
                 payload["input_ids"] = self.tensor(self.input_ids(rows))
+            if self.positions:
+                payload["position_ids"] = self.tensor(self.position_ids(rows))
             self.write("forward_data", f"{self.stem}_rank{rank}_micro{micro}", payload)
 
     def loss(self) -> None:

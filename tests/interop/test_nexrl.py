@@ -284,3 +284,79 @@ def _trajectory(sample: Any) -> Trajectory:
     return Trajectory(
         sample.group, sample.run, sample.tokens, sample.mask.tolist(), sample.reward, sample.prompt
     )
+
+
+def with_versions(old: str = "", prefix: str = "weight") -> Callable[[Any], dict[str, Any]]:
+    """Versions of the completion's tokens: 4, but 3 for the first of the sample named."""
+
+    def extra(sample: Any) -> dict[str, Any]:
+        first = 3 if f"{sample.group}/{sample.run}" == old else 4
+        return {f"{prefix}_versions": [first, *[4] * (len(sample.tokens) - sample.prompt - 1)]}
+
+    return extra
+
+
+@pytest.mark.parametrize("prefix", ["weight", "route"])
+def test_versions_of_tokens_are_compared_and_older_ones_are_told(nexrl: Setup, prefix: str) -> None:
+    golden = nexrl("golden", extra=with_versions(prefix=prefix)).self_hosted()
+    same = compared(golden, nexrl("same", extra=with_versions(prefix=prefix)).self_hosted())
+    assert same.exit_code == 0
+    assert f"{prefix}_versions" in {v.name for v in same.verdicts}
+    assert not told(same, "stale")
+
+    found = compared(golden, nexrl("older", extra=with_versions("001/1", prefix)).self_hosted())
+    assert [(v.name, v.over) for v in found.failed] == [(f"{prefix}_versions", 1)]
+    assert "sample 001/1" in found.failed[0].detail
+    assert "golden 4, actual 3" in found.failed[0].detail
+    assert told(found, f"sampled tokens have other {prefix}_versions than the newest, 4 (stale ")
+
+
+def test_log_probs_of_stale_weights_are_told_by_token(nexrl: Setup, sampled: Any) -> None:
+    """Only where every token that differs has other weights; another one as well is another cause."""
+    golden = nexrl("golden", old=True, extra=with_versions()).self_hosted()
+    for spoil, expected in ((0, True), (1, False)):
+        samples = sampled()
+        wrong = samples[3]
+        wrong.values["old_log_probs"][wrong.prompt] += 0.5
+        samples[spoil].values["old_log_probs"][samples[spoil].prompt] += 0.5 * spoil
+        actual = nexrl(f"actual{spoil}", samples, old=True, extra=with_versions("001/1")).self_hosted()
+        found = compared(golden, actual)
+        assert ("trajectory", "log_probs") in {(v.quantity, v.name) for v in found.failed}
+        assert told(found, "the sampler's log-probs differ at 1 tokens, each of other weights") is expected
+
+
+PACKED = {
+    "two-a-row": {"pack": 2},
+    "three-a-row-four-ranks": {"pack": 3, "ranks": 4},
+    "padding-between": {"pack": 3, "gap": 2},
+    "jsonl-with-positions": {"pack": 2, "format": "jsonl", "positions": True},
+}
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED.keys())
+def test_packed_rows_hold_the_same_as_padded_ones(nexrl: Setup, packed: dict[str, Any]) -> None:
+    golden, actual = nexrl("golden").self_hosted(), nexrl("actual", **packed).self_hosted()
+    found = compared(golden, actual)
+    assert [v for v in found.failed if v.quantity != "loss"] == []
+    whole = sum(int(sample.mask.sum()) for sample in golden.samples)
+    for quantity in ("log_probs", "entropy", "old_log_probs"):
+        assert sum(v.count for v in found.verdicts if v.quantity == quantity) >= whole, quantity
+    assert not told(found, "tokens that no rollout of the step has")
+
+
+def test_a_wrong_token_of_a_packed_row_is_found_in_its_sample(nexrl: Setup, sampled: Any) -> None:
+    samples = sampled()
+    wrong = samples[3]
+    wrong.values["log_probs"][wrong.prompt + 1] += 1
+    found = compared(nexrl("golden").self_hosted(), nexrl("actual", samples, pack=3, ranks=1).self_hosted())
+    (first, *_) = [v for v in found.failed if v.quantity == "log_probs"]
+    assert f"sample {wrong.group}/{wrong.run}, position {wrong.prompt + 1}" in first.to_json()[
+        "detail"
+    ] + str(first)
+
+
+def test_packed_rows_without_rollouts_are_told_apart_by_positions(nexrl: Setup) -> None:
+    """The weaver's dumps have no rollouts; without positions a packed row is one unknown sample."""
+    golden = nexrl("golden").weaver()
+    assert compared(golden, nexrl("actual", pack=3, positions=True).weaver()).golden_only == []
+    assert compared(golden, nexrl("silent", pack=3).weaver()).golden_only != []

@@ -1,8 +1,7 @@
-"""`regress oracle` on verl's dumps: healthy ones pass without a case, planted faults are caught, misses are listed."""
+"""`regress oracle` on verl's dumps: healthy ones pass without a case, planted faults are caught."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,6 @@ HEALTHY = (
     "fsdp2-micro3/verl:gspo/dense",
     "ulysses2-flash-micro3/verl:token-mean/dense",
 )
-BELOW_BFLOAT16: Mapping[str, str] = {
-    "deviation_of_the_population": "in groups of three it makes gradients 1.22 times as large, and the tolerance that "
-    "is measured off policy allows more, because rounding takes tokens over the borders of the clip range",
-}
-"""Fault that the measured tolerance of bfloat16 does not show, and why."""
 MIXED = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
 
 
@@ -94,7 +88,7 @@ def test_healthy_dumps_are_within_tolerance(judged: dict[str, Comparison]) -> No
 def test_faults_are_caught(judged: dict[str, Comparison], request: pytest.FixtureRequest) -> None:
     coarse = "bfloat16" in request.node.name
     missed = {name for name in OWN if judged[name].exit_code == 0}
-    assert missed == (set(BELOW_BFLOAT16) if coarse else set())
+    assert missed == set()
     if not coarse:
         first = {name: judged[name].failed[0].quantity for name in OWN}
         assert first == {plant.name: plant.first for plant in OWN.values()}

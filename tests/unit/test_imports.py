@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "oracle": {
+        "capture",
         "interop",
         "replay",
         "engine",

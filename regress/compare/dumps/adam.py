@@ -58,6 +58,20 @@ class Adam:
         limit = float(norm) if isinstance(norm, int | float) else None
         return cls(float(known[0]), (float(known[2]), float(known[3])), float(known[1]), limit)
 
+    @classmethod
+    def recorded(cls, meta: Mapping[str, Any], name: str) -> Adam | None:
+        """Return the settings that a record of an optimizer's state tells of one parameter; None for another optimizer.
+
+        What is recorded so was clipped before: the moments are those of the gradients as they were used.
+        """
+        rates, kind = meta.get("learning_rates"), str(meta.get("optimizer_type")).rpartition(".")[2].lower()
+        if kind not in ("adam", "adamw") or not isinstance(rates, Mapping):
+            return None
+        if meta.get("amsgrad") or meta.get("maximize"):
+            return None
+        told = {"learning_rate": rates.get(name), "betas": meta.get("betas"), "eps": meta.get("eps")}
+        return cls.of({"optimizer": told})
+
     @property
     def most(self) -> float:
         """Most that an update moves an element, whatever its gradients (Kingma & Ba, 1412.6980, section 2.1)."""

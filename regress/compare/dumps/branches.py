@@ -181,7 +181,8 @@ class Branches:
         """
         at, expected, tokens = self._beside(rows, frame)
         values = rows.part.array.reshape(-1)
-        over = np.flatnonzero((np.abs(values[at] - expected) > bound) & (tokens >= 0))
+        differ = (np.abs(values[at] - expected) > bound) | _on_one_side(expected, values[at])
+        over = np.flatnonzero(differ & (tokens >= 0))
         chosen = over[self.admitted(tokens[over], bound)]
         if not chosen.size:
             return None
@@ -303,13 +304,17 @@ def in_frame(
 
 def jumps(rows: TokenRows) -> bool:
     """Return True if a token has a gradient on one side only."""
-    for block in rows.blocks():
-        golden, actual = np.abs(block.golden.reshape(-1)), np.abs(block.actual.reshape(-1))
-        largest = max(float(golden.max(initial=0.0)), float(actual.max(initial=0.0)))
-        less, more = np.minimum(golden, actual), np.maximum(golden, actual)
-        if ((less <= NOTHING * largest) & (more > SOMETHING * largest)).any():
-            return True
-    return False
+    return any(
+        _on_one_side(block.golden.reshape(-1), block.actual.reshape(-1)).any() for block in rows.blocks()
+    )
+
+
+def _on_one_side(golden: NDArray[Any], actual: NDArray[Any]) -> Bools:
+    """Return which tokens have a gradient on one side only, however large the tolerance."""
+    own, theirs = np.abs(golden.astype(np.float64)), np.abs(actual.astype(np.float64))
+    largest = max(float(own.max(initial=0.0)), float(theirs.max(initial=0.0)))
+    less, more = np.minimum(own, theirs), np.maximum(own, theirs)
+    return np.asarray((less <= NOTHING * largest) & (more > SOMETHING * largest), bool)
 
 
 def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: Judged) -> Finding:
@@ -331,8 +336,9 @@ def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: J
         return finding
     wrong = branches.wrong(rows, unit.frame)
     if wrong is not None:
-        return judged(found.among(wrong), Tolerance(branches.spacing, reason=CLIPPED))
-    taken = None if verdict.ok else branches.taken(rows, unit.frame, verdict.tolerance)
+        none = Tolerance(0.0, branches.spacing * finding.verdict.scale, reason=CLIPPED)
+        return judged(found.among(wrong), none)
+    taken = branches.taken(rows, unit.frame, verdict.tolerance)
     if taken is None:
         return finding
     closer = taken.rows.part.array.reshape(found.actual.shape)

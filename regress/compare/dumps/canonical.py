@@ -17,6 +17,7 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
+from regress.compare.diagnosis.beside import Beside
 from regress.compare.dumps import listing
 from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.sides import Side, open_side
@@ -84,7 +85,23 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
-    return Projection(found.truth(), found.frame, None, config)
+    before = Beside(before=_before(golden_side, step, update))
+    return Projection(found.truth(), found.frame, None, config, beside=before)
+
+
+def _before(side: Side, step: int | None, update: int | None) -> Mapping[str, Mapping[str, Array]]:
+    """Return gradients, parameters and states of the update before; nothing where it was not recorded."""
+    if step is None or (update is None and step == 0):
+        return {}
+    recorded = {(place.step, place.update) for type, place in side.entries.values() if type in UPDATE_STAGES}
+    last = [one for one in recorded if one[0] == step - 1]
+    earlier = (step, update - 1) if update else max(last, key=lambda one: one[1] or 0, default=None)
+    names = [
+        name
+        for name, (type, place) in side.entries.items()
+        if type in UPDATE_STAGES and (place.step, place.update) == earlier
+    ]
+    return _Recorded(side, headers(side, names)).truth() if names else {}
 
 
 def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

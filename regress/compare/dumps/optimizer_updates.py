@@ -95,8 +95,8 @@ class Updated:
             relative: those of ``gradient`` and ``optimizer``, relative to the largest golden value.
         """
         adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
-        beyond = None if adam is None else _beyond(actual, golden, bound)
-        if adam is None or beyond is None:
+        beyond = _beyond(actual, golden, bound)
+        if beyond is None:
             return cls()
         places, error, there = beyond
         own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
@@ -186,7 +186,7 @@ def _doubt(name: str, place: Place, error: Floats, size: int) -> str:
 
 def difference(
     sides: tuple[Side, Side],
-    adam: Adam,
+    adam: Adam | None,
     at: tuple[At, At],
     name: str,
     chosen: Chosen,
@@ -197,24 +197,34 @@ def difference(
     Gradients that differ by more than their own tolerance explain nothing: they are the fault.
 
     Args:
+        adam: settings of all updates; None: those that each record of the states tells of its own.
         at: the update after which each side recorded the parameter.
         chosen: elements of the parameter that are asked for.
         relative: tolerance of ``gradient`` and ``optimizer``, relative to the largest golden value.
     """
     golden, actual = (_updates(side, last) for side, last in zip(sides, at, strict=True))
-    limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
+    limit = None
+    if adam is not None:
+        limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
     if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
-    runs = [_made(side, own, name, chosen, adam) for side, own in zip(sides, (golden, actual), strict=True)]
-    for place, one, other in zip(golden, *runs, strict=True):
+    known = [_settings(side, own, name, adam) for side, own in zip(sides, (golden, actual), strict=True)]
+    if any(one is None for both in known for one in both):
+        return Difference(limit=limit)
+    runs = [
+        _made(side, own, name, chosen, settings)
+        for side, own, settings in zip(sides, (golden, actual), known, strict=True)
+    ]
+    for place, settings, one, other in zip(golden, zip(*known, strict=True), *runs, strict=True):
+        rate = min(own.rate for own in settings if own is not None)
         stage = next((stage for stage in ("optimizer", "gradient") if stage in one and stage in other), None)
         if stage is None:
             return Difference(limit=limit)
         first, second = one[stage], other[stage]
         bound = relative[first.stage] * _scale(sides[0], first, place, name)
         alike = np.abs(first.source - second.source) <= bound
-        allowed += np.where(alike, adam.rate * np.abs(first.direction - second.direction), 0.0)
+        allowed += np.where(alike, rate * np.abs(first.direction - second.direction), 0.0)
     return Difference(allowed, limit)
 
 
@@ -261,14 +271,25 @@ class Made:
     suffix: str = ""
 
 
+def _settings(side: Side, updates: Iterable[At], name: str, told: Adam | None) -> list[Adam | None]:
+    """Return the settings of each update: those that were told of all, else those of its record of the states."""
+    if told is not None:
+        return [told for _ in updates]
+    return [
+        next((own for r in _records(side, "optimizer", at) if (own := Adam.recorded(r.meta, name))), None)
+        for at in updates
+    ]
+
+
 def _made(
-    side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam
+    side: Side, updates: Iterable[At], name: str, chosen: Chosen, settings: Iterable[Adam | None]
 ) -> Iterable[Mapping[str, Made]]:
     """Yield each update as its recorded state makes it, and as all gradients so far do, by stage; what is recorded."""
     first: Floats | None = np.zeros(chosen.places.size)
     second: Floats | None = np.zeros(chosen.places.size)
-    beta1, beta2 = adam.betas
-    for count, at in enumerate(updates, 1):
+    for count, (at, adam) in enumerate(zip(updates, settings, strict=True), 1):
+        assert adam is not None
+        beta1, beta2 = adam.betas
         found: dict[str, Made] = {}
         moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
         gradient, norm = _part(side, "gradient", at, name, chosen)

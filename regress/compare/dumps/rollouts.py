@@ -13,6 +13,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.token_overlap import Part
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.sampled_with import compare_versions, of_other_weights
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.updates.trajectories import QUANTITY, words_of
@@ -84,6 +85,7 @@ def _findings(unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]]) -> Iterat
             found, expected, tolerance, quantity=QUANTITY, name=name, place=unit.place, locate=locate
         )
         yield Finding(verdict, tolerance)
+    yield from compare_versions(same, unit.place, QUANTITY, exact, locator)
     yield from _log_probs(unit, same, locator)
 
 
@@ -103,7 +105,9 @@ def _log_probs(unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], locator: 
     golden, actual = (Part(found, np.arange(frame.size), whole_layout(()), found.shape) for found in values)
     rows = TokenRows(actual, [golden], np.flatnonzero(mask))
     case = Case(QUANTITY, "log_probs", unit.place, tolerance, locator.token, actual.shape)
-    yield Finding(judge_aligned(case, Aligned.of_tokens(rows, locator.token)), tolerance)
+    verdict = judge_aligned(case, Aligned.of_tokens(rows, locator.token))
+    note = "" if verdict.ok else of_other_weights(both, values, mask, verdict.tolerance, unit.place)
+    yield Finding(verdict, tolerance, note=note)
 
 
 def _values(rollouts: Sequence[Rollout], name: str) -> Array:

@@ -79,12 +79,14 @@ class Routes:
 
     Attributes:
         dtype: the coarsest of the two sides.
+        forced: the golden side computed with the experts that the actual side chose, so that no flip has an effect.
     """
 
     frame: TokenFrame
     golden: Mapping[str, Choice]
     actual: Mapping[str, Choice]
     dtype: str
+    forced: bool = False
     _found: dict[str, Flips] = field(default_factory=dict)
 
     @classmethod
@@ -94,6 +96,7 @@ class Routes:
         records: tuple[str, str],
         names: Mapping[SampleKey, SampleKey],
         dtype: str,
+        forced: bool = False,
     ) -> Routes:
         """Return the routers of the update that two records belong to.
 
@@ -106,7 +109,7 @@ class Routes:
         frame = golden.frame
         own, theirs = _choices(golden, None, frame), _choices(actual, names, frame)
         order = sorted(own.keys() & theirs.keys(), key=_natural)
-        return cls(frame, {n: own[n] for n in order}, {n: theirs[n] for n in order}, dtype)
+        return cls(frame, {n: own[n] for n in order}, {n: theirs[n] for n in order}, dtype, forced)
 
     def flips(self, router: str) -> Flips | None:
         """Return the flips of a router; None unless both sides tell its choice."""
@@ -117,7 +120,8 @@ class Routes:
             for name in self.golden:
                 found = self._flips(name, before)
                 self._found[name] = found
-                before = before | self._reached(found.admitted)
+                if not self.forced:
+                    before = before | self._reached(found.admitted)
         return self._found[router]
 
     def _flips(self, name: str, before: Bools) -> Flips:
@@ -170,15 +174,17 @@ def routed(
         return finding
     choice = name.endswith(EXPERTS)
     tokens = routes.numbers(rows.part.rows[rows.selected], unit.frame)
-    left_out = flips.admitted if choice else flips.admitted | flips.before
+    others = flips.before if routes.forced else flips.admitted | flips.before
+    left_out = flips.admitted if choice else others
     kept = rows.selected[(tokens < 0) | ~left_out[tokens]]
     if kept.size == rows.selected.size:
         return finding
     anew = judged(found.among(replace(rows, selected=kept)))
-    return replace(anew, note=words(flips, name, tokens[tokens >= 0], unit.place) if choice else "")
+    told = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
+    return replace(anew, note=told if choice else "")
 
 
-def words(flips: Flips, name: str, here: NDArray[np.int64], place: object) -> str:
+def words(flips: Flips, name: str, here: NDArray[np.int64], place: object, *, forced: bool) -> str:
     """Return what is told of the admitted flips of a record's tokens."""
     ties = flips.admitted[here] & ~flips.before[here]
     after = int((flips.admitted[here] & flips.before[here]).sum())
@@ -187,8 +193,9 @@ def words(flips: Flips, name: str, here: NDArray[np.int64], place: object) -> st
     follow = f"; {after} more differ after flips of earlier routers, as their own logits do" if after else ""
     return (
         f"{place}: {router_of(name)} chose other experts for {tokens}, near-ties that rounding decides, with margins "
-        f"of at most {largest:.2g} of the largest logit{follow}; regress oracle judges the values under the recorded "
-        "choice"
+        f"of at most {largest:.2g} of the largest logit{follow}; "
+        + ("all values are judged" if forced else "regress oracle judges all values")
+        + " under the recorded choice"
     )
 
 
@@ -208,6 +215,6 @@ def _choices(
     return found
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _natural(name: str) -> list[tuple[bool, int, str]]:
     """Return a key that sorts the numbers in names as numbers."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]

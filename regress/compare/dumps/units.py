@@ -32,6 +32,7 @@ from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.routes import EXPERTS, Routes, routed
 from regress.compare.dumps.routes import QUANTITY as ROUTED
 from regress.compare.dumps.sides import Side, open_side, precisions
+from regress.compare.dumps.temperatures import judge_temperatures
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.dumps.unit import Unit
 from regress.compare.metrics.stripes import Measures
@@ -153,6 +154,12 @@ class UnitWork:
                 finding = self._without_rounding(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self._hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
+        if self.unit.stage == "token_gradient" and self.unit.only.has("token_gradient", "temperature"):
+            about: dict[str, Any] = {"place": self.unit.place, "suffix": self.unit.suffix}
+            solved = judge_temperatures(
+                self.actual, self.golden.values(), self._tolerance("token_gradient"), **about
+            )
+            yield from () if solved is None else [Finding(*solved)]
 
     def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
         """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
@@ -172,7 +179,8 @@ class UnitWork:
             return None
         unit, dtype = self.unit, self._dtype(*self.actual.tensors.values())
         records = unit.records[0], unit.record
-        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype)
+        forced = any(record.meta.get("forced_routing") for record in self.golden.values())
+        return Routes.of((unit.golden, unit.actual), records, unit.golden_of, dtype, forced)
 
     def _dtype(self, *arrays: Array) -> str:
         """Return the coarsest dtype of some arrays and of the models."""

@@ -67,7 +67,8 @@ class Megatron(System):
         shims.named_as_cuda()
         shims.router_without_engine()
         if not torch.distributed.is_initialized():
-            store = f"file://{tempfile.mkdtemp(prefix='regress-megatron-')}/store"
+            self.scratch = tempfile.TemporaryDirectory(prefix="regress-megatron-")
+            store = f"file://{self.scratch.name}/store"
             torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         from megatron.core import parallel_state as ranks
 

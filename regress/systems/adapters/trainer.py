@@ -93,8 +93,9 @@ class Trainer(System):
         per_device = settings.get("per_device", window // data_ranks)
         given = {"train_sampling_strategy": "sequential", **settings.get("arguments", {})}
         whole = 1 if given.get("accelerator_config", {}).get("split_batches") else data_ranks
+        self.scratch = tempfile.TemporaryDirectory(prefix="regress-trainer-")  # goes with this object
         return TrainingArguments(
-            output_dir=tempfile.mkdtemp(prefix="regress-trainer-"),
+            output_dir=self.scratch.name,
             **self.common_arguments(),
             remove_unused_columns=False,
             per_device_train_batch_size=per_device,

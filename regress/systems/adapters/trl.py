@@ -104,9 +104,10 @@ class TRL(Trainer):
             **setting.arguments,
             **layout.settings.get("arguments", {}),
         }
+        self.scratch = tempfile.TemporaryDirectory(prefix="regress-trl-")  # goes with this object
         return config(
             **{"gradient_checkpointing": False, "beta": 0.0, **given},
-            output_dir=tempfile.mkdtemp(prefix="regress-trl-"),
+            output_dir=self.scratch.name,
             bf16=False,
             **self.common_arguments(),
             shuffle_dataset=False,

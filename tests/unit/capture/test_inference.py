@@ -81,6 +81,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"cu_seq_lens": np.array([0, 4, 2])},
         r"cu_seq_lens \[0, 4, 2\] are no rising borders of one packed row of 5 tokens",
     ),
+    "borders that join samples": (
+        {"cu_seq_lens": np.array([0, 5]), "position_ids": np.array([[0, 1, 2, 0, 1]])},
+        r"cu_seq_lens say that columns 0 to 4 are one sample, and position_ids begin anew at column 3: correct",
+    ),
     "mask of another shape": (
         {"attention_mask": np.array([[1, 1, 1]])},
         r"attention_mask has the shape \[1, 3\], but input_ids has \[1, 5\]: give record\(attention_mask=\.\.\.\)",
@@ -93,6 +97,14 @@ def test_what_can_be_read_in_two_ways_is_refused(name: str) -> None:
     told, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message):
         infer_layout(Arrangement(ids(1, 5), **told))
+
+
+def test_position_ids_of_padding_may_stay_what_they_are() -> None:
+    told = {"cu_seq_lens": np.array([0, 3, 6]), "position_ids": np.array([[0, 1, 0, 0, 1, 0]])}
+    assert infer_layout(Arrangement(ids(1, 6), **told)).segments == (
+        Segment(0, 0, 3, 0, 0),
+        Segment(1, 0, 3, 0, 3),
+    )
 
 
 def test_padding_without_a_mask_is_refused() -> None:

@@ -11,11 +11,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates
+from regress.dump.damage import Damage
+from regress.dump.nexrl import as_dict, foreign_trajectories
 from regress.dump.reader import read
 from regress.dump.record import Record
-from regress.dump.trajectory import from_record, to_record
+from regress.dump.trajectory import Trajectory, from_record, to_record
+from regress.dump.versions import take_versions
 from regress.errors import DumpError
 
 
@@ -38,6 +43,7 @@ from regress.errors import DumpError
         ({"log_probs": np.zeros(3)}, r"has 4 tokens but log_probs of shape \(3,\)"),
         ({"log_probs": np.zeros(4, np.int64)}, "log_probs that are no floating-point array"),
         ({"log_probs": [0.0] * 4}, "log_probs that are no floating-point array"),
+        ({"weight_versions": [3]}, "has 4 tokens but 1 weight_versions: give each token one"),
         ({"group_id": 7}, "needs a string as group_id"),
         ({"run_id": "0"}, "an integer as run_id"),
     ],
@@ -71,6 +77,49 @@ def test_log_probs_of_some(make_trajectory: Any) -> None:
     assert first.log_probs is None
     assert second.log_probs is not None
     assert (second.log_probs.dtype, second.log_probs.tolist()) == (values.dtype, values.tolist())
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 3), st.sampled_from(["a", "b"])), min_size=4, max_size=4))
+def test_versions_of_tokens_survive(versions: list[Any]) -> None:
+    sample = {"tokens": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1], "reward": 0.0, "prompt_length": 2}
+    given = [Trajectory("g", 0, **sample, weight_versions=versions), Trajectory("g", 1, **sample)]  # type: ignore[arg-type]  # as they are
+    told, untold = from_record(to_record(given, 0))
+    assert told.weight_versions == versions
+    assert (told.route_versions, untold.weight_versions) == (None, None)
+    assert "weight_versions" not in to_record(given[1:], 0).meta["samples"][0]  # type: ignore[index,operator]  # a list of dicts
+    again = from_record(foreign_trajectories({"trajectories": [as_dict(told)]}, 0))
+    assert again[0].weight_versions == versions
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (7, [None, None, 7, None]),
+        (["a"], [None, None, "a", None]),
+        ([5, 6], [None, None, 5, 6]),
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+    ],
+)
+def test_versions_are_of_the_sample_its_completion_or_all_tokens(told: Any, found: list[Any]) -> None:
+    fields = {"policy_version": told, "uid": "u"}
+    assert take_versions(fields, [0, 0, 1, 0], 2) == {"weight_versions": found}
+    assert fields == {"uid": "u"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        (
+            {"route_version": [1, 2, 3]},
+            "its route_version are 3 for 4 tokens, 2 of the completion and 1 in the loss",
+        ),
+        ({"weight_version": 1.5}, "its weight_version are not texts or whole numbers"),
+        ({"weight_version": 1, "policy_version": 1}, "which are one thing"),
+    ],
+)
+def test_versions_that_fit_no_tokens_are_refused(fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(Damage, match=rule):
+        take_versions(fields, [0, 0, 1, 0], 2)
 
 
 def test_other_records_hold_no_trajectories() -> None:

@@ -58,6 +58,8 @@ def test_a_right_document_is_itself() -> None:
         (("rows", "x", "size"), -1, "it.rows['x'].size is -1, not at least 0"),
         (("rows", "x", "size"), 2**63, "it.rows['x'].size is 9223372036854775808, not at most"),
         (("rows", "x", "size"), 1.0, "it.rows['x'].size is 1.0, not an integer"),
+        (("least",), -2, "it.least is -2, not at least -1"),
+        (("least",), "one", "it.least is 'one', not an integer or null"),
         (("rows", "x", "name"), "\x1b[2J", "not a printable name"),
         (("rows", "x", "name"), "\ud800", "not a text without lone surrogates"),
         (("rows", "x", "name"), "a" * 1001, "not a text of at most 1000 characters"),

@@ -53,6 +53,14 @@ def with_nan(values: Values) -> Tensor:
     return found
 
 
+def of_older_weights(values: Values) -> Values:
+    """The first columns were sampled before the weights changed."""
+    older = torch.arange(values["stale"].shape[1]) < 5
+    sampler = torch.where(older, values["stale"], values["sampler_log_probs"])
+    versions = torch.where(older, 3, 4).expand_as(sampler)
+    return {**values, "sampler_log_probs": sampler, "weight_versions": versions, "weight_version": 4}
+
+
 def above(values: Values) -> Tensor:
     """The kept mass differs from token to token, and is at most 1."""
     old: Tensor = values["old_log_probs"]
@@ -133,6 +141,11 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"values": replaced("sampler_log_probs", lambda v: v["stale"])},
         "sampler",
         "those of the weights before the last update",
+    ),
+    "stale tokens": (
+        {"values": of_older_weights},
+        "sampler",
+        "of them are of stale weights (version 3, and 4 is trained), first row 0",
     ),
     "support": (
         {"values": replaced("sampler_log_probs", above)},

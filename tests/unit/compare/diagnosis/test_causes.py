@@ -33,6 +33,7 @@ NAMES = (
         "model.layers.0",
         "model.layers.0.mlp.gate.weight",
         "lm_head",
+        "temperature",
     ),
     *(
         "model.embed_tokens",

@@ -273,6 +273,18 @@ def test_the_gradient_of_the_last_update_that_was_not_dropped() -> None:
     assert "that of the last update" in patterns_of("gradient", "w", left)["formula"]
 
 
+def test_the_gradient_of_the_last_update_that_was_clipped_by_an_unknown_norm() -> None:
+    truth, beside = update(0)
+    left = truth["gradient"]["w"] + 0.039 * beside.before["gradient"]["w"]
+    known = UpdateHypotheses(truth, {}, beside)
+    around = FailureContext(guesses=lambda: known.of("gradient", "w"))
+    over = np.abs(left - truth["gradient"]["w"]) > BOUND
+    affected = around.affected(left, truth["gradient"]["w"], over, None, BOUND)
+    verdict = replace(judged(left, truth["gradient"]["w"], "gradient", "w"), affected=affected)
+    words = {p.id: p.words for p in find_patterns([verdict], [verdict], RunContext())}["fitted"]
+    assert "that of the last update, times 0.039" in words
+
+
 @pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])
 def test_weight_decay_that_enters_the_moments(kind: str) -> None:
     truth, beside = update(0)

@@ -40,6 +40,7 @@ class Run:
     skip: tuple[int, ...] = ()
     types: tuple[str, ...] = ("gradient", "param")
     config: bool = True
+    states: bool = False  # the records of the optimizer tell its settings, as those of foreign trainers do
     every: int = 1
     ranks: int = 1
     turned: bool = False
@@ -73,8 +74,12 @@ class Run:
                 if "optimizer" in self.types:
                     state = {f"{NAME}/{k}": v.numpy().copy() for k, v in optimizer.state[weight].items()}
                     with at(step=step, rank=0):
-                        tap("optimizer", state)
+                        tap("optimizer", state, meta=self._settings() if self.states else {})
         return folder
+
+    def _settings(self) -> dict[str, Any]:
+        rest = {"betas": [0.9, 0.999], "eps": EPS, "amsgrad": False, "maximize": False}
+        return {"optimizer_type": "torch.optim.adamw.AdamW", "learning_rates": {NAME: self.rate}, **rest}
 
     def _tap(self, step: int, tensors: dict[str, Array], norm: float) -> None:
         for rank in range(self.ranks):
@@ -101,6 +106,7 @@ def _params(found: Comparison) -> list[bool]:
 
 
 BOTH = ("gradient", "param", "optimizer")
+TOLD: dict[str, Any] = {"types": BOTH, "config": False, "states": True}
 HEALTHY: Sequence[tuple[Run, Run]] = (
     (Run(1), Run(2)),
     (Run(1, steps=3), Run(2, steps=3)),
@@ -109,6 +115,7 @@ HEALTHY: Sequence[tuple[Run, Run]] = (
     (Run(1, ranks=2), Run(2, ranks=3)),
     (Run(1, types=("param", "optimizer")), Run(2, types=("param", "optimizer"))),
     (Run(1, steps=2, types=BOTH), Run(2, steps=2, types=BOTH)),
+    (Run(1, steps=3, **TOLD), Run(2, steps=3, **TOLD)),
 )
 
 
@@ -146,6 +153,16 @@ def test_a_wrong_update_is_caught(
 ) -> None:
     actual = replace(FAULTS[fault], types=types)
     found = compared(Run(1, steps=actual.steps, types=types), actual)
+    assert found.exit_code == 1
+    assert not all(_params(found))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_update_of_a_trainer_without_a_configuration_is_caught(
+    fault: str, compared: Callable[..., Comparison]
+) -> None:
+    actual = replace(FAULTS[fault], **TOLD)
+    found = compared(Run(1, steps=actual.steps, **TOLD), actual)
     assert found.exit_code == 1
     assert not all(_params(found))
 
