@@ -9,6 +9,6 @@ def test_a_surrogate_of_a_worker_is_no_internal_error(pytester: pytest.Pytester)
     pytester.makepyfile(
         "def test_said():\n    raise AssertionError('x\\ud800y')\n\n\ndef test_after():\n    pass\n"
     )
-    result = pytester.runpytest_subprocess("-n", "1", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "regress.plugin", "-p", "xdist", "-n1")
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.no_fnmatch_line("*INTERNALERROR*")
