@@ -46,6 +46,17 @@ def printable_tree(value: Any) -> Any:
     return value
 
 
+def encodable(value: Any) -> Any:
+    """Return a tree of dicts, lists and tuples whose texts, keys too, can be encoded: lone surrogates are escaped."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {encodable(key): encodable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(encodable, value))
+    return value
+
+
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     """Print a text that may hold anything, `printable`."""
     import click

@@ -5,6 +5,9 @@ It loads with every run of pytest, so it imports neither torch nor numpy nor pan
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 import pytest
 
 from regress.plugin import hooks, session
@@ -14,6 +17,7 @@ from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
+from regress.printed import encodable
 from regress.trust import allow_all_code
 
 __all__ = ["regress", "regress_check", "regress_record"]
@@ -52,3 +56,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Return a line that announces an update of goldens; None without one."""
     settings = config.stash[SETTINGS]
     return None if settings.update is None else f"regress: {settings.update} in {settings.golden_dir}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
+    """Escape what cannot be encoded in a report of a worker: a lone surrogate of a name would end the session."""
+    found = yield
+    return None if found is None else encodable(found)

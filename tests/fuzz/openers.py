@@ -49,7 +49,6 @@ OWN: Mapping[str, str] = {
     "engine/tracking/replay.py _send": "opens a connection",
     "engine/tracking/backends.py open": "opens a connection",
     "engine/tokenizer.py fingerprint": "text of a tokenizer that transformers has loaded",
-    "golden/commit.py _holds": "compares bytes, whatever they are",
     "golden/transaction.py _content": "copies bytes, whatever they are",
     "oracle/commands.py settings_in": "words of the command line",
     "replay/settings.py parse_settings": "words of the command line",
