@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -46,6 +48,8 @@ Found = dict[str, list[tuple[Mutant, Outcome]]]
 )
 @click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
 @click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")
+@click.option("--ranks", default=4, help="Run replays on at most this many ranks.", show_default=True)
+@click.option("--known", is_flag=True, help="Run nothing: show what the cache knows of the code as it is.")
 @click.option("--list", "only_list", is_flag=True, help="Count the mutants and run none.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write all outcomes as JSON.")
 @click.option("--page", "to", type=click.Path(path_type=Path), help="Write the table and its survivors here.")
@@ -57,17 +61,24 @@ def main(
     cache: Path,
     most: int | None,
     replays: int | None,
+    ranks: int,
+    known: bool,
     only_list: bool,
     out: Path | None,
     to: Path | None,
 ) -> None:
     """Change one expression of the engine at a time, and replay golden cases until one fails."""
-    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave neither ranks nor files behind
+    console, limits = Console(), Limits(time.time() + 3600 * hours, most, replays, ranks)
     if only_list:
         for name in names or SCOPES:
             console.print(f"{name}: {len(SCOPES[name].mutants())} mutants")
         return
-    found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
+    if known:
+        kept = Cache(cache / "outcomes.jsonl")
+        found = {name: kept.of(SCOPES[name].mutants()[:most]) for name in names or SCOPES}
+    else:
+        found = _run(names or tuple(SCOPES), Extent(extent), cache, workers, limits, console)
     console.print(table(found, equivalents()), markup=False)
     if out is not None:
         rows = {name: [asdict(outcome) for _, outcome in outcomes] for name, outcomes in found.items()}
@@ -83,11 +94,12 @@ def main(
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a run: time as of ``time.time``, mutants of a scope, and replays of a mutant."""
+    """Limits of a run: time as of ``time.time``, mutants of a scope, replays of a mutant, and ranks of a replay."""
 
     until: float
     mutants: int | None
     replays: int | None
+    ranks: int
 
 
 def _run(
@@ -102,7 +114,7 @@ def _run(
             tests = _tests(reached, progress)
             found: Found = {}
             for name in names:
-                suite = Suite(_replays(reached, name, extent, progress), tests, limits.replays)
+                suite = Suite(_replays(reached, name, extent, limits.ranks, progress), tests, limits.replays)
                 found[name] = list(
                     _scope(name, suite, Cache(cache / "outcomes.jsonl"), workers, limits, progress)
                 )
@@ -120,8 +132,8 @@ def _tests(reached: Reached, progress: Progress) -> list[Test]:
     return tests
 
 
-def _replays(reached: Reached, name: str, extent: Extent, progress: Progress) -> list[Check]:
-    replays = matrix(SCOPES[name].ranks, extent)
+def _replays(reached: Reached, name: str, extent: Extent, ranks: int, progress: Progress) -> list[Check]:
+    replays = matrix(min(SCOPES[name].ranks, ranks), extent)
     task = progress.add_task(f"{name}: reached lines", total=len(replays))
     return reached.replays(replays, lambda: progress.advance(task))
 

@@ -22,6 +22,8 @@ from regress.replay.matrix import Replay, belongs, combinations
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Extent, Precision
 
+_COMPOSING = threading.Lock()
+"""Hydra composes one configuration of a process at a time."""
 TABLE = {**VARIANTS, **LAYOUTS}
 
 
@@ -54,7 +56,7 @@ class Check:
 
     def reaches(self, mutant: Mutant) -> bool:
         """Tell whether the replay runs the mutant's line."""
-        return mutant.line in self.lines.get(mutant.path, ())
+        return mutant.reached(self.lines.get(mutant.path, ()))
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Prepared:
     def config(self, folder: Path) -> Config:
         """Return the engine's configuration with its dump in ``folder/dump``."""
         case, variant = self.replay.case, self.replay.variant
-        return replay_config(case, variant, self.replay.precision, len(case.trajectories()), folder)
+        with _COMPOSING:
+            return replay_config(case, variant, self.replay.precision, len(case.trajectories()), folder)
 
     def truth(self, where: str) -> Truth:
         """Return the golden values of an update."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mutation.operators import CHECKS, changes, walk
 
 ROOT = Path(__file__).parents[1]
+STRICT = "strict"
+"""Argument of ``zip`` that only refuses lengths."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Mutant:
         operator: name of the change.
         text: source of the changed node.
         source: hash of the function's source; another source is another mutant.
+        last: line of its end.
     """
 
     path: str
@@ -34,6 +37,11 @@ class Mutant:
     operator: str
     text: str
     source: str
+    last: int = 0
+
+    def reached(self, lines: Collection[int]) -> bool:
+        """Tell whether code that ran these lines of the file ran the changed node."""
+        return any(line in lines for line in range(self.line, max(self.line, self.last) + 1))
 
     @property
     def name(self) -> str:
@@ -46,6 +54,8 @@ class Mutant:
     @property
     def is_of_a_check(self) -> bool:
         """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        if self.text.startswith(f"{STRICT}="):
+            return True
         checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)
         return checks or (self.operator == "left out" and self.text.lstrip("_").startswith(CHECKS))
 
@@ -77,7 +87,7 @@ class Planted(Mutant):
 
 def unchanged(mutant: Mutant) -> Planted:
     """Return the control of a mutant: the same function, compiled again as it is and put into force the same way."""
-    return Planted(mutant.path, mutant.function, -1, mutant.line, "unchanged", "", mutant.source)
+    return Planted(mutant.path, mutant.function, -1, mutant.line, "unchanged", "", mutant.source, mutant.last)
 
 
 def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
@@ -85,11 +95,18 @@ def mutants(paths: Iterable[str]) -> Iterator[Mutant]:
     for path in paths:
         for name, function in functions_of(parsed(path)):
             nodes = list(walk(function))
+            strict = {
+                id(word.value)
+                for word in ast.walk(function)
+                if isinstance(word, ast.keyword) and word.arg == STRICT
+            }
             source = hashlib.sha256(ast.dump(function).encode()).hexdigest()[:12]
             for number, change in enumerate(changes(function)):
                 node = nodes[change.index]
                 line, text = getattr(node, "lineno", function.lineno), ast.unparse(node).split("\n")[0]
-                yield Mutant(path, name, number, line, change.operator, text, source)
+                text = f"{STRICT}={text}" if id(node) in strict else text
+                last = getattr(node, "end_lineno", line) if isinstance(node, ast.expr) else line
+                yield Mutant(path, name, number, line, change.operator, text, source, last)
 
 
 def parsed(path: str) -> ast.Module:

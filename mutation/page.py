@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mutation.mutants import Mutant
-from mutation.run import FIRST, Outcome
+from mutation.run import Outcome
 from mutation.scopes import SCOPES
 
 Found = Mapping[str, Sequence[tuple[Mutant, Outcome]]]
 
-_HEAD = f"""# Mutation testing
+_HEAD = """# Mutation testing
 
 `python -m mutation --page docs/mutation.md` changes one expression of the engine at a time, in the files that compute,
-and looks for a check that notices. This page is written by it; do not edit it.
+and looks for a check that notices. This page is written by it, or with `--known` from the outcomes of earlier runs;
+do not edit it.
 
-A mutant goes through the {FIRST} cheapest golden replays of different cases that reach its line, then through the unit
-tests that do, then through the other replays (float64, the reduced matrix), until one fails. It counts as caught by
+A mutant goes through the cheapest golden replay that reaches its line, then through the unit tests that do, then
+through the other replays (float64, the reduced matrix), until one fails. It counts as caught by
 
 - *verdict*: a golden value or an invariant of the replay failed;
 - *raised*: the mutated function, or what it called, raised;
@@ -27,7 +28,8 @@ tests that do, then through the other replays (float64, the reduced matrix), unt
 All but a verdict is believed only if the same check passes with the same function put into force unchanged. A *timeout*
 is a check that came to no end, and passes unchanged in less than half of the time; it counts as caught in no column.
 *Equivalent* mutants compute the same, each with its reason in `mutation/equivalent.toml`; *unreached* are those whose
-line no check runs. The share is what was caught of all that ran, less equivalent mutants and timeouts.
+line no check runs. The share is what was caught of all that ran, less equivalent mutants and timeouts. Where fewer ran
+than there are, they are a sample, drawn by a seed. Mutants of layouts, which the judge reads, too, are in force there.
 
 """
 COLUMNS = (

@@ -13,19 +13,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 
-from mutation.checks import Check
+from mutation.checks import Check, content_of
 from mutation.mutants import Mutant, unchanged
 from mutation.scopes import Scope
-from mutation.unit_tests import Test
+from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 
-FIRST = 2
+FIRST = 1
 """Replays that come before the unit tests."""
-ALTOGETHER, LEAST = 5.0, 3
+ALTOGETHER, LEAST = 10.0, 3
 """Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
 
 
@@ -73,6 +74,21 @@ class Cache:
         """Return what is known of a mutant; an error is no outcome."""
         found = self._known.get(name)
         return None if found is None or found.fate == "error" else found
+
+    def of(self, mutants: Iterable[Mutant]) -> list[tuple[Mutant, Outcome]]:
+        """Return what is known of mutants, killed ones only while the check that killed them is as it was."""
+        tests, cases = files(), cache(content_of)
+        found = []
+        for mutant in mutants:
+            outcome = self.get(mutant.name)
+            if outcome is None:
+                continue
+            by, _, content = outcome.key.rpartition("@")
+            file = by.partition("::")[0]
+            now = tests.get(file) if "::" in by else cases(by.partition("/")[0]) if by else content
+            if now == content:
+                found.append((mutant, outcome))
+        return found
 
     def add(self, outcome: Outcome) -> None:
         """Keep an outcome."""
@@ -232,8 +248,12 @@ def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
 
 
 def cheapest(tests: Iterable[Test]) -> list[Test]:
-    """Return the cheapest tests, as many as there is time for, but at least a few."""
-    ordered = sorted(tests, key=lambda test: test.seconds)
+    """Return the cheapest parameters of each test, then others, as many as there is time for, but at least a few."""
+    by_cost = sorted(tests, key=lambda test: test.seconds)
+    first: dict[str, Test] = {}
+    for test in by_cost:
+        first.setdefault(test.name.partition("[")[0], test)
+    ordered = [*first.values(), *(test for test in by_cost if test not in first.values())]
     ends = accumulate(test.seconds for test in ordered)
     return [
         test

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Test:
 
     def reaches(self, mutant: Mutant) -> bool:
         """Tell whether the test runs the mutant's line."""
-        return mutant.line in self.lines.get(mutant.path, ())
+        return mutant.reached(self.lines.get(mutant.path, ()))
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def collect() -> None:
     settings.load_profile("mutants")
     before = Path.cwd()
     os.chdir(ROOT)
+    filters = warnings.catch_warnings()  # that make errors of warnings: for tests, and no replay
+    filters.__enter__()
     try:
         without = ("cacheprovider", "xdist", "randomly")
         options = [part for name in without for part in ("-p", f"no:{name}")]
@@ -90,6 +93,7 @@ def collect() -> None:
         config.hook.pytest_collection(session=session)
         _items.update({item.nodeid: item for item in session.items})
     finally:
+        filters.__exit__(None, None, None)
         os.chdir(before)
 
 

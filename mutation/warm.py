@@ -13,7 +13,8 @@ from mutation.unit_tests import collect
 from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.run import run_steps
-from regress.replay.variants import VARIANTS, Precision
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
 
 FIRST = "dense"
 """Case that is replayed once, since a first replay of a process takes three times the time of a second."""

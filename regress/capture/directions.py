@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regress.capture.product_rounding import FACTORS, own_rounding, product_noise
+from regress.capture.product_rounding import CERTAIN, EACH, SHARED, own_rounding, product_noise
 
 Head = Callable[[Tensor], Tensor]
 """Differentiable function from states ``[K, H]`` to logits ``[K, V]``."""
@@ -181,8 +181,9 @@ class Linearized:
         Row: the derivative that is wrong, g or h; column: the true one that it is wrong by a share of.
 
         An error of probabilities is one of the gradient, and where few tokens have nearly all of the probability it
-        lies along the two directions: no rest shows it. An error w_v of the gradient by the logits reaches the
-        derivative with the reader r by at most ``sum_v |J r|_v w_v / temperature``.
+        lies along the two directions: no rest shows it. Errors w_v of the gradient by the logits reach the derivative
+        with the reader r by at most ``sum_v |J r|_v w_v / temperature``; independent ones by `CERTAIN` standard
+        deviations of their sum.
 
         Args:
             dtype: the one that the trainer computes logits and probabilities in.
@@ -192,8 +193,8 @@ class Linearized:
         those of float64; u times the sizes of logit (twice: the temperature is rounded, too), distance from the largest
         logit and log-prob; and u log2(V) for the sum of exponentials in a tree. The gradient by the logits is wrong by
         ``|g| e_v p_v + |h| p_v (e_v (|log p_v + H| + 1) + error of H)`` because of that, by the roundings of its own
-        terms (see `own_rounding`), and by that of the head's derivative where it has a ``slope_error``. Its product
-        with the head is rounded as `product_noise` says.
+        terms (see `own_rounding`) and of its elements (`EACH`, `SHARED`), and by that of the head's derivative where it
+        has a ``slope_error``. Its product with the head is rounded as `product_noise` says.
         """
         u = torch.finfo(dtype).eps / 2
         with torch.no_grad():
@@ -212,9 +213,13 @@ class Linearized:
             target = torch.zeros_like(p).scatter_(1, self._column, self._inside.double())
             toward, turning = (target - p).abs(), p * turn
             of_g, of_h = error * p, (error * (turn + 1) + of_entropy) * p
-            own_g, own_h = own_rounding(p, log_p, entropy, terms, u)
-            of_g.add_(own_g).add_(toward, alpha=FACTORS * u)
-            of_h.add_(own_h).add_(turning, alpha=FACTORS * u)
+            common, alone = own_rounding(p, log_p, entropy, terms, dtype)
+            of_g.add_(common[0])
+            of_h.add_(common[1])
+            each = [
+                own.square() + EACH * (u * size).square()
+                for own, size in zip(alone, (toward, turning), strict=True)
+            ]
             slope_error = getattr(self._head, "slope_error", None)
             slope = None if slope_error is None else slope_error(exact, rounded, u)
             if slope is not None:
@@ -228,9 +233,11 @@ class Linearized:
         for reader in fit.readers:
             seen = self._pushed(reader, dtype).abs_()
             along = [self._sum(seen * wrong) for wrong in (of_g, of_h)]
+            drawn = [CERTAIN * (self._sum(seen.square() * square) / 3).sqrt() for square in each]
             across = [(reader * noise).norm(dim=-1, keepdim=True) for noise in noises]
-            rows.append(torch.cat([one + other for one, other in zip(along, across, strict=True)], -1))
-        return torch.stack(rows, 1) / temperature
+            parts = zip(along, drawn, across, strict=True)
+            rows.append(torch.cat([one + other + last for one, other, last in parts], -1))
+        return torch.stack(rows, 1) / temperature + SHARED * u * torch.eye(2).to(exact)
 
     def _squares(self, cotangent: Tensor) -> Tensor:
         """Return ``sum_v (J_vj c_v)^2`` for each element of the states, ``[K, H]``.

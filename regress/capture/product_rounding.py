@@ -8,15 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FACTORS = 6
-"""Roundings by which an element of the gradient by the logits is wrong as a whole: its last difference, the factor
-of the logits and its constant, the temperature and its constant, and the factor from further up."""
+EACH = 3
+"""Roundings of an element of the gradient by the logits by itself: its last difference, and its products with the
+factor of the logits and with the temperature."""
+
+SHARED = 3
+"""Roundings that all elements share: the constants of these two products, and the factor from further up."""
 
 CERTAIN = 6.0
 """Standard deviations at which an error that is a sum of independent roundings is bounded."""
 
 
-def own_rounding(p: Tensor, log_p: Tensor, entropy: Tensor, terms: Tensor, u: float) -> tuple[Tensor, Tensor]:
+def sum_unit(dtype: torch.dtype) -> float:
+    """Return half of the spacing of the dtype that sums are taken in: float32 at least."""
+    return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
+
+
+def own_rounding(
+    p: Tensor, log_p: Tensor, entropy: Tensor, terms: Tensor, dtype: torch.dtype
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Bound the rounding of the terms of ``c = g (e_t - p) - h p (log p + H)`` by backpropagation, for g = 1 and h = 1.
 
     Backpropagation never has ``log p + H``. It adds ``-h p log p`` (two products) and ``-h p`` (one), and takes from
@@ -28,12 +38,12 @@ def own_rounding(p: Tensor, log_p: Tensor, entropy: Tensor, terms: Tensor, u: fl
         terms: V, ``[K, 1]``.
 
     Returns:
-        Bounds ``[K, V]`` for the part of g and that of h.
+        Bounds ``[K, V]`` of what all elements have in common (the rounded sum), and of the independent roundings of
+        each, one standard deviation of a uniform error times the root of 3; a part of g and one of h for both.
     """
-    tree = terms.log2()
-    of_g = u * p * (2 + tree)
-    of_h = u * p * (3 * torch.where(p > 0, log_p.abs(), 0.0) + 2 + (4 + tree) * (1 + entropy))
-    return of_g, of_h
+    u, tree = torch.finfo(dtype).eps / 2, terms.log2() * sum_unit(dtype)
+    size = 3 * torch.where(p > 0, log_p.square(), 0.0) + 2 + 3 * (1 + entropy).square()
+    return (p * (u + tree), p * (u + tree) * (1 + entropy)), (2**0.5 * u * p, u * p * size.sqrt())
 
 
 def product_noise(pulled: Tensor, squares: Tensor, terms: Tensor, dtype: torch.dtype) -> Tensor:
@@ -53,6 +63,5 @@ def product_noise(pulled: Tensor, squares: Tensor, terms: Tensor, dtype: torch.d
     the partial sums.
     """
     u = torch.finfo(dtype).eps / 2
-    of_sums = min(u, torch.finfo(torch.float32).eps / 2)
-    variance = of_sums**2 * terms * (pulled.square() / 3 + squares / 6) + u**2 * squares
+    variance = sum_unit(dtype) ** 2 * terms * (pulled.square() / 3 + squares / 6) + u**2 * squares
     return CERTAIN * (variance / 3).sqrt()

@@ -55,8 +55,8 @@ def _metric(trajectory: Trajectory, config: Config) -> float | None:
         return float(trajectory.reward)
     if name in trajectory.rewards:
         return float(trajectory.rewards[name])
-    if name in config.task.rewards and config.algorithm.missing_rewards == "exclude":
-        return None
+    if name in config.task.rewards and any(other in trajectory.rewards for other in config.task.rewards):
+        return None  # its function left the sample out
     raise ReplayError(
         f"sample {trajectory.key} has no reward {name!r}, which data.filter_metric names; set it to reward"
     )

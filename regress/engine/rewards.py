@@ -20,18 +20,17 @@ def rewards_of(
 ) -> tuple[list[float] | list[list[float]], list[float] | None]:
     """Return the reward of each sample or, where the objective treats them one by one, each reward and their weights.
 
+    Rewards of functions that left a sample out are NaN.
+
     Raises:
-        ReplayError: if a trajectory lacks one of the rewards of ``task.rewards``.
+        ReplayError: if a trajectory has none of the rewards of ``task.rewards``.
     """
     objective = config.algorithm
-    excludes = objective.missing_rewards == "exclude"
     if objective.advantage != "gdpo" and objective.reward_aggregation == "sum_then_normalize":
-        left_out = [excludes and UNSCORED in trajectory.extra for trajectory in trajectories]
-        rewards = [trajectory.reward for trajectory in trajectories]
-        return [math.nan if out else one for out, one in zip(left_out, rewards, strict=True)], None
+        return [math.nan if UNSCORED in one.extra else one.reward for one in trajectories], None
     weights = {name: float(weight) for name, weight in config.task.rewards.items() if weight}
     for trajectory in trajectories:
-        if excludes and (UNSCORED in trajectory.extra or any(name in trajectory.rewards for name in weights)):
+        if UNSCORED in trajectory.extra or any(name in trajectory.rewards for name in weights):
             continue
         lacking = [name for name in weights if name not in trajectory.rewards]
         if lacking:

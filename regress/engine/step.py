@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from regress.engine.policy_interface import Policy
 from regress.engine.router import RouterLoss
 from regress.engine.world import SingleProcess, World
 from regress.errors import DumpError, NotFinite
-from regress.grpo.aggregation import batch_weights
+from regress.grpo.aggregation import batch_weights, drawn_weights
 from regress.grpo.metrics import Metric, add_metrics
 from regress.grpo.objective import Objective
 
@@ -56,6 +57,7 @@ def weigh(
     max_completion_length: int,
     ranks: int = 1,
     completion_lengths: Sequence[int] | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
@@ -66,16 +68,18 @@ def weigh(
         partition: samples of each microbatch, of all ranks.
         ranks: ranks that hold different samples.
         completion_lengths: tokens of each sample's completion.
+        counts: how often each sample is in the mini-batch; once by default.
     """
-    return batch_weights(
-        tokens.sequence,
-        tokens.num_sequences,
-        objective,
-        max_completion_length=max_completion_length,
-        partition=partition,
-        ranks=ranks,
-        completion_lengths=completion_lengths,
-    )
+    layout: dict[str, Any] = {
+        "max_completion_length": max_completion_length,
+        "partition": partition,
+        "ranks": ranks,
+        "completion_lengths": completion_lengths,
+    }
+    if counts is not None:
+        sequence = tokens.sequence.cpu()
+        return drawn_weights(sequence, counts, objective, **layout).to(tokens.sequence.device)
+    return batch_weights(tokens.sequence, tokens.num_sequences, objective, **layout)
 
 
 def train_step(

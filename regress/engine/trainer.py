@@ -34,6 +34,7 @@ from regress.engine.metrics import (
 )
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
+from regress.engine.resampled import drawn_counts
 from regress.engine.rewards import rewards_of, sample_kl
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
 from regress.engine.router import RouterLoss
@@ -222,9 +223,14 @@ class Trainer:
         minis = [self._accepted(replace(mini, tokens=own)) for mini, own in zip(minis, weighted, strict=True)]
         advantages = self._advantages(trajectories, minis).split([len(mini.tokens) for mini in minis])
         return [
-            replace(mini, tokens=replace(mini.tokens, advantages=own))
+            self._drawn(replace(mini, tokens=replace(mini.tokens, advantages=own)))
             for mini, own in zip(minis, advantages, strict=True)
         ]
+
+    def _drawn(self, mini: MiniBatch) -> MiniBatch:
+        """Lay a mini-batch out again without the samples that resampling does not draw."""
+        counts = drawn_counts(mini.batch.trajectories, self.config)
+        return mini if counts is None else self._kept(mini, counts[mini.tokens.sequence.cpu()] > 0)
 
     def restored_mini_batches(
         self,
@@ -284,6 +290,7 @@ class Trainer:
             max_completion_length=self.config.data.max_completion_length,
             ranks=self.world.plan.mesh.data_size,
             completion_lengths=[len(one.tokens) - one.prompt_length for one in trajectories],
+            counts=drawn_counts(trajectories, self.config),
         )
         entropy = entropy_weights(tokens.sequence, tokens.num_sequences, objective, partition=partition)
         known: dict[str, Any] = {"weights": weights, "sampler_log_probs": sampler, "entropy_weights": entropy}
@@ -292,8 +299,10 @@ class Trainer:
     def _accepted(self, mini: MiniBatch) -> MiniBatch:
         """Lay a mini-batch out again without the tokens that rejection leaves out."""
         kept = kept_by_rejection(mini.tokens, self.config.algorithm)
-        if kept is None:
-            return mini
+        return mini if kept is None else self._kept(mini, kept)
+
+    def _kept(self, mini: MiniBatch, kept: Tensor) -> MiniBatch:
+        """Lay a mini-batch out again with some of its loss tokens."""
         flat = mini.batch.mask.copy()
         flat[flat] = kept.cpu().numpy()
         bounds = mini.batch.offsets
@@ -301,9 +310,11 @@ class Trainer:
             flat[bounds[at] : bounds[at + 1]].astype(int).tolist() for at in range(len(mini.batch.lengths))
         ]
         found = self._laid_out(mini.batch.trajectories, masks)
-        names = ("old_log_probs", "ref_log_probs", "correction")
-        whole = {name: getattr(mini.tokens, name) for name in names}
-        left: dict[str, Any] = {name: None if value is None else value[kept] for name, value in whole.items()}
+        names = ("advantages", "old_log_probs", "ref_log_probs", "correction")
+        left: dict[str, Any] = {}
+        for name in names:
+            value: Tensor | None = getattr(mini.tokens, name)
+            left[name] = None if value is None else value[kept.to(value.device)]
         return replace(found, tokens=replace(found.tokens, **left), rejected=True)
 
     def _recorded(self, mini: MiniBatch) -> MiniBatch:

@@ -133,10 +133,19 @@ class _Samples:
                 penalized = penalized - segment_sum(self._penalties, self._sequence, len(penalized))
             found = self._estimated(penalized)
         if o.normalize_advantages:
-            found = normalized(found, o)
+            found = normalized(found.masked_fill(self._without_baseline(), torch.nan), o)
         advantages_K = found.nan_to_num()[self._sequence]
         whitened = o.advantage in ("reinforce_plus_plus_baseline", "gdpo")
         return whiten(advantages_K, o) if whitened else advantages_K
+
+    def _without_baseline(self) -> Tensor:
+        """Return the samples that have no advantage because their baseline is a mean over no other one, bool [N].
+
+        They enter no statistic of advantages. Source: TRL 1.16 ``RLOOTrainer``, where others have a reward of None.
+        """
+        alone = group_statistics(self._rewards, self._groups, self._objective.ddof).count == 1
+        own = self._objective.advantage == "rloo" and self._objective.single_sample == "zero"
+        return alone if own else torch.zeros_like(alone)
 
     def _estimated(self, rewards: Tensor) -> Tensor:
         samples = scored(rewards, self._groups, self._lengths, self._objective)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,6 +94,44 @@ def batch_weights(
         own = token_weights(own_K, len(members), objective, max_completion_length=longest)
         weights_K[select] = own / count
     return weights_K
+
+
+def drawn_weights(
+    sequence_K: Tensor,
+    counts_N: Tensor,
+    objective: ObjectiveFields,
+    *,
+    partition: Sequence[Sequence[int]],
+    completion_lengths: Sequence[int] | None = None,
+    **rest: Any,
+) -> Tensor:
+    """Return the `batch_weights` of a batch that holds each sample as often as it was drawn; float64, shape [K].
+
+    The weight of a token is the sum of those of its copies, and 0 where its sample was not drawn.
+
+    Args:
+        counts_N: how often each sample was drawn.
+    """
+    copies = torch.repeat_interleave(torch.arange(len(counts_N), device=counts_N.device), counts_N)
+    lengths = segment_lengths(sequence_K, len(counts_N))
+    starts = lengths.cumsum(0) - lengths
+    own = lengths[copies]
+    offsets = torch.repeat_interleave(own.cumsum(0) - own, own)
+    tokens = torch.repeat_interleave(starts[copies], own) + torch.arange(len(offsets)) - offsets
+    places: list[list[int]] = [[] for _ in range(len(counts_N))]
+    for place, sample in enumerate(copies.tolist()):
+        places[sample].append(place)
+    weights = batch_weights(
+        torch.repeat_interleave(torch.arange(len(copies)), own),
+        len(copies),
+        objective,
+        partition=[[place for member in members for place in places[member]] for members in partition],
+        completion_lengths=None
+        if completion_lengths is None
+        else [completion_lengths[sample] for sample in copies.tolist()],
+        **rest,
+    )
+    return torch.zeros(len(sequence_K), dtype=torch.float64).index_add(0, tokens, weights)
 
 
 def entropy_weights(

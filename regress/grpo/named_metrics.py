@@ -43,7 +43,8 @@ def trl_metrics(
     """Return TRL's metrics of a microbatch: ``clip_ratio/*``, ``cispo_clip_ratio``, ``kl`` and ``entropy``.
 
     Means are over tokens, of a sequence-level ratio over samples; ``low_min`` and ``high_max`` are the extremes of the
-    samples' means. Samples without loss tokens count as TRL 1.16 counts them: as not clipped in means over samples.
+    samples' means. Samples without loss tokens count as TRL 1.16 counts them: as not clipped in means over samples
+    (but not where the cap of cispo is below 1, which TRL counts as clipped if the advantage is positive).
     """
     found: dict[str, Metric] = {}
     whole = objective.importance_level != "token"

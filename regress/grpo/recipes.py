@@ -107,8 +107,14 @@ _TRL_DEFAULTS: dict[str, Any] = {
 _ONE_WINDOW = "one rollout batch is one optimizer step (steps_per_generation = gradient_accumulation_steps)"
 
 
+_EXPERTS = (
+    "a mixture of experts has its router loss besides: model.router_coef, by default that of the model's own "
+    "configuration, with model.router_scope=microbatch"
+)
+
+
 def _trl(settings: Mapping[str, Any], values: Mapping[str, Any], note: str = "") -> Recipe:
-    return Recipe({**_TRL_DEFAULTS, **values}, TRL, settings, note)
+    return Recipe({**_TRL_DEFAULTS, **values}, TRL, settings, f"{note}; {_EXPERTS}" if note else _EXPERTS)
 
 
 TRL_RECIPES: dict[str, Recipe] = {
@@ -163,7 +169,7 @@ TRL_RECIPES: dict[str, Recipe] = {
         },
         TRL_RLOO,
         {},
-        "a completion without loss tokens adds a constant to the loss that it reports, and no gradient",
+        f"a completion without loss tokens adds a constant to the loss that it reports, and no gradient; {_EXPERTS}",
     ),
 }
 

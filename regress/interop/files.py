@@ -97,7 +97,7 @@ def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[
     shards = _index(index)
     for shard in dict.fromkeys(shards.values()):
         path = folder / shard
-        if not path.is_file():
+        if not _is_there(path):
             raise DumpError(f"{index} names the shard {shard}, which is missing: copy the checkpoint again")
         held = tensors_in(path)
         lost = [name for name, where in shards.items() if where == shard and name not in held]
@@ -112,6 +112,13 @@ def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[
                 f"{path} holds the tensor {unknown}, which {index.name} does not name: save the index anew"
             )
         yield path, held
+
+
+def _is_there(path: Location) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have such a name
+        return False
 
 
 def _index(path: Location) -> dict[str, str]:

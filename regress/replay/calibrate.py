@@ -15,7 +15,8 @@ microbatch are small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
+from regress.replay.spread import spread
 from regress.replay.truth import canonical
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import BASE, Precision
@@ -52,21 +54,44 @@ def calibrate(
     seeds: int = SEEDS,
     only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
+    processes: int = 1,
 ) -> list[Floor]:
     """Measure the noise floors of a recorded case.
 
     Args:
         only: quantities that are measured; None for all.
         advance: called after each replay.
+        processes: number of processes that replay, which changes no value.
 
     Raises:
         ReplayError: if even float64 cannot be judged at its bound.
     """
-    return [
-        floor
-        for precision in precisions_of(case)
-        for floor in _floors(case, precision, workspace, seeds, only, advance)
-    ]
+    floors: list[Floor] = []
+    precisions = precisions_of(case)
+    exact = [precision for precision in precisions if precision is Precision.FLOAT64]
+    for group in (exact, [precision for precision in precisions if precision not in exact]):
+        jobs = [
+            Job(case, precision, layout.variant.name, seeds, only)
+            for precision in group
+            for layout in layouts_of(case, precision)
+        ]
+        folder = workspace / "-".join(["measured", *group])
+        measured = dict(zip(jobs, spread(measure, jobs, folder, advance, processes), strict=True))
+        for precision in group:
+            own = [found for job, found in measured.items() if job.precision is precision]
+            floors += _floors(case, precision, own, seeds)
+    return floors
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One layout of a case in one precision, to be replayed plainly and with each seed."""
+
+    case: GoldenCase
+    precision: Precision
+    variant: str
+    seeds: int
+    only: Collection[str] | None
 
 
 def precisions_of(case: GoldenCase) -> list[Precision]:
@@ -86,38 +111,43 @@ def replays_of(case: GoldenCase, seeds: int) -> int:
 
 
 def _floors(
-    case: GoldenCase,
-    precision: Precision,
-    workspace: Path,
-    seeds: int,
-    only: Collection[str] | None,
-    advance: Callable[[], None],
-) -> list[Floor]:
+    case: GoldenCase, precision: Precision, found: Iterable[Responses], seeds: int
+) -> Iterator[Floor]:
+    """Yield the noise floors of a precision from the responses in each layout."""
     measured: Responses = {}
-
-    def unbounded(quantity: str) -> Tolerance | None:
-        return None if quantity in case.leaves_out else _unbounded(only, quantity)
-
-    for layout in layouts_of(case, precision):
-        variant = layout.variant
-        folder = workspace / f"{variant.name}{precision.suffix}"
-        dump = replay(case, variant, precision, folder / "plain")
-        advance()
-        own = canonical(case, dump, layout)
-        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
-        for seed in range(seeds):
-            moved = replay(
-                case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed)
-            )
-            advance()
-            verdicts = judge_replay(
-                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
-            )
-            _widen(measured, verdicts, _perturbed)
+    for responses in found:
+        for quantity, tensors in responses.items():
+            joined = measured.setdefault(quantity, {})
+            for name, row in tensors.items():
+                joined[name] = joined.get(name, Response()).joined(row)
     if precision is Precision.FLOAT64:
         measured = {quantity: _without_error(tensors) for quantity, tensors in measured.items()}
         _refuse_blind_semantics(case, measured)
-    return [Floor.of(quantity, precision, tensors, seeds) for quantity, tensors in measured.items()]
+    for quantity, tensors in measured.items():
+        yield Floor.of(quantity, precision, tensors, seeds)
+
+
+def measure(job: Job, folder: Path, tick: Callable[[], None]) -> Responses:
+    """Return the responses of a case in one layout and precision: to the dtype, and to each perturbation."""
+    measured: Responses = {}
+    case, precision, layout = job.case, job.precision, Replay(job.case, VARIANTS[job.variant], job.precision)
+
+    def unbounded(quantity: str) -> Tolerance | None:
+        return None if quantity in case.leaves_out else _unbounded(job.only, quantity)
+
+    dump = replay(case, layout.variant, precision, folder / "plain")
+    tick()
+    own = canonical(case, dump, layout)
+    _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
+    for seed in range(job.seeds):
+        prepare = perturbation(precision, seed)
+        moved = replay(case, layout.variant, precision, folder / f"seed{seed}", prepare=prepare)
+        tick()
+        verdicts = judge_replay(
+            case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
+        )
+        _widen(measured, verdicts, _perturbed)
+    return measured
 
 
 def _unbounded(only: Collection[str] | None, quantity: str) -> Tolerance | None:

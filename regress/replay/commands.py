@@ -88,6 +88,7 @@ def calibrate(
     from regress.replay.calibrate import replays_of
     from regress.replay.proof import rows_of, run_count
     from regress.replay.record import measure
+    from regress.replay.spread import workers
     from regress.report.calibration import notes, table, write
 
     store, console = open_store(golden_dir, writes=True), Console()
@@ -98,7 +99,13 @@ def calibrate(
             total=replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0),
         )
         found = measure(
-            store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
+            store,
+            case,
+            seeds=seeds,
+            proof=proof,
+            only=only or None,
+            advance=lambda: bars.advance(task),
+            processes=workers(),
         )
     rows = rows_of(found.floors, found.proof)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.fault import Fault
-from regress.faults.registry import corpus
+from regress.faults.registry import corpus, fault_named
 from regress.golden.case import GoldenCase
 from regress.replay.calibrate import precisions_of
 from regress.replay.noise_floor import Floor
+from regress.replay.spread import spread
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.report.calibration import Row
@@ -70,19 +71,61 @@ def run_count(case: GoldenCase) -> int:
 
 
 def prove(
-    case: GoldenCase, floors: Sequence[Floor], workspace: Path, advance: Callable[[], None] = lambda: None
+    case: GoldenCase,
+    floors: Sequence[Floor],
+    workspace: Path,
+    advance: Callable[[], None] = lambda: None,
+    processes: int = 1,
 ) -> Proof:
-    """Replay the held-out variants and the corpus of faults, judged by the measured tolerances."""
-    healthy, faulty = [], []
-    for precision in precisions_of(case):
-        bounds = bounds_of(floors, precision)
-        for variant in HELD_OUT:
-            healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))
-            advance()
-        for fault in tried_faults():
-            faulty.append(run_validation(case, fault.variant, precision, workspace / "faulty", bounds, fault))
-            advance()
-    return Proof(healthy, faulty)
+    """Replay the held-out variants and the corpus of faults, judged by the measured tolerances.
+
+    A fault that breaks nothing in the first, exact precision is of no quantity of this case, so it is not tried in
+    the others.
+
+    Args:
+        processes: number of processes that replay, which changes no value.
+    """
+    precisions, faults = precisions_of(case), tried_faults()
+    runs: list[ValidationRun] = []
+    for group in (precisions[:1], precisions[1:]):
+        tried = faults
+        if runs and precisions[0] is Precision.FLOAT64:
+            broken = {run.name for run in runs if run.first is not None}
+            tried = [fault for fault in faults if fault.words in broken]
+            for _ in range(len(group) * (len(faults) - len(tried))):
+                advance()
+        jobs = [
+            Trial(case, precision, name, None if fault is None else fault.name, tuple(floors))
+            for precision in group
+            for name, fault in (
+                *((variant, None) for variant in HELD_OUT),
+                *((fault.variant, fault) for fault in tried),
+            )
+        ]
+        folder = workspace / "-".join(["proof", *group])
+        runs += spread(try_out, jobs, folder, advance, processes)
+    words = {fault.words for fault in faults}
+    return Proof([run for run in runs if run.name not in words], [run for run in runs if run.name in words])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A healthy variant, or a fault under its variant, in one precision."""
+
+    case: GoldenCase
+    precision: Precision
+    variant: str
+    fault: str | None
+    floors: Sequence[Floor]
+
+
+def try_out(trial: Trial, folder: Path, tick: Callable[[], None]) -> ValidationRun:
+    """Replay a trial and judge it by the measured tolerances."""
+    fault = None if trial.fault is None else fault_named(trial.fault)
+    bounds = bounds_of(trial.floors, trial.precision)
+    found = run_validation(trial.case, trial.variant, trial.precision, folder / "trial", bounds, fault)
+    tick()
+    return found
 
 
 def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Tolerances:

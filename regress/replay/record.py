@@ -138,6 +138,7 @@ def measure(
     proof: bool = False,
     only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
+    processes: int = 1,
 ) -> Calibration:
     """Measure the tolerances of a recorded case; nothing is written.
 
@@ -145,18 +146,20 @@ def measure(
         proof: replay held-out variants and the corpus of faults, too.
         only: keep the tolerances of these quantities; None for all.
         advance: called after each replay.
+        processes: number of processes that replay, which changes no value.
     """
     case = store.case(name)
     with Workspace() as workspace:
         measured = None if proof else only  # held-out variants are judged by all tolerances
-        floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance)
+        floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance, processes=processes)
         missing = sorted({*(only or ())} - {floor.quantity for floor in floors})
         if missing:
             raise GoldenError(
                 f"case {name} has no golden values of {missing[0]} to measure; add them: regress golden record {name} "
                 f"--quantity {missing[0]}"
             )
-        return Calibration(case, floors, prove(case, floors, workspace, advance) if proof else None, only)
+        shown = prove(case, floors, workspace, advance, processes) if proof else None
+        return Calibration(case, floors, shown, only)
 
 
 def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] | Pending | None:

@@ -14,6 +14,8 @@ from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.schema import conform
 
 SCHEMA = 1
+DIAGNOSES = ("right", "wrong", "silent")
+"""Readings of a first diagnosis."""
 WRONG = ("semantic", "precision")
 """Kinds that must be flagged; the others must not."""
 MARGINS: Mapping[str, float] = {"semantic": 1e3, "precision": 3.0}
@@ -121,7 +123,7 @@ class FaultScore:
 
     def diagnoses(self, *, held_out: bool | None = None) -> dict[str, int]:
         """Return the number of first diagnoses, one a fault, of one part of the faults or all."""
-        found = dict.fromkeys(("right", "wrong", "silent"), 0)
+        found = dict.fromkeys(DIAGNOSES, 0)
         for rows in self.faults.values():
             told = next((row for row in rows if row.diagnosis), None)
             if told is not None and held_out in (None, told.held_out):
@@ -169,7 +171,11 @@ class _Document(TypedDict):
 def from_json(text: str | bytes) -> list[FaultRow]:
     """Return the rows that `to_json` has written; raises `ValueError` with a clause for anything else."""
     tree: _Document = conform(parse_json(text), _Document, "it")
-    return [FaultRow.from_json(cast("Mapping[str, Any]", row)) for row in tree["rows"]]
+    rows = [FaultRow.from_json(cast("Mapping[str, Any]", row)) for row in tree["rows"]]
+    for row in rows:
+        if row.diagnosis not in ("", *DIAGNOSES):
+            raise ValueError(f"the diagnosis of {row.name} is {row.diagnosis!r}")
+    return rows
 
 
 def read_fault_rows(path: Path) -> list[FaultRow]:

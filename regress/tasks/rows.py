@@ -57,7 +57,7 @@ def problem_of(row: object, fields: RowFields, task: str, where: str, *, level: 
 def _required(row: Mapping[object, object], fields: RowFields, kind: str, where: str) -> object:
     name = str(getattr(fields, kind))
     if row.get(name) is None:
-        known = [str(key) for key, value in row.items() if value is not None]
+        known = [" ".join(str(key).split()) for key, value in row.items() if value is not None]
         near = f"; {nearest(name, known)}" if known else ""
         raise TaskError(
             f"{where} has no {name!r}, which task.{kind}_field asks for{near} (set task.{kind}_field to the right name)"

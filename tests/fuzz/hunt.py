@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -85,9 +86,11 @@ def _until_it_hangs(
                     found.add(told)
         elif started is not None and _stands_still(child.pid, since, patience):
             child.send_signal(signal.SIGUSR1)
-            time.sleep(1.0)  # in which it writes where it stands
+            assert child.stderr is not None
+            select.select([child.stderr], [], [], 20.0)  # in which it writes where it stands
+            time.sleep(0.5)
             child.kill()
-            where = child.communicate()[1].decode()[-2000:]
+            where = child.communicate()[1].decode().rpartition("most recent call first")[2][:2000]
             found.add(
                 {"number": started["start"], **started, "memory": 0, "defect": "it hangs", "traceback": where}
             )

@@ -28,7 +28,8 @@ def tasks(folder: Path) -> None:
     from pyarrow import parquet
 
     rows: list[dict[str, Any]] = [
-        {"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": n % 2, "complexity": 0.5} for n in range(4)
+        {"prompt": f"{n} + 1 =", "answer": str(n + 1), "level": 1 + n % 2, "complexity": 0.5}
+        for n in range(4)
     ]
     _write(folder / "array.json", rows)
     _lines(folder / "lines.jsonl", rows)
@@ -40,7 +41,7 @@ def settings(folder: Path) -> None:
     """A configuration with a defaults list, a group of its own and an interpolation."""
     _write(
         folder / "run.yaml",
-        "defaults:\n  - base\n  - _self_\nexp_name: mine\nmax_steps: 4\nalgorithm:\n  loss: grpo\n  kl_coef: 0.01\n"
+        "defaults:\n  - base\n  - _self_\nexp_name: mine\nmax_steps: 4\nalgorithm:\n  loss: ppo_clip\n  kl_coef: 0.01\n"
         "optimizer:\n  learning_rate: 1e-4\n  betas: [0.9, 0.95]\noutput_dir: ${oc.env:NOWHERE,outputs}/${exp_name}\n",
     )
     _write(folder / "base.yaml", "seed: 3\ndata: &data\n  prompts_per_step: 2\n  group_size: 4\n")

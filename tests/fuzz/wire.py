@@ -62,7 +62,7 @@ def post(path: Path, whole: Path) -> None:
         ):
             continue
         body = (path / name).read_bytes()
-        if body == (whole / name).read_bytes():
+        if (whole / name).exists() and body == (whole / name).read_bytes():
             continue
         kind = "application/x-protobuf" if name == BINARY else "application/json"
         try:

@@ -3,9 +3,6 @@
 The names are read from verl's registries and from the source of its functions, so that a new one fails here.
 """
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +11,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from names import KL, compared_texts, unknown
 from ragged import Ragged, make_ragged, seeds
 from tensordict import TensorDict
 from torch import Tensor
 from verl import DataProto
 from verl.trainer.config import AlgoConfig, RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, rollout_corr_helper
-from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from regress.grpo.advantages import token_advantages
@@ -59,41 +56,18 @@ LOSSES: dict[str, dict[str, Any]] = {
 ESTIMATORS = {name: f"verl:{name}" for name in core_algos.ADV_ESTIMATOR_REGISTRY if name != "grpo"} | {
     "grpo": "verl:token-mean"
 }
-KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-LEFT_OUT = {"full": "verl itself raises NotImplementedError: it needs the logits of every token"}
 FIXED_AGGREGATION = ("sapo", "geo_mean")
 
 
-def texts(function: Any) -> set[str]:
-    """Every text that a function compares with, by ``==`` or ``in``."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
-        if isinstance(node, ast.Compare):
-            constants = [
-                each for one in node.comparators for each in ast.walk(one) if isinstance(each, ast.Constant)
-            ]
-            found |= {each.value for each in constants if isinstance(each.value, str)}
-    return found
-
-
 def aggregations() -> set[str]:
-    return {name for name in texts(core_algos.agg_loss) if "-" in name}
+    return {name for name in compared_texts(core_algos.agg_loss) if "-" in name}
 
 
-def test_every_name_of_verl_is_expressed_or_left_out_with_a_reason() -> None:
-    assert set(LOSSES) == set(core_algos.POLICY_LOSS_REGISTRY)
-    for name, preset in ESTIMATORS.items():
-        assert make_objective(preset), name
-    assert {item.value for item in core_algos.AdvantageEstimator} == set(ESTIMATORS)
-    assert texts(core_algos.kl_penalty_forward) == set(KL) | set(LEFT_OUT)
-    assert len(LEFT_OUT) <= 5
-    actor = [name for name in texts(ActorConfig.__post_init__) if "-mean" in name or "-sum" in name]
-    assert set(actor) <= aggregations()
-    for name in aggregations():
-        assert make_objective(aggregation=name)
-    assert set(REJECTIONS) == SUPPORTED_ROLLOUT_RS_OPTIONS
-    methods = texts(core_algos.compute_pf_ppo_reweight_data)
-    assert set(PF_PPO_METHODS) == methods
+def test_every_loss_of_verl_is_compared_and_every_aggregation_of_its_actor() -> None:
+    """The other names are those of test_names.py."""
+    assert not unknown("verl", "policy losses", core_algos.POLICY_LOSS_REGISTRY, LOSSES)
+    names = compared_texts(ActorConfig.__post_init__)
+    assert {name for name in names if "-mean" in name or "-sum" in name} <= aggregations()
 
 
 def actor(ragged: Ragged, mode: str, **fields: Any) -> ActorConfig:

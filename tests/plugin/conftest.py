@@ -25,6 +25,10 @@ TRUTH = json.loads((GOLDEN / "dr_grpo" / "manifest.json").read_text())["truth"]
 MODES = {"no-xdist": (), "n0": ("-p", "xdist", "-n0"), "n2": ("-p", "xdist", "-n2")}
 
 
+_RECORDED: dict[tuple[str, str], dict[str, bytes]] = {}
+"""Files that a session has left which recorded goldens, by its mode and its tests."""
+
+
 class Project:
     """A folder with tests and goldens.
 
@@ -60,6 +64,24 @@ class Project:
         result.assert_outcomes(passed=count)
         assert result.ret == 0
         return result
+
+    def records(self, tests: str, count: int) -> None:
+        """Write tests and record their goldens: by pytest where no test before did so in this mode, else as it left
+        them.
+        """
+        self.write("test_it.py", tests)
+        kept = _RECORDED.get((self.mode, tests))
+        if kept is None:
+            self.passes("--update-golden", count=count)
+            folders = (self.folder / name for name in ("golden", ".pytest_cache"))
+            files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+            kept = {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in files}
+            _RECORDED[self.mode, tests] = kept
+            return
+        for name, data in kept.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
 
     def refuses(self, *arguments: str, says: str) -> None:
         """Run pytest, which refuses its arguments in one line and runs nothing."""
@@ -183,6 +205,7 @@ ALIKE = {
     "test_values_of_a_test_that_fails_in_any_phase_are_dropped",
     "test_the_others_are_written_when_one_test_fails",
     "test_a_golden_directory_that_cannot_be_written_is_told",
+    "test_only_what_failed_is_updated",
 }
 """Modules and tests in which workers make little difference: with workers they are extended tests.
 

@@ -32,8 +32,7 @@ def recorded_alone(alone: Any) -> Any:
 
 
 def record(project: Any) -> Any:
-    project.write("test_it.py", TWO)
-    project.passes("--update-golden", count=2)
+    project.records(TWO, count=2)
     assert project.orphans() == []
     return project
 

@@ -27,8 +27,7 @@ FAULT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 2}
 @pytest.fixture
 def failing(project: Any) -> Any:
     """A project of two tests, of which one fails."""
-    project.write("test_it.py", SOURCE)
-    project.passes("--update-golden", count=2)
+    project.records(SOURCE, count=2)
     project.write("test_it.py", CHANGED)
     return project
 

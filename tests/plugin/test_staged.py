@@ -18,8 +18,7 @@ BROKEN = "regress: no golden was written, because the session broke off: run the
 @pytest.fixture
 def recorded(project: Any) -> Any:
     """A project whose six tests have two goldens each, and compute other values since."""
-    project.write("test_it.py", SIX)
-    project.passes("--update-golden", count=6)
+    project.records(SIX, count=6)
     project.write("test_it.py", SIX.replace(".5", ".25"))
     return project
 

@@ -27,8 +27,7 @@ NEW = "E * AssertionError: no golden yet for 'x' of test_it.py::{}: look at the 
 @pytest.fixture
 def recorded(alone: Any) -> Any:
     """A project whose goldens are those of `TWO`."""
-    alone.write("test_it.py", TWO)
-    alone.passes("--update-golden", count=2)
+    alone.records(TWO, count=2)
     return alone
 
 

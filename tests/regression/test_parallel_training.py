@@ -209,7 +209,7 @@ SAMPLING = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "split"),
     [

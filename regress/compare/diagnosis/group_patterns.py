@@ -25,7 +25,7 @@ _LITTLE = 0.01
 def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
     """Return whether values are the golden ones times, or plus, a number of each group; empty if neither.
 
-    A group without two different golden values agrees with both, and proves neither.
+    A group without two different golden values proves neither; one without any value but 0 keeps it under every factor.
 
     Args:
         actual, golden: ``[K]`` values of the tokens that count; ``groups``: ``[K]`` their groups.
@@ -36,13 +36,16 @@ def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict
     scale, offset, proofs, most = True, True, 0, 0.0
     for group in np.unique(groups):
         own, right = actual[groups == group], golden[groups == group]
+        square = float(right @ right)
+        factor = float(own @ right) / square if square > slack**2 else 0.0
+        fits = bool((np.abs(own - factor * right) <= slack).all())
+        offset &= float(np.ptp(own - right)) <= slack
         if float(np.ptp(right)) <= slack:
+            scale &= fits
             continue
         proofs += 1
-        factor = float(own @ right) / float(right @ right)
         most = max(most, abs(factor - 1.0))
-        scale &= bool((np.abs(own - factor * right) <= slack).all())
-        offset &= float(np.ptp(own - right)) <= slack
+        scale &= fits and factor > 0.0  # as every deviation is
     return (
         {KEY: {"scale": scale, "offset": offset, "proofs": proofs, "most": most}} if scale or offset else {}
     )

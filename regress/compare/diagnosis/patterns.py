@@ -247,6 +247,8 @@ def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
     low, high, held_low, held_high = ends
     if low > held_high:
         yield Pattern("positions_from", f"only positions >= {low}", {"position": low})
+        if low == 1:
+            yield Pattern("beyond_first", "every sample's first position, which sees no other, holds")
     elif high < held_low:
         yield Pattern("positions_below", f"only positions < {high + 1}", {"position": high + 1})
 

@@ -175,8 +175,8 @@ def _require_known(tree: Mapping[str, Any], stated: str) -> None:
         default = getattr(plain, name, None)
         if value != default and value not in (None, False, [], {}):
             raise ConfigError(
-                f"{stated}: its {CONFIG} sets {name}={value!r}, which is not supported; give a plain LoRA adapter, or "
-                "merge it into its model"
+                f"{stated}: its {CONFIG} sets {' '.join(name.split())}={value!r}, which is not supported; give a plain "
+                "LoRA adapter, or merge it into its model"
             )
 
 

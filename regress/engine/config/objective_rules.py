@@ -81,4 +81,30 @@ def _remote(c: Config) -> str | None:
     return None
 
 
-OBJECTIVE_RULES: tuple[Rule, ...] = (_inputs, _statistics, _whole_samples, _own_loss, _remote)
+def _resampling(c: Config) -> str | None:
+    t, o = c.trainer, c.algorithm
+    if t.resampling != "pow" and t.resampling_power != 2.0:
+        return (
+            f"trainer.resampling_power={t.resampling_power:g} is not read while trainer.resampling={t.resampling}; set "
+            "it to 2 or trainer.resampling=pow."
+        )
+    if t.resampling == "none":
+        return None
+    stated = f"trainer.resampling={t.resampling}"
+    samples = c.data.prompts_per_step * c.data.group_size
+    if t.mini_batch_size not in (None, samples):
+        return (
+            f"{stated} draws from the whole rollout, of which trainer.mini_batch_size={t.mini_batch_size} updates on "
+            "parts; set trainer.mini_batch_size=null."
+        )
+    if o.has_entropy_term and o.entropy_aggregation == "token-mean":
+        return (
+            f"{stated} counts a sample as often as it is drawn, and algorithm.entropy_aggregation=token-mean counts "
+            "its tokens once; set algorithm.entropy_aggregation=loss."
+        )
+    if o.missing_rewards == "exclude":
+        return f"{stated} draws by rewards, which each sample needs; set algorithm.missing_rewards=refuse."
+    return None
+
+
+OBJECTIVE_RULES: tuple[Rule, ...] = (_inputs, _statistics, _whole_samples, _own_loss, _remote, _resampling)

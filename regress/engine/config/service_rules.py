@@ -22,6 +22,7 @@ _LOCAL = {
         "debug.remote_api_dump_options here"
     ),
     "model.compile": "the service computes; give it to regress serve",
+    "trainer.resampling": "its clients weigh tokens, not samples",
     "model.router_coef": "its protocols have no such loss",
     "model.patch": "the service computes; give it to regress serve",
 }

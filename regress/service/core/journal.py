@@ -84,10 +84,10 @@ def read_journal(path: Path) -> list[Record]:
     Raises:
         ServiceError: if another line cannot be read.
     """
-    if not path.exists():
-        return []
     try:
         lines = read_bytes(path).split(b"\n")
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise ServiceError(
             f"{path} cannot be read ({reason(error)}); correct its permissions, or start the service with an empty "

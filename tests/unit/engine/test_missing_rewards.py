@@ -14,9 +14,9 @@ from regress.dump.metrics_file import read_rows
 from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory, from_record
 from regress.engine.config.schema import Config
+from regress.engine.rewards import rewards_of
 from regress.engine.rollout import UNSCORED
 from regress.engine.run import train
-from regress.engine.trainer import rewards_of
 from regress.errors import ReplayError, TaskError
 from regress.tasks import rewards
 from regress.tasks.problem import Problem

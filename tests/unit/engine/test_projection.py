@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regress.engine.projection import _projected_apart
+from regress.engine.projection import _projected_apart, chunked_log_probs, hidden_at, logits_at
+from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 
 
 class Head(nn.Linear):
@@ -63,3 +64,76 @@ def test_a_split_input_is_projected_as_a_whole() -> None:
     with _projected_apart(head, COUNTED):
         head(rows)
     assert head.rows == [(5, True)]
+
+
+class Tiny(nn.Module):
+    """Embeddings and a head."""
+
+    dtype = torch.float64
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embeddings, self.head = nn.Embedding(7, 4, dtype=torch.float64), Head()
+
+    def get_output_embeddings(self) -> Head:
+        return self.head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embeddings(tokens))
+        return logits
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 1]])
+INDEX = torch.tensor([6, 0, 3, 3, 5])
+
+
+@pytest.mark.parametrize("counted", [None, torch.ones(5, dtype=torch.bool)])
+def test_only_the_rows_that_are_asked_for_are_projected(counted: Tensor | None) -> None:
+    model: Any = Tiny()
+    whole = model(TOKENS).flatten(0, 1)[INDEX]
+    model.head.rows.clear()
+    with logits_at(model, INDEX, counted):
+        logits = model(TOKENS)
+    assert model.head.rows == [(5, True)]
+    torch.testing.assert_close(logits, whole[None], rtol=1e-14, atol=0)
+    with logits_at(model, INDEX, COUNTED):
+        apart = model(TOKENS)
+    torch.testing.assert_close(apart, whole[None], rtol=1e-14, atol=0)
+
+
+def test_hidden_states_come_without_a_projection() -> None:
+    model: Any = Tiny()
+    with hidden_at(model, INDEX) as found:
+        model(TOKENS)
+    assert model.head.rows == [(0, True)]
+    assert torch.equal(found[0], model.embeddings(TOKENS).flatten(0, 1)[INDEX][None])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 9])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("counted", [None, COUNTED, torch.ones(5, dtype=torch.bool)])
+def test_chunks_change_no_log_prob(chunk: int, entropy: bool, counted: Tensor | None) -> None:
+    def log_probs(logits: Tensor, targets: Tensor) -> TokenLogProbs:
+        return token_log_probs(logits, targets, entropy=entropy)
+
+    model: Any = Tiny()
+    targets = torch.tensor([3, 0, 5, 2, 2])
+    rows, plain = hidden().requires_grad_(), hidden().requires_grad_()
+    found = chunked_log_probs(model, rows, targets, log_probs, chunk=chunk, counted=counted)
+    assert max(count for count, _ in model.head.rows) <= chunk
+    wanted = log_probs((plain @ model.head.weight.T)[0], targets)
+    torch.testing.assert_close(found.log_probs, wanted.log_probs, rtol=1e-13, atol=1e-15)
+    assert (found.entropy is None) == (not entropy)
+    total, right = found.log_probs.sum(), wanted.log_probs
+    mask = torch.ones(5, dtype=torch.bool) if counted is None else counted
+    right_total = right[mask].sum()
+    if found.entropy is not None and wanted.entropy is not None:
+        torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-12, atol=1e-14)
+        total, right_total = total + 2 * found.entropy.sum(), right_total + 2 * wanted.entropy[mask].sum()
+    (gradient,) = torch.autograd.grad(total, rows)
+    (right_gradient,) = torch.autograd.grad(right_total, plain)
+    torch.testing.assert_close(gradient, right_gradient, rtol=1e-12, atol=1e-15)
+    with torch.no_grad():
+        again = chunked_log_probs(model, rows, targets, log_probs, chunk=chunk, counted=counted)
+    assert torch.equal(again.log_probs, found.log_probs)

@@ -123,7 +123,6 @@ def preset_cases() -> list[Case]:
 
 CASES = [*trl_cases(), *preset_cases()]
 BY_DEFAULT = {
-    "trl:cispo-2",
     "trl:dapo-4",
     "trl:grpo-2",
     "trl:bnpo-2",

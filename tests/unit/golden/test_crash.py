@@ -41,7 +41,7 @@ def test_kill_at_random_moments(writer: str, attempts: int, states: set[str], tm
         capture_output=True,
         text=True,
         env=environ,
-        timeout=280,
+        timeout=1100,
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

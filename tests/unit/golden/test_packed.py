@@ -143,3 +143,11 @@ def test_an_update_that_was_broken_off_is_finished(recorded: Path, packed: Path)
     prepare(root, {name: data}, {name: None})
     settle(root)
     assert (values(recorded) == ROWS).all()
+
+
+def test_the_golden_directory_of_this_project_stays_small() -> None:
+    """At most 25 MB in blocks of a file system, as everybody who clones it has it."""
+    root = Path(__file__).parents[3] / "golden"
+    sizes = [path.stat().st_size for path in root.rglob("*") if path.is_file()]
+    assert len(sizes) > 1000
+    assert sum(-(-size // 4096) * 4096 for size in sizes) < 25e6

@@ -212,3 +212,12 @@ def test_nothing_as_large_as_the_logits_but_their_gradient(
 def test_bad_input(targets: Tensor, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         token_log_probs(torch.zeros(2, 5), targets, **options)
+
+
+def test_a_single_row_that_is_no_contiguous_memory() -> None:
+    logits, _ = make(7, 9, 2)
+    row = logits.detach()[:, 1]
+    found = token_log_probs(row, torch.tensor(4), entropy=True)
+    log_prob, entropy = reference(row, torch.tensor(4), 1.0)
+    torch.testing.assert_close(found.log_probs, log_prob, rtol=1e-13, atol=0)
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-13, atol=0)

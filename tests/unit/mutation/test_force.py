@@ -16,7 +16,7 @@ PATH, FUNCTION = "regress/grpo/kl.py", "kl_estimate"
 
 
 def planted(old: str, new: str) -> Planted:
-    return Planted(PATH, FUNCTION, 0, 1, "planted", old, "", old, new)
+    return Planted(PATH, FUNCTION, 0, 1, "planted", old, "", 1, old, new)
 
 
 def value(kind: str = "k3") -> float:

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from mutation.equivalent import equivalents
-from mutation.mutants import ROOT, mutants
+from mutation.mutants import ROOT, Mutant, mutants
 from mutation.operators import changes
 from mutation.scopes import PATHS, SCOPES
 
@@ -53,3 +53,12 @@ def test_what_is_equivalent_is_still_a_mutant() -> None:
     stale = [name for name in equivalents() if name not in names]
     assert not stale, "mutation/equivalent.toml names what is no mutant any more"
     assert all(reason.strip() for reason in equivalents().values())
+
+
+def test_an_expression_of_several_lines_is_reached_by_any_of_them() -> None:
+    mutant = Mutant("x.py", "f", 0, 10, "", "", "", 12)
+    assert [mutant.reached([line]) for line in (9, 10, 12, 13)] == [False, True, True, False]
+    assert Mutant("x.py", "f", 0, 10, "", "", "").reached([10])
+    spanning = [one for one in mutants(PATHS) if one.last > one.line]
+    assert spanning
+    assert all(one.text for one in spanning)

@@ -12,7 +12,7 @@ from mutation.checks import Cases, Check
 from mutation.mutants import Mutant, Planted, unchanged
 from mutation.page import COLUMNS, page, rows
 from mutation.ranks import Lines
-from mutation.run import Cache, Suite, decided, known, prove
+from mutation.run import Cache, Suite, cheapest, decided, known, prove
 from mutation.scopes import Scope
 from mutation.unit_tests import Test
 from mutation.worker import RIGHT, Seen, ToolError, Worker
@@ -23,7 +23,7 @@ DIVISOR = "weights_K / max(counted, 1)"
 
 
 def planted(old: str, new: str, path: str = PATH, function: str = FUNCTION) -> Planted:
-    return Planted(path, function, 0, 1, "planted", old, "0", old, new)
+    return Planted(path, function, 0, 1, "planted", old, "0", 1, old, new)
 
 
 def check(lines: Lines | None = None) -> Check:
@@ -151,6 +151,21 @@ def test_outcomes_are_kept_and_gone_on_from(tmp_path: Path) -> None:
     assert known(MUTANT, replays, again) is None  # the test that killed it is gone
 
 
+def test_what_killed_a_mutant_has_to_be_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"tests/unit/grpo/test_kl.py": "1"}
+    monkeypatch.setattr("mutation.run.files", lambda: content)
+    name = "tests/unit/grpo/test_kl.py::test_x"
+    suite = Suite([], [Test(name, 0.1, {PATH: [1]}, "1")])
+    cache = Cache(tmp_path / "outcomes.jsonl")
+    killed = decided(MUTANT, suite, cache, Scripted((name, "wrong"), ("", "")))
+    assert cache.of([MUTANT]) == [(MUTANT, killed)]
+    content["tests/unit/grpo/test_kl.py"] = "2"
+    assert cache.of([MUTANT]) == []
+    by_replay = decided(MUTANT, Suite([check()], []), Cache(tmp_path / "2"), Scripted(VERDICT))
+    assert by_replay.fate == "killed"
+    assert Cache(tmp_path / "2").of([MUTANT]) == []  # of a case with another manifest
+
+
 def test_an_error_is_no_outcome(tmp_path: Path) -> None:
     cache, suite = Cache(tmp_path / "outcomes.jsonl"), Suite([check()], [])
     broken = decided(MUTANT, suite, cache, Scripted(RAISED, RAISED))
@@ -188,3 +203,15 @@ def test_a_page_counts_what_is_equivalent_only_while_it_is_alive(tmp_path: Path)
     text = page({"aggregation": [(MUTANT, alive), (MUTANT, killed)]}, {})
     assert "| 50.0 % |" in text
     assert "- alive: `regress/grpo/aggregation.py:1` token_weights" in text
+
+
+def test_each_test_comes_before_more_of_its_parameters() -> None:
+    def test(name: str, seconds: float) -> Test:
+        return Test(name, seconds, {PATH: [1]})
+
+    slow = [test(f"c::slow[{number}]", 20.0 + number) for number in range(4)]
+    many = [test(f"a::many[{number}]", 0.1 + number / 1000) for number in range(200)]
+    found = [one.name for one in cheapest([*slow, *many, test("b::other", 3.0)])]
+    assert found[:3] == ["a::many[0]", "b::other", "c::slow[0]"]
+    assert cheapest(slow) == slow[:3]
+    assert len(found) < 100

@@ -7,6 +7,7 @@ from regress.engine.config.sections.value import value
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
 NONFINITE = ("stop", "skip")
 TRAINERS = ("local", "remote")
+RESAMPLINGS = ("none", "pow", "max_min", "max_random")
 SCHEDULERS = ("constant", "linear", "cosine")
 
 
@@ -24,6 +25,14 @@ class TrainerConfig:
     mini_batch_size: int | None = value(
         None, "samples per optimizer update; null: the whole rollout batch", minimum=1
     )
+    resampling: str = value(
+        "none",
+        "draw the samples of a rollout anew, with replacement, by their rewards R (PF-PPO, arXiv 2409.06957): pow by "
+        "|R|^resampling_power, max_min only those of the greatest and least R, max_random 4 to 1 for the greatest R; "
+        "none: each sample once",
+        choices=RESAMPLINGS,
+    )
+    resampling_power: float = value(2.0, "power of resampling=pow", minimum=0.0)
     save_steps: int | None = value(
         None, "write a checkpoint after every so many steps, and at the end; null: none", minimum=1
     )

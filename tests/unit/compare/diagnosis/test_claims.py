@@ -107,6 +107,18 @@ def test_parts_of_a_tensor_that_are_added_as_if_they_were_copies() -> None:
     assert not {"experts-reduced", "parts-added"} & {*rules(noise, *rest)}
 
 
+def test_parts_that_add_up_to_nothing_are_no_sum() -> None:
+    golden = GOLDEN - GOLDEN.mean(axis=0)
+    known = UpdateHypotheses({"gradient": {"w": golden}}, {})
+    titles = [str(guess.numbers["what"]) for guess in known.of("gradient", "w")]
+    assert [title for title in titles if "parts" in title] == [
+        f"the {number} parts of the tensor added up" for number in (2, 3)
+    ]
+    pairs = np.concatenate([GOLDEN[:3], -GOLDEN[:3]])
+    known = UpdateHypotheses({"gradient": {"w": pairs}}, {})
+    assert not any("the 2 parts" in str(guess.numbers["what"]) for guess in known.of("gradient", "w"))
+
+
 @pytest.mark.parametrize(
     ("mesh", "first"),
     [
@@ -185,6 +197,17 @@ def test_a_number_of_each_group_multiplies_or_is_added(wrong: Any, scale: bool, 
     bent = wrong.copy()
     bent[5] += 0.3
     assert of_groups(bent, ADVANTAGES, GROUPS) == {}
+
+
+@pytest.mark.parametrize("turned", [-ADVANTAGES, np.where(GROUPS == 1, -1.0, 1.0) * ADVANTAGES])
+def test_no_deviation_is_negative(turned: Any) -> None:
+    assert not of_groups(turned, ADVANTAGES, GROUPS).get("groups", {}).get("scale")
+
+
+def test_a_factor_leaves_zero_as_it_is() -> None:
+    golden = np.where(GROUPS == 2, 0.0, ADVANTAGES)
+    assert of_groups(2 * golden, golden, GROUPS)["groups"]["scale"]
+    assert of_groups(2 * golden + (GROUPS == 2), golden, GROUPS) == {}
 
 
 def test_groups_of_equal_values_prove_neither() -> None:

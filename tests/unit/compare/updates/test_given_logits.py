@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from regress.compare.updates import logits as given_logits
@@ -51,6 +51,9 @@ def test_one_token_off_by_half_precision_is_found(seed: int, index: int) -> None
     ids = rng.integers(0, 20, 6)
     right, _ = expected_values(wide, ids)
     log_probs = right["log_probs"].astype(np.float32)
+    assume(
+        abs(log_probs[index]) > 0.05
+    )  # of a probability near 1, half precision loses less than single precision may
     log_probs[index] *= 1 + 2.0**-9
     found = checked(wide, np.arange(6), ids, log_probs, right["entropy"], 1.0)
     assert found.wrong == 1

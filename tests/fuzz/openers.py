@@ -1,0 +1,156 @@
+"""Functions of the package that read files, found in its source; which of them read what others may have written.
+
+A new function that opens a file is either reached by a target of the fuzzer on its whole seed, or listed in `OWN` with
+the reason why nobody else's file gets there. A test compares both with the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[2] / "regress"
+CALLS = {
+    *(
+        "read_text",
+        "read_bytes",
+        "open",
+        "safe_open",
+        "load_file",
+        "map_file",
+        "memmap",
+        "open_file",
+        "opened",
+    ),
+    *("parse_json", "loads", "safe_load", "ParquetFile"),
+}
+"""Names of functions that open or parse."""
+
+OWN: Mapping[str, str] = {
+    "capture/initial_weights.py _digest": "hashes what this process has just written",
+    "report/html.py rendered": "files of this package",
+    "doctor/fetch.py _write": "bytes of a store, written to a folder of this process",
+    "doctor/processes.py _writes": "the kernel's",
+    "parallel/launch/launchers.py _descendants": "the kernel's",
+    "parallel/launch/launchers.py __init__": "a log that this process begins",
+    "parallel/launch/launchers.py error": "a log of this process",
+    "parallel/launch/pool.py _logs": "logs that this process begins",
+    "parallel/launch/rank.py _settle": "the null device",
+    "parallel/launch/rank.py _run": "a job that the pool of this machine has sent",
+    "parallel/failure.py _heard": "an error that a rank of this run has stored",
+    "golden/files.py locked": "a folder, for its lock",
+    "engine/checkpoint/write.py _settled": "a file that this process has just written",
+    "engine/checkpoint/write.py upload": "files that this process has just written",
+    "engine/tracking/channel.py _run": "opens a connection",
+    "engine/tracking/replay.py _send": "opens a connection",
+    "engine/tracking/backends.py open": "opens a connection",
+    "engine/tokenizer.py fingerprint": "text of a tokenizer that transformers has loaded",
+    "golden/commit.py _holds": "compares bytes, whatever they are",
+    "golden/transaction.py _content": "copies bytes, whatever they are",
+    "oracle/commands.py settings_in": "words of the command line",
+    "replay/settings.py parse_settings": "words of the command line",
+    "plugin/narrowing.py _may_add": "source of tests, which pytest imports anyway",
+    "plugin/rows.py foreign_row": "text of a worker of this session",
+    "plugin/rows.py told_call": "text of a worker of this session",
+    "plugin/rows.py update_row": "text of a worker of this session",
+    "replay/cache.py _shared_outcome": "a file of a worker of this session",
+    "replay/cache.py _download": "a dump of this session, in a store",
+    "replay/staging.py read_staged": "a file of a worker of this session",
+    "replay/token_tables.py _read": "a file of a worker of this session",
+    "replay/recipe.py _take_inputs": "a file that this process has just written",
+    "replay/reads.py __init__": "source of this package",
+    "replay/workspace.py _new": "a folder, for its lock",
+    "replay/workspace.py _remove_unless_locked": "a folder, for its lock",
+    "report/github.py append_step_summary": "appends",
+    "service/client/dumps.py _continued": "compares bytes, whatever they are",
+    "service/core/rank_executor.py _read": "a log of this process",
+    "service/host/bases.py _for_older_clients": "a file that this process has just written",
+    "service/host/dumps.py _append": "appends",
+    "service/host/saves.py stamp": "a save that was checked before",
+    "systems/host.py main": "a job that the calling process has written",
+    "systems/launch.py run_jobs": "logs and jobs of this process",
+    "systems/recut.py recut": "an export that this process has just made",
+    "systems/environments.py _opened": "marks of an environment that this program has installed, checked by shape",
+    "capture/forwards.py _after_decoder": "no file",
+    "compare/dumps/columns.py columns": "pieces of a file that was checked when it was opened",
+    "compare/dumps/columns.py aligned": "pieces of a file that was checked when it was opened",
+    "dump/mapped.py open": "pieces of a file that was checked when it was opened",
+    "doctor/backup.py _copied": "copies bytes, whatever they are",
+    "doctor/checks/leftovers.py _doubt_of_file": "only where something is left over: by mutated inputs",
+    "doctor/content.py digest": "hashes bytes, whatever they are",
+    "doctor/content.py replace_file": "writes",
+    "doctor/saved.py _value": "only where a state cannot be read: by mutated inputs",
+    "engine/checkpoint/state.py local_copy": "copies bytes, whatever they are",
+    "oracle/judge.py _require_family": "after updates were found in a dump; tests/unit/oracle",
+    "parallel/pipeline.py forward_backward": "no file",
+    "plugin/suite.py cases": "no file",
+    "plugin/suite.py parameters": "no file",
+    "plugin/suite.py _items": "no file",
+    "replay/validation.py _with_seed": "a case that was verified before",
+    "service/host/host.py create_from": "a save that was checked before",
+    "service/host/host.py _opened": "a save that was checked before",
+    "service/host/saves.py load": "a save that was checked before",
+    "service/wires/tinker.py heartbeat": "the same parser; tests/unit/service/wires",
+    "service/wires/tinker.py weights_info": "the same parser; tests/unit/service/wires",
+    "service/wires/tinker.py unload_model": "the same parser; tests/unit/service/wires",
+    "service/wires/tinker.py cancel": "the same parser; tests/unit/service/wires",
+    "service/wires/weaver.py save_checkpoint": "the same parser; tests/unit/service/wires",
+    "systems/warm.py put_state": "an export that this process has just made",
+}
+"""File and function -> why no input of the fuzzer gets there."""
+
+
+def openers() -> dict[str, tuple[str, int, int]]:
+    """Return the functions that open or parse: ``file function`` -> path, first and last line."""
+    found: dict[str, tuple[str, int, int]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and _opens(node):
+                name = f"{path.relative_to(ROOT).as_posix()} {node.name}"
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                found[name] = (str(path), first, node.end_lineno or node.lineno)
+    return found
+
+
+def _opens(function: ast.FunctionDef) -> bool:
+    waiting: list[ast.AST] = [*function.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
+            continue  # a function inside is one of its own
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in CALLS:
+                return True
+        waiting += ast.iter_child_nodes(node)
+    return False
+
+
+class Seen:
+    """Functions of the package that are entered inside of a ``with`` block, in all threads."""
+
+    def __init__(self) -> None:
+        self.found: set[tuple[str, int]] = set()
+
+    def __enter__(self) -> Seen:
+        import threading
+
+        sys.setprofile(self._enter)
+        threading.setprofile(self._enter)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        import threading
+
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+            self.found.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))

@@ -1,0 +1,258 @@
+"""Readers of all other files: checkpoints, metrics, settings, data, states and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.read_recordings import quiet
+
+Target = Callable[[Path, Path], None]
+
+
+def doctor(path: Path, whole: Path) -> None:
+    from regress.doctor.run import run
+
+    options = dict.fromkeys(("checkpoint", "config_path", "config_name"))
+    options |= {
+        "arguments": (str(path),),
+        "flags": {},
+        "allow_change": (),
+        "fast": False,
+        "project_root": ".",
+    }
+    found = run("examine", options | {"as_json": False, "dry_run": False})
+    json.dumps(found.to_json()).encode()
+    found.show(quiet())
+
+
+def report(path: Path, whole: Path) -> None:
+    from regress.dump.metrics_file import read_metrics
+    from regress.report.run_data import named_runs
+    from regress.report.run_figures import run_json
+    from regress.report.run_text import run_text
+
+    read_metrics(path / "metrics.jsonl", lambda _: None)
+    runs = named_runs([path])
+    run_text(runs).encode()
+    json.dumps([run_json(one) for one in runs], allow_nan=False)
+
+
+def resumed_metrics(path: Path, whole: Path) -> None:
+    from regress.dump.metrics_file import MetricsWriter
+
+    writer = MetricsWriter(path / "metrics.jsonl")
+    writer.write({"loss": 1.0}, step=9)
+    writer.close()
+
+
+def outcome(path: Path, whole: Path) -> None:
+    from regress.replay.outcome import read_outcomes
+
+    for found in read_outcomes(path, ["."]).values():
+        found.dumps()
+
+
+def project(path: Path, whole: Path) -> None:
+    from regress.compare.verdicts.overrides import read_overrides
+    from regress.errors import RegressError
+    from regress.golden.location import golden_directory
+    from regress.replay.adapter import project_adapter
+    from regress.replay.table import project_variants as variant_table
+    from regress.trust import allowed_modules
+
+    refused: list[RegressError] = []
+    for read in (golden_directory, variant_table, read_overrides, project_adapter, allowed_modules):
+        try:
+            read(path)
+        except RegressError as error:
+            refused.append(error)
+    for error in refused:
+        raise error
+
+
+def explained(path: Path, whole: Path) -> None:
+    from regress.explain.explain import explain_dump
+
+    found = explain_dump(str(path))
+    "\n".join(one.text for one in found.statements).encode()
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def oracle(path: Path, whole: Path) -> None:
+    from regress.oracle.judge import judge_dump
+
+    judge_dump(str(path), path.with_name("work"))
+
+
+def tasks(path: Path, whole: Path) -> None:
+    from regress.tasks.files import read_task
+    from regress.tasks.rows import RowFields
+
+    for name in _changed(path, whole):
+        read_task(path / name, RowFields())
+
+
+def settings(path: Path, whole: Path) -> None:
+    from regress.engine.config import load_config
+    from regress.engine.config.show import print_config
+
+    print_config(load_config(str(path), "run", environ={}), quiet())
+
+
+def tracked(path: Path, whole: Path) -> None:
+    from regress.engine.tracking.backup import Backup
+    from regress.engine.tracking.replay import _lacking
+    from regress.engine.tracking.state import acknowledge, read_sync_state
+
+    found = read_sync_state(path)
+    for name, entry in ({"trackers": {}} if found is None else found)["trackers"].items():
+        _lacking(name, path, entry, lambda _: None)
+        Backup(path).rows(name)
+    acknowledge(path, "tensorboard", 3)
+
+
+def adapter(path: Path, whole: Path) -> None:
+    from regress.engine.adapters.build import read_adapter
+    from regress.engine.adapters.settings import base_of, of_directory
+
+    of_directory(path, "model.path")
+    base_of(path, None, "model.path")
+    read_adapter(path)
+
+
+def results(path: Path, whole: Path) -> None:
+    from regress.faults.fault import CATEGORIES, COMMON
+    from regress.replay.curves import read, verdicts
+    from regress.report.fault_rows import read_fault_rows
+    from regress.report.faults import markdown
+    from regress.systems.table import read_rows, text_of
+
+    for line in text_of(read_rows(path / "rows.json")):
+        line.encode()
+    rows = read_fault_rows(path / "faults.json")
+    curves = verdicts(read(path / "curves.json"))
+    told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in curves]
+    markdown(rows, COMMON, CATEGORIES, told).encode()
+
+
+def state(path: Path, whole: Path) -> None:
+    from regress.service.core.limits import Limits
+    from regress.service.core.recovery import recover
+    from regress.service.core.state import State
+    from regress.service.keys import api_keys
+
+    api_keys(None, str(path / "keys.txt"))
+    found = State(path, Limits())
+    try:
+        for save in found.ledger.saves.values():
+            found.store.check(save.folder)
+        recover(found)
+        for name in found.ledger.operations:
+            found.operation(name)
+    finally:
+        found.close()
+
+
+def pending(path: Path, whole: Path) -> None:
+    from regress.golden.pending import list_pending
+    from regress.golden.prune import prunable
+    from regress.golden.store import GoldenStore
+
+    store = GoldenStore(path)
+    for one in list_pending(store):
+        for change in one.difference().changes:
+            str(change).encode()
+    prunable(store, path / "orphans.json")
+
+
+def continued(path: Path, whole: Path) -> None:
+    from regress.dump.continuation import Place, Position, StartingPlace
+    from regress.dump.continuation import continued as kept
+    from regress.dump.formats import FORMATS
+
+    kept(path, FORMATS["safetensors"], StartingPlace(Place(1, 0), Position(8, "0" * 64), "checkpoint-1"))
+
+
+def resumed(path: Path, whole: Path) -> None:
+    from regress.dump.reader import read_all
+    from regress.engine.checkpoint.names import latest
+    from regress.engine.checkpoint.state import read_state
+    from regress.engine.checkpoint.weights import _tensors
+    from regress.engine.tracking.state import read_sync_state
+
+    place = latest(str(path))
+    if place is None:
+        return
+    found = read_state(place)
+    _tensors(Path(str(found.path)), "checkpoint")
+    for held in sorted(Path(str(found.dump)).rglob("*.safetensors")):
+        read_all(held)
+    read_sync_state(path)
+
+
+def doctor_repairs(path: Path, whole: Path) -> None:
+    from regress.doctor.run import run
+
+    options = dict.fromkeys(("checkpoint", "config_path", "config_name", "restore"))
+    options |= {
+        "arguments": (str(path),),
+        "flags": {},
+        "allow_change": (),
+        "fast": False,
+        "project_root": ".",
+    }
+    for verb, dry in (("auto_fix", True), ("auto_fix", False), ("undo", False)):
+        found = run(verb, options | {"as_json": False, "dry_run": dry})
+        json.dumps(found.to_json()).encode()
+        found.show(quiet())
+
+
+def wire(path: Path, whole: Path) -> None:
+    from tests.fuzz.wire import post
+
+    post(path, whole)
+
+
+def planted(name: str, made: object) -> Target:
+    """Return a target whose reader has lost one of its guards."""
+
+    def target(path: Path, whole: Path) -> None:
+        from unittest.mock import patch
+
+        with patch(f"regress.inputs.{name}", made):
+            resumed_metrics(path, whole)
+            report(path, whole)
+
+    target.__name__ = f"without_{name}"
+    return target
+
+
+def open_whatever(path: Path) -> Any:
+    return path.open("rb")
+
+
+def trusts_a_count(path: Path, whole: Path) -> None:
+    """A reader that gives a number of a file as much memory as it asks for."""
+    from regress.dump.metrics_file import read_rows
+
+    for row in read_rows(path / "metrics.jsonl", lambda _: None):
+        for value in row.values():
+            _ = b"1" * min(value, 1 << 30) if isinstance(value, int) else b""
+
+
+def _changed(path: Path, whole: Path) -> list[str]:
+    """Return the files that are not what they were."""
+    return [
+        one.name
+        for one in sorted(path.iterdir())
+        if not (whole / one.name).exists()
+        or not _plain(one)
+        or one.read_bytes() != (whole / one.name).read_bytes()
+    ]
+
+
+def _plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 30
