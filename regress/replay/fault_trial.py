@@ -22,18 +22,18 @@ from regress.replay.common_practice import measured, noticed
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, belongs
 from regress.replay.parts import overrides_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import Precision, Variant
+from regress.replay.variants import Extent, Precision, Variant
 from regress.report.fault_rows import FaultRow
 
 HARMLESS_STEPS = None
-"""Steps of a replay that must not be flagged: all of them."""
+"""Steps of a replay that must not be flagged, and of one whose schedule depends on their number: all of them."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,19 @@ def _asked(shown: Shown, case: str | None, variant: str | None) -> Shown:
 
 
 def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judged:
-    """Replay a case with a fault, and judge it; whatever the broken engine raises is a problem of the result."""
+    """Replay a case with a fault, and judge it; whatever the broken engine raises is a problem of the result.
+
+    Raises:
+        ConfigError: for a case that has no tolerances in this precision.
+    """
     shown = trial.shown
     chosen = Replay(_case(store, shown.case), variant_named(shown.variant), trial.precision)
-    steps = shown.steps if trial.fault.wrong else HARMLESS_STEPS
+    if not belongs(chosen, Extent.DEFAULT):
+        raise ConfigError(
+            f"fault {trial.fault.name}: case {shown.case} has tolerances in {', '.join(chosen.case.precisions)} only, "
+            f"not in {trial.precision}; leave the case or the precision out"
+        )
+    steps = shown.steps if trial.fault.wrong and not _scheduled(chosen) else HARMLESS_STEPS
     plan = [update for update in chosen.plan if steps is None or update.step < steps]
     with tempfile.TemporaryDirectory(prefix="regress-fault-") as folder:
         try:
@@ -139,6 +148,13 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
     divergence = find_divergence(verdicts, scene)
     told = diagnose(divergence, scene) if divergence is not None and diagnosed else []
     return Judged(chosen, verdicts, divergence, plan, told)
+
+
+def _scheduled(chosen: Replay) -> bool:
+    """Return True if the learning rate of a step depends on how many steps there are."""
+    given = chosen.case.config.get("optimizer")
+    optimizer = given if isinstance(given, dict) else {}
+    return bool(optimizer.get("warmup_steps")) or optimizer.get("lr_scheduler", "constant") != "constant"
 
 
 _CASES: dict[tuple[Path, str], GoldenCase] = {}

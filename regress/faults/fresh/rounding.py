@@ -64,6 +64,7 @@ def norm_in_bfloat16(patch: Patch) -> None:
     source="rewards that a service returns in half precision",
     cases=("on_policy",),
     variants=("base",),
+    precisions=("float64",),
     first="advantages advantages",
     rules=("advantage-dtype", "precision"),
 )
