@@ -119,14 +119,15 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
     """Replay a case with a fault, and judge it; whatever the broken engine raises is a problem of the result.
 
     Raises:
-        ConfigError: for a case that has no tolerances in this precision.
+        ConfigError: for a replay that cannot be judged: of another precision or other microbatches than the case's.
     """
     shown = trial.shown
     chosen = Replay(_case(store, shown.case), variant_named(shown.variant), trial.precision)
-    if not belongs(chosen, Extent.DEFAULT):
+    if not belongs(chosen, Extent.FULL):
         raise ConfigError(
-            f"fault {trial.fault.name}: case {shown.case} has tolerances in {', '.join(chosen.case.precisions)} only, "
-            f"not in {trial.precision}; leave the case or the precision out"
+            f"fault {trial.fault.name}: {shown.case}/{shown.variant} in {trial.precision} is no replay of the matrix: "
+            "the case was not measured in this precision, or its values depend on microbatches that the variant makes "
+            "anew; choose another case, variant or precision"
         )
     steps = shown.steps if trial.fault.wrong and not _scheduled(chosen) else HARMLESS_STEPS
     plan = [update for update in chosen.plan if steps is None or update.step < steps]

@@ -116,6 +116,7 @@ class Branches:
         bounds: interval of the logarithm of the lowest and of the highest ratio, which both lie in; ends are equal
             where the configuration tells them.
         spacing: that of the dtype which log-probs are rounded to.
+        log_probs: tolerance of log-probs: beyond it the ratios are other ones, and not by rounding.
     """
 
     frame: TokenFrame
@@ -123,6 +124,7 @@ class Branches:
     actual: Side
     bounds: tuple[tuple[float, float], tuple[float, float]]
     spacing: float
+    log_probs: Tolerance
 
     @classmethod
     def of(
@@ -132,6 +134,7 @@ class Branches:
         names: Mapping[SampleKey, SampleKey],
         config: Mapping[str, Any],
         spacing: float,
+        log_probs: Tolerance,
     ) -> Branches | None:
         """Return the branches of an update; None where nothing tells ratios, or the clip is of whole samples.
 
@@ -152,7 +155,7 @@ class Branches:
         else:
             low, high = (float(np.log(one)) if one > 0 else -np.inf for one in clip)
             bounds = (low, low), (high, high)
-        return cls(frame, own, theirs, bounds, spacing)
+        return cls(frame, own, theirs, bounds, spacing, log_probs)
 
     def admitted(self, tokens: NDArray[np.int64], bound: float) -> Bools:
         """Return which tokens have the value of the other branch, and may have taken it.
@@ -246,11 +249,14 @@ class Branches:
         """Return which tokens have a bound within their rounding: the upper one if their gradient is negative."""
         ratios = np.stack([self.golden.log_ratio[tokens], self.actual.log_ratio[tokens]])
         rounded = 0.5 * self.spacing * self.golden.size[tokens]
+        largest = float(np.nanmax(self.golden.size, initial=0.0))
+        alike = np.ptp(ratios, axis=0) <= self.log_probs.absolute + self.log_probs.relative * largest
         first, last = ratios.min(axis=0) - rounded, ratios.max(axis=0) + rounded
         (low, low_end), (high, high_end) = self.bounds
         start, end = np.where(sign > 0, low, high), np.where(sign > 0, low_end, high_end)
         with np.errstate(invalid="ignore"):
-            return np.asarray((first <= end) & (start <= last) & (end - start <= last - first), bool)
+            near = (first <= end) & (start <= last) & (end - start <= last - first)
+        return np.asarray(alike & near, bool)
 
     def _per_ratio(self, bound: float) -> Floats:
         """Return the gradient of each token over its ratio, as its sample has it; NaN where tokens disagree."""
@@ -331,7 +337,8 @@ def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: J
     for one, other, record in ((*paths, unit.records[0]), (*reversed(paths), unit.record)):
         sides.append((golden_update(one, other, record), partial(earlier_updates, one, other, record)))
     config = merged(open_side(unit.actual).config, open_side(unit.golden).config)
-    branches = Branches.of(sides[0], sides[1], unit.golden_of, config, spacing(dtype))
+    log_probs = unit.bounds.of("log_probs", [dtype])
+    branches = Branches.of(sides[0], sides[1], unit.golden_of, config, spacing(dtype), log_probs)
     if branches is None:
         return finding
     wrong = branches.wrong(rows, unit.frame)

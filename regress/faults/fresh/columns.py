@@ -9,8 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regress.engine import projection
-from regress.engine import trainer as engine_trainer
-from regress.engine.step import weigh
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
 from regress.faults.ranks.helpers import AFTER_ATTENTION
@@ -24,22 +22,6 @@ from regress.parallel.segments import ContextSegments
 
 BLIND = ("allclose", "mean 1e-3")
 BACKWARD = ("loss 5 %", "loss 1 %", *BLIND)
-
-
-@fault(
-    category="A",
-    fresh=True,
-    source="prime-rl PR#2359",
-    cases=("dppo_kl",),
-    variants=("dp2",),
-    first="weights",
-    rules=("weights-world-size",),
-    blind=BLIND,
-)
-def ranks_not_counted_in_the_mean(patch: Patch) -> None:
-    """Sums of microbatches are averaged over one rank, and the samples lie on two."""
-    right: Any = weigh
-    patch.setattr(engine_trainer, "weigh", lambda *args, **rest: right(*args, **{**rest, "ranks": 1}))
 
 
 @fault(

@@ -69,6 +69,8 @@ def test_every_section_is_known() -> None:
     assert {key for key in fixed if key.startswith("trainer.")} == {
         "trainer.epochs",
         "trainer.mini_batch_size",
+        "trainer.resampling",
+        "trainer.resampling_power",
         "trainer.type",
     }
     assert not {*FREE} & {*ON_DEMAND}

@@ -360,7 +360,10 @@ def test_a_tokenizer_that_cannot_write_the_answers(case: Any) -> None:
 REWARDS = {
     "nan": ("return float('nan')", "returned nan; a reward must be finite"),
     "inf": ("return 10**400", "returned inf; a reward must be finite"),
-    "none": ("return None", "returned None; a reward must return a number"),
+    "none": (
+        "return None",
+        "returned None; a reward must return a number, or None under algorithm.missing_rewards=exclude",
+    ),
     "raises": (
         "raise ValueError('two\\nlines')",
         "raised ValueError: two lines; a reward must return a number for every text",

@@ -77,10 +77,10 @@ def test_number_that_python_refuses(layer: str, refusal: Refusal) -> None:
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def denied(*_: object, **__: object) -> str:
+    def denied(*_: object, **__: object) -> bytes:
         raise PermissionError(13, "Permission denied", "run.yaml")
 
-    monkeypatch.setattr(Path, "read_text", denied)
+    monkeypatch.setattr(files, "read_bytes", denied)
     with pytest.raises(ConfigError) as caught:
         files.read_yaml(tmp_path / "run.yaml")
     assert str(caught.value) == "File run.yaml cannot be read (Permission denied); check permissions."

@@ -10,7 +10,7 @@ import pytest
 from regress.faults.fault import Fault
 from regress.golden.store import GoldenStore
 from regress.replay import proof as module
-from regress.replay.proof import prove, trials, tried_faults
+from regress.replay.proof import prove, run_count, tried_faults
 from regress.replay.validation_run import HELD_OUT, ValidationRun
 from regress.replay.variants import Precision
 
@@ -35,7 +35,7 @@ def test_a_fault_that_breaks_nothing_exactly_is_tried_in_no_other_precision(
     monkeypatch.setattr(module, "run_validation", run)
     ticks: list[int] = []
     found = prove(CASE, [], tmp_path, lambda: ticks.append(1))
-    assert len(ticks) == trials(CASE) == 3 * (len(HELD_OUT) + len(tried_faults()))
+    assert len(ticks) == run_count(CASE) == 3 * (len(HELD_OUT) + len(tried_faults()))
     by = {precision: {name for name, told in asked if told is precision} for precision in Precision}
     everything = {*HELD_OUT, *(fault.name for fault in tried_faults())}
     assert by[Precision.FLOAT64] == everything
