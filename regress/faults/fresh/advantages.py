@@ -22,7 +22,6 @@ from regress.grpo.estimators import ESTIMATORS, Scored, group_mean
 from regress.grpo.objective import Objective
 from regress.grpo.returns import padded, positions
 from regress.grpo.rewards import deviation
-from regress.grpo.segments import segment_lengths
 
 ADVANTAGES = "advantages advantages"
 BLIND = ("allclose", "mean 1e-3")
@@ -35,7 +34,7 @@ BLIND = ("allclose", "mean 1e-3")
     cases=("rloo",),
     variants=("base",),
     first=ADVANTAGES,
-    rules=(),
+    rules=("advantage-penalty",),  # names the rewards
     blind=BLIND,
 )
 def bounds_of_rewards_left_out(patch: Patch) -> None:
@@ -83,7 +82,10 @@ def rewards_summed_first(patch: Patch) -> None:
     cases=("trl",),
     variants=("base",),
     first=ADVANTAGES,
-    rules=("one-sample",),
+    rules=(
+        "one-sample",
+        "advantage-groups",
+    ),  # the last one names a group of one
     blind=BLIND,
 )
 def lone_sample_without_advantage(patch: Patch) -> None:
@@ -124,7 +126,7 @@ def whitened_around_the_mean(patch: Patch) -> None:
     cases=("reinforce_plus_plus",),
     variants=("base",),
     first=ADVANTAGES,
-    rules=(),
+    rules=("advantage-penalty",),  # names the return of each token
     blind=BLIND,
 )
 def discounted_from_the_first_token(patch: Patch) -> None:
@@ -146,7 +148,7 @@ def discounted_from_the_first_token(patch: Patch) -> None:
     cases=("reinforce_plus_plus",),
     variants=("base",),
     first=ADVANTAGES,
-    rules=(),
+    rules=("advantage-penalty",),  # names the token of the reward
     blind=BLIND,
 )
 def reward_one_token_early(patch: Patch) -> None:
@@ -173,7 +175,7 @@ def reward_one_token_early(patch: Patch) -> None:
     cases=("sapo",),
     variants=("base",),
     first=ADVANTAGES,
-    rules=(),
+    rules=("advantage-groups",),  # names other weights of the samples of a group
     blind=BLIND,
 )
 def baseline_not_weighted_by_length(patch: Patch) -> None:
@@ -208,29 +210,6 @@ def groups_by_the_text_of_the_prompt(patch: Patch) -> None:
 
 
 @fault(
-    category="I",
-    fresh=True,
-    source="DAPO's overlong filter, applied before the statistics",
-    cases=("dapo",),
-    first=ADVANTAGES,
-    rules=("advantage-groups", "advantage-offset"),
-    blind=BLIND,
-)
-def truncated_samples_not_in_the_group(patch: Patch) -> None:
-    """Samples of which no token is trained on are left out of the statistics of their group, too."""
-    right: Any = token_advantages
-
-    def wrong(
-        rewards: Tensor, groups: Tensor, sequence: Tensor, o: Objective, *args: Any, **rest: Any
-    ) -> Any:
-        empty = segment_lengths(sequence, len(rewards)) == 0
-        left = rewards.masked_fill(empty, torch.nan)
-        return right(left, groups, sequence, replace(o, missing_rewards="exclude"), *args, **rest)
-
-    patch.setattr(trainer, "token_advantages", wrong)
-
-
-@fault(
     category="J",
     fresh=True,
     source="a controller that is made and never asked",
@@ -239,7 +218,7 @@ def truncated_samples_not_in_the_group(patch: Patch) -> None:
     first=ADVANTAGES,
     steps=None,
     place="step1/rank0/micro0",
-    rules=(),
+    rules=("advantage-penalty",),  # names the coefficient
     blind=BLIND,
 )
 def coefficient_of_the_divergence_not_adapted(patch: Patch) -> None:
@@ -272,7 +251,10 @@ def coefficient_of_the_entropy_not_adapted(patch: Patch) -> None:
     first="ref_log_probs ref_log_probs",
     steps=None,
     place="step1/rank0/micro0",
-    rules=("reference",),
+    rules=(
+        "reference",
+        "advantage-penalty",
+    ),  # the last one names the reference that the penalty compares
     blind=BLIND,
 )
 def mixture_from_the_other_end(patch: Patch) -> None:
@@ -299,7 +281,10 @@ def mixture_from_the_other_end(patch: Patch) -> None:
     first="ref_log_probs ref_log_probs",
     steps=None,
     place="step1/rank0/micro0",
-    rules=("reference",),
+    rules=(
+        "reference",
+        "advantage-penalty",
+    ),  # the last one names the reference that the penalty compares
     blind=BLIND,
 )
 def reference_moved_before_the_updates(patch: Patch) -> None:

@@ -12,7 +12,6 @@ from regress.engine import projection
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
 from regress.faults.ranks.helpers import AFTER_ATTENTION
-from regress.grpo import losses, ratios
 from regress.grpo.logprobs import TokenLogProbs, logits_gradient
 from regress.parallel import ring, sequence, ulysses, vocabulary
 from regress.parallel.exchange import swap
@@ -115,43 +114,6 @@ def entropy_forgotten_on_the_way_back(patch: Patch) -> None:
 @fault(
     category="D",
     fresh=True,
-    source="Megatron#7452 finding 9",
-    cases=("gspo",),
-    variants=("dp2-cp2-packed",),
-    first="ratio",
-    rules=("ratio-of-a-part", "ratio"),
-)
-def length_of_own_columns(patch: Patch) -> None:
-    """The sum of a sample's log-ratios is that of all ranks, and the length that divides it a rank's own."""
-    right: Any = ratios.importance_ratio
-
-    def wrong(new: Tensor, old: Tensor, sequence: Tensor, count: int, o: Any, complete: Any) -> Tensor:
-        def own(values: Tensor) -> Tensor:
-            return complete(values) if values.is_floating_point() else values
-
-        return right(new, old, sequence, count, o, own)
-
-    patch.setattr(losses, "importance_ratio", wrong)
-
-
-@fault(
-    category="D",
-    fresh=True,
-    source="verl PR#4250: weights of a sequence before its parts are joined",
-    cases=("on_policy",),
-    variants=("dp2-cp2-packed",),
-    first="sampler_weights",
-    rules=("ratio-of-a-part", "sampler-mismatch"),
-)
-def sampler_weights_of_own_columns(patch: Patch) -> None:
-    """The sampler's weight of a sample is that of its tokens on this rank."""
-    right: Any = losses.sampler_weights
-    patch.setattr(losses, "sampler_weights", lambda *args: right(*args[:5]))
-
-
-@fault(
-    category="D",
-    fresh=True,
     source="ms-swift PR#10071, slime PR#73",
     cases=("gpt2",),
     variants=("cp4-ring-zigzag",),
@@ -215,7 +177,10 @@ def scaled_for_replicas_alone(patch: Patch) -> None:
     cases=("dr_grpo",),
     variants=("tp2-packed-chunk7",),
     first="entropy",
-    rules=("vocabulary-parts",),
+    rules=(
+        "vocabulary-parts",
+        "entropy-of-changed-logits",
+    ),  # the last one names parts of the vocabulary that are joined otherwise
     blind=BLIND,
 )
 def moments_of_parts_not_shifted(patch: Patch) -> None:

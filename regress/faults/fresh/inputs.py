@@ -85,7 +85,10 @@ def end_tokens_taken_for_padding(patch: Patch) -> None:
     cases=("dr_grpo",),
     variants=("longest-first",),
     first="advantages advantages",
-    rules=("order-not-restored",),
+    rules=(
+        "order-not-restored",
+        "advantage-tokens",
+    ),  # the last one names tokens that get advantages of other samples
     silent={"dr_grpo/mbs4": "samples keep their order"},
 )
 def advantages_dealt_in_the_order_of_the_batch(patch: Patch) -> None:
@@ -113,7 +116,10 @@ def advantages_dealt_in_the_order_of_the_batch(patch: Patch) -> None:
     first="activations model.layers.0",
     tokens="behind another",
     probe="log_probs",
-    rules=("packed-leak",),
+    rules=(
+        "packed-leak",
+        "module",
+    ),  # the last one names the mask of the attention
 )
 def lengths_of_segments_sorted(patch: Patch) -> None:
     """Lengths of segments were sorted, the longest first, and their tokens were not."""
@@ -151,7 +157,10 @@ def positions_end_at_sixteen(patch: Patch) -> None:
     cases=("gpt2",),
     variants=("varlen",),
     first="activations transformer.h.0",
-    rules=("packed-leak",),
+    rules=(
+        "packed-leak",
+        "module",
+    ),  # the last one names the mask of the attention
 )
 def first_two_segments_joined(patch: Patch) -> None:
     """The first border between segments is missing, so that the second sample sees the first one."""

@@ -163,7 +163,7 @@ def trust_region_of_the_ratio(patch: Patch) -> None:
     variants=("base",),
     first=LOSS,
     steps=None,
-    rules=("policy-loss",),
+    rules=("policy-loss", "reported"),  # the tokens that it counts, where the loss of none differs
     blind=BLIND,
 )
 def mask_for_the_wrong_sign(patch: Patch) -> None:

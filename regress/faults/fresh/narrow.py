@@ -11,30 +11,9 @@ from regress.faults.fault import fault
 from regress.faults.patch import Patch
 from regress.faults.ranks.helpers import AFTER_ATTENTION
 from regress.faults.rounding import rounded
-from regress.parallel import all_gather, expert, sequence, sharded, vocabulary
+from regress.parallel import all_gather, sequence, sharded, vocabulary
 from regress.parallel.exchange import gather
 from regress.parallel.policy import ParallelPolicy
-
-
-@fault(
-    category="O",
-    kind="precision",
-    fresh=True,
-    source="NeMo-RL PR#3208: weights of experts sent with rows in half precision",
-    cases=("moe",),
-    variants=("ep2-cp2-packed",),
-    first="activations model.layers.0",
-    names=AFTER_ATTENTION,
-    rules=("expert-exchange", "router", "precision", "module"),
-)
-def weights_of_experts_in_bfloat16(patch: Patch) -> None:
-    """Rows of experts of other ranks are weighted in half precision."""
-    right: Any = expert._added
-
-    def wrong(rows: Tensor, place: Tensor, index: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-        return right(rows, place, index, rounded(weights), dtype)
-
-    patch.setattr(expert, "_added", wrong)
 
 
 @fault(
@@ -98,7 +77,11 @@ def back_in_half(tensor: Tensor) -> Tensor:
     cases=("tied",),
     variants=("dp2-pp2-mbs2",),
     first="gradient",
-    rules=("gradient-of-a-stage", "precision"),
+    rules=(
+        "gradient-of-a-stage",
+        "precision",
+        "backward-of-a-module",
+    ),  # the last one names what ranks hand back
 )
 def gradients_handed_back_in_bfloat16(patch: Patch) -> None:
     """The last stage hands gradients of hidden states back in half precision, within replicas."""
@@ -117,7 +100,11 @@ def gradients_handed_back_in_bfloat16(patch: Patch) -> None:
     source="TransformerEngine: a vocabulary-parallel sum in half precision",
     variants=("tp2-packed-chunk7",),
     first="log_probs",
-    rules=("softmax-dtype", "precision"),
+    rules=(
+        "softmax-dtype",
+        "precision",
+        "vocabulary-parts",
+    ),  # the last one names sums of parts and the dtype
 )
 def sums_of_the_vocabulary_in_bfloat16(patch: Patch) -> None:
     """Sums of exponentials of parts of the vocabulary are joined in half precision, chunk by chunk."""

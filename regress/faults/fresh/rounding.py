@@ -30,7 +30,10 @@ from regress.grpo.losses import token_loss
     fresh=True,
     source="a loss that is summed under autocast",
     first="loss",
-    rules=("precision",),
+    rules=(
+        "precision",
+        "loss-sum",
+    ),  # the last one names the dtype
 )
 def loss_summed_in_bfloat16(patch: Patch) -> None:
     """Losses of tokens are right, and their sum has half precision."""
@@ -82,7 +85,11 @@ def rewards_in_bfloat16(patch: Patch) -> None:
     fresh=True,
     source="updates without master weights, added in half precision",
     first=f"param {EMBEDDING}",
-    rules=("param-dtype", "precision"),
+    rules=(
+        "param-dtype",
+        "precision",
+        "optimizer-settings",
+    ),  # the last one names the dtype of the sum
 )
 def updates_in_bfloat16(patch: Patch) -> None:
     """Updates are rounded to half precision before they are added; the parameter itself is not."""
@@ -177,7 +184,10 @@ def softmax_in_float32(patch: Patch) -> None:
     source="xtuner PR#1108: a cap at the least number of half precision",
     cases=("dr_grpo",),
     first="token_loss elementwise_loss",
-    rules=("precision",),
+    rules=(
+        "precision",
+        "token-loss",
+    ),  # the last one names the dtype
 )
 def loss_of_a_token_in_float16(patch: Patch) -> None:
     """The terms of a token's loss are added in float16."""

@@ -32,7 +32,7 @@ def warped(patch: Patch, change: Any) -> None:
     first="trajectory",
     steps=None,
     source="vllm#42259: the order of temperature and nucleus",
-    rules=(),
+    rules=("sampler-distribution",),  # names temperature and top-p
 )
 def nucleus_before_the_temperature(patch: Patch) -> None:
     """The nucleus is chosen of plain probabilities, and the temperature is applied after it."""
@@ -63,7 +63,7 @@ class _Narrow(LogitsProcessor):
     first="trajectory",
     steps=None,
     source="a nucleus without the token that completes it",
-    rules=(),
+    rules=("sampler-distribution",),  # names top-p
 )
 def nucleus_without_its_last_token(patch: Patch) -> None:
     """The token that lifts the probability of the nucleus above its mass is left out."""
@@ -123,7 +123,7 @@ def sampler_log_probs_before_the_nucleus(patch: Patch) -> None:
     first="trajectory",
     steps=None,
     source="TRL#5144: a limit of each turn",
-    rules=(),
+    rules=("sampler-end",),  # names the limit of a turn and of a conversation
 )
 def limit_of_each_turn(patch: Patch) -> None:
     """Every turn of a conversation may be as long as the whole of it."""
@@ -138,7 +138,7 @@ def limit_of_each_turn(patch: Patch) -> None:
     first="trajectory",
     steps=None,
     source="a reason of truncation that is not passed on",
-    rules=(),
+    rules=("rollout-records",),  # names the reason of the end
 )
 def truncated_told_as_ended(patch: Patch) -> None:
     """Completions that were cut off are told to have ended by themselves."""
@@ -159,7 +159,7 @@ def truncated_told_as_ended(patch: Patch) -> None:
     first="trajectory",
     steps=None,
     source="verl#2185: an order of ranks that is not undone",
-    rules=(),
+    rules=("rollout-records",),  # names the order of trajectories
 )
 def prompts_in_the_order_of_ranks(patch: Patch) -> None:
     """Trajectories of all ranks are laid end to end, rank after rank, and prompts were dealt out in turn."""
@@ -181,7 +181,7 @@ def prompts_in_the_order_of_ranks(patch: Patch) -> None:
     first="trajectory",
     steps=None,
     source="miles PR#1827: masks of replies that are one token short",
-    rules=(),
+    rules=("rollout-mask",),  # names the mask that the sampler writes, and answers of the environment
 )
 def first_token_of_a_reply_trained(patch: Patch) -> None:
     """The first token that the environment writes is trained on."""

@@ -146,7 +146,10 @@ def experts_not_summed_over_replicas(run: Run) -> None:
     variants=("tp2-pp2-mbs4",),
     first="gradient",
     names=EMBEDDED,
-    rules=("tied-embeddings",),
+    rules=(
+        "tied-embeddings",
+        "not-reduced",
+    ),  # one rank alone stays away from the sum
     blind=BACKWARD,
 )
 def tied_gradient_summed_on_one_tensor_rank(patch: Patch) -> None:
@@ -201,7 +204,12 @@ def schedule_stepped_by_every_rank(patch: Patch) -> None:
     variants=("dp2-left-mbs5",),
     first="token_gradient",
     ranks=(1,),
-    rules=("token-gradient-scale", "token-gradient-power-of-two", "token-gradient-denominators"),
+    rules=(
+        "token-gradient-scale",
+        "token-gradient-power-of-two",
+        "token-gradient-denominators",
+        "token-gradient-of-ranks",
+    ),  # the factor is the number of ranks, on the rank that is named
     blind=("loss 5 %", "loss 1 %", *BLIND),
 )
 def last_rank_enters_with_half_its_loss(patch: Patch) -> None:

@@ -122,7 +122,11 @@ def entropy_without_temperature(patch: Patch) -> None:
     cases=("trl",),
     variants=("base",),
     first="old_log_probs old_log_probs",
-    rules=("temperature", "old-log-probs"),
+    rules=(
+        "temperature",
+        "old-log-probs",
+        "loss-mask",
+    ),  # the last one names the rejection whose log-probs differ
 )
 def old_log_probs_without_temperature(patch: Patch) -> None:
     """Log-probs that are recomputed before the first update come from plain logits, those of updates from tempered."""
@@ -147,7 +151,10 @@ def old_log_probs_without_temperature(patch: Patch) -> None:
     cases=("trl",),
     variants=("base",),
     first="ref_log_probs ref_log_probs",
-    rules=("temperature",),
+    rules=(
+        "temperature",
+        "reference",
+    ),  # the last one names the temperature of the reference
     blind=BLIND,
 )
 def reference_without_temperature(run: Run) -> None:

@@ -43,7 +43,7 @@ def root_of_the_norm_not_taken(patch: Patch) -> None:
     fresh=True,
     source="NAdam in place of AdamW",
     first=f"param {EMBEDDING}",
-    rules=(),
+    rules=("optimizer-settings",),  # names how the update is made of the moments
     blind=BLIND,
 )
 def update_looks_ahead(patch: Patch) -> None:
@@ -74,7 +74,10 @@ def update_looks_ahead(patch: Patch) -> None:
     variants=("base",),
     first=f"param {EMBEDDING}",
     steps=None,
-    rules=("weight-decay",),
+    rules=(
+        "weight-decay",
+        "optimizer-settings",
+    ),  # the last one names weight decay
     blind=BLIND,
 )
 def decay_at_the_full_rate(patch: Patch) -> None:
@@ -161,7 +164,11 @@ def one_more_update_of_warm_up(patch: Patch) -> None:
     cases=("tied",),
     first=f"optimizer {EMBEDDING}",
     names=r"model\.embed_tokens\.weight/.*",
-    rules=("update-sign", "step-counter"),
+    rules=(
+        "update-sign",
+        "step-counter",
+        "update-made-twice",
+    ),  # the weight is updated once under each name
     blind=BLIND,
 )
 def tied_weight_updated_twice(patch: Patch) -> None:
@@ -229,7 +236,10 @@ def schedule_begins_anew(patch: Patch) -> None:
     variants=("resume-at2",),
     first="ref_log_probs",
     steps=None,
-    rules=("reference",),
+    rules=(
+        "reference",
+        "advantage-penalty",
+    ),  # the last one names the reference that the penalty compares
 )
 def reference_not_restored(patch: Patch) -> None:
     """The reference, which had moved, is the initial one again."""
@@ -244,7 +254,7 @@ def reference_not_restored(patch: Patch) -> None:
     variants=("resume-at2",),
     first="advantages",
     steps=None,
-    rules=(),
+    rules=("advantage-penalty",),  # names the coefficient
 )
 def coefficients_not_restored(patch: Patch) -> None:
     """The coefficient of the KL, which had been adapted, is the configured one again."""

@@ -64,6 +64,17 @@ def _ratios_of_tokens(_: Divergence, scene: RunContext) -> bool:
     return scene.setting("algorithm", "importance_level") in (None, "token")
 
 
+def _penalty_in_rewards(_: Divergence, scene: RunContext) -> bool:
+    """Return True if a KL penalty is taken off rewards, so that advantages depend on log-probs."""
+    placement = scene.setting("algorithm", "kl_placement")
+    return placement == "reward" and scene.setting("algorithm", "kl_coef") not in (None, 0, 0.0)
+
+
+def _only_reports_fail(divergence: Divergence, _: RunContext) -> bool:
+    """Return True if nothing fails but what a step reports."""
+    return {*divergence.downstream, *divergence.independent} <= {"metrics", "step_metrics", "invariants"}
+
+
 def _replicas_hold(divergence: Divergence, _: RunContext) -> bool:
     """Return True where the failing ranks are told apart by the samples that they hold, or embeddings alone are asked.
 
@@ -88,6 +99,8 @@ CONDITIONS: dict[str, Condition] = {
     "samples_in_parts": _samples_in_parts,
     "ratios_of_tokens": _ratios_of_tokens,
     "replicas_hold": _replicas_hold,
+    "penalty_in_rewards": _penalty_in_rewards,
+    "only_reports_fail": _only_reports_fail,
     "tied": _tied,
     "records_absent": lambda _, scene: bool(scene.absent),
     "no_record_absent": lambda _, scene: not scene.absent,

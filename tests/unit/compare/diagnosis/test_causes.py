@@ -168,6 +168,8 @@ def examples(rule: Rule) -> Iterator[Divergence]:
 def scene_of(rule: Rule) -> RunContext:
     by_tokens = CONDITIONS["ratios_of_tokens"] in rule.when
     scene = replace(SCENE, config={}) if by_tokens else SCENE
+    if CONDITIONS["penalty_in_rewards"] in rule.when:
+        scene = replace(scene, config={"algorithm": {"kl_placement": "reward", "kl_coef": 0.1}})
     if CONDITIONS["one_exchange"] in rule.when:
         (own,) = (name for name in ("cp", "tp", "pp", "ep") if CONDITIONS[_SPLIT[name]] in rule.when)
         scene = replace(scene, mesh={**dict.fromkeys(MESH, 1), own: 2})
