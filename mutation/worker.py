@@ -30,7 +30,7 @@ SHARED = "regress/layout/"
 
 
 class ToolError(RegressError):
-    """What this tool did wrong, or the machine: nothing is known about the mutant."""
+    """Fault of this tool, or of the machine: nothing is known about the mutant."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class _Made(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What enters a moment: its parameter, the gradient, the golden state, its decay, and the gradient's power."""
+    """Inputs of a moment: its parameter, the gradient, the golden state, its decay, and the gradient's power."""
 
     parameter: str
     gradient: Floats

@@ -19,7 +19,7 @@ TRACKER, ROW = "tracker", "row"
 
 
 class _Row(TypedDict):
-    """What every row has; its metrics besides."""
+    """Fields of every row; its metrics come besides."""
 
     step: int
     sequence: int

@@ -53,7 +53,7 @@ def test_only_what_takes_fewer_blocks_so_is_compressed(recorded: Path, packed: P
 
 
 def test_how_it_is_stored_changes_nothing(recorded: Path, packed: Path, provenance: Any) -> None:
-    """What an earlier release has recorded is read, and stays as it is while its values do."""
+    """Recordings of an earlier release are read, and stay as they are while their values do."""
     manifest = (recorded / "manifest.json").read_bytes()
     plain = unpacked(packed)
     assert (values(recorded) == ROWS).all()
