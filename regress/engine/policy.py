@@ -249,7 +249,11 @@ class LocalPolicy:
         """Return the logits of the model, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
         self.running = micro
         call = self._callable if model is self.model else model
-        first = {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
+        first: dict[str, object] = (
+            {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
+        )
+        if getattr(model.config, "output_router_logits", False):  # its loss is the engine's own (RouterLoss)
+            first["output_router_logits"] = False
         with nullcontext() if self._blocks is None else self._blocks.active():
             logits: Tensor = call(
                 **first,

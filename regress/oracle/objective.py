@@ -13,7 +13,13 @@ from regress.grpo.presets import preset_values
 from regress.oracle.exported import ADVANTAGES, advantage_in
 from regress.oracle.observed import Recorded, named
 
-SECTIONS = ("algorithm.", "optimizer.max_grad_norm", "rollout_worker.temperature", "reference.")
+SECTIONS = (
+    "algorithm.",
+    "optimizer.max_grad_norm",
+    "rollout_worker.temperature",
+    "reference.",
+    "model.router_",
+)
 ROUNDED = 1e-3
 """Relative difference up to which a coefficient that was solved for is the round number beside it."""
 

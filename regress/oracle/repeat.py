@@ -24,6 +24,7 @@ from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
 from regress.engine.provenance import provenance
 from regress.engine.reference import Reference
+from regress.engine.router import RouterLoss, router_loss
 from regress.engine.step import train_step, weigh
 from regress.engine.world import SingleProcess
 from regress.errors import OracleError
@@ -86,10 +87,11 @@ class Repetition:
             frozen = build_reference(config, NO_TOKENIZER, policy)
             recorded(config, policy, provenance(config, None), world, resources)
             reference = None if frozen is None else Reference(policy, config.reference, frozen, world)
+            router = router_loss(policy, config.model)
             before: At | None = None
             for update in self.given.updates():
                 if self._begin(policy, update, before):
-                    self._repeat(policy, reference, update, before)
+                    self._repeat(policy, reference, router, update, before)
                     self.places.append(update.at)
                 before = update.at
         if not self.places:
@@ -121,7 +123,12 @@ class Repetition:
         return True
 
     def _repeat(
-        self, policy: LocalPolicy, reference: Reference | None, update: Observed, before: At | None
+        self,
+        policy: LocalPolicy,
+        reference: Reference | None,
+        router: RouterLoss | None,
+        update: Observed,
+        before: At | None,
     ) -> None:
         told = self.given.optimizer(update.at)
         optimizer = self._optimizer(policy, told, before)
@@ -135,7 +142,14 @@ class Repetition:
                 f"parameters and optimizer states after {named(update.at)} were not judged: AdamW had made updates "
                 "before it, and nothing tells its moments"
             ] = None
-        kept = without(("param", "optimizer")) if unknown else nullcontext()
+        if router is not None:
+            self.notes[
+                "losses of microbatches were not judged: the trainer's hold the load-balancing loss of routers, the "
+                "engine's do not; gradients hold it on both sides"
+            ] = None
+        kept = without(
+            (*(("param", "optimizer") if unknown else ()), *(("loss",) if router is not None else ()))
+        )
         with self.context(), kept, forced(policy, self.given.experts(update)):
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
             tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
@@ -143,7 +157,8 @@ class Repetition:
                 if update.rollout is not None and update.began == update.at:
                     tap_trajectories(list(update.rollout))
                 limit = self._limit(told)
-                train_step(policy, optimizer, tokens, micros, self.config.algorithm, max_grad_norm=limit)
+                objective = self.config.algorithm
+                train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
 
     def _tokens(self, known: Known, batch: TokenBatch, partition: Sequence[Sequence[int]]) -> LossTokens:
         """Return the loss tokens of an update with everything that precedes it."""

@@ -107,6 +107,7 @@ def train(
     clip: tuple[float, float] = (0.8, 1.2),
     old: torch.Tensor | None = None,
     dropped: int | None = None,
+    balance: float = 0.0,
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> torch.Tensor:
@@ -115,9 +116,14 @@ def train(
     Args:
         old: log-probs in the denominators of the ratios; by default those of the model with noise.
         dropped: number of a loss token whose gradient is lost.
+        balance: coefficient of the load-balancing loss of a mixture.
         options: those of `record`.
     """
     model, samples = model or tiny_model(), rollout()
+    balanced: list[torch.Tensor] = []
+    if balance:
+        model.config.output_router_logits = True
+        model.register_forward_hook(lambda _, __, output: balanced.append(output.aux_loss))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rewards = torch.tensor([sample.reward for sample in samples]).reshape(2, 4)
     centred = rewards - rewards.mean(1, keepdim=True)
@@ -135,7 +141,7 @@ def train(
         if dropped is not None:
             kept.view(-1)[kept.view(-1).nonzero()[dropped]] = 0
         loss = torch.minimum(ratio * advantage, ratio.clamp(*clip) * advantage) * kept
-        (-loss.sum() / mask.sum()).backward()
+        (-loss.sum() / mask.sum() + balance * sum(balanced)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
     return old
