@@ -129,7 +129,7 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
             "the case was not measured in this precision, or its values depend on microbatches that the variant makes "
             "anew; choose another case, variant or precision"
         )
-    steps = shown.steps if trial.fault.wrong and not _scheduled(chosen) else HARMLESS_STEPS
+    steps = shown.steps if trial.fault.wrong and not scheduled(chosen) else HARMLESS_STEPS
     plan = [update for update in chosen.plan if steps is None or update.step < steps]
     with tempfile.TemporaryDirectory(prefix="regress-fault-") as folder:
         try:
@@ -151,7 +151,7 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
     return Judged(chosen, verdicts, divergence, plan, told)
 
 
-def _scheduled(chosen: Replay) -> bool:
+def scheduled(chosen: Replay) -> bool:
     """Return True if the learning rate of a step depends on how many steps there are."""
     given = chosen.case.config.get("optimizer")
     optimizer = given if isinstance(given, dict) else {}
