@@ -36,7 +36,8 @@ def test_no_point_is_lost_in_a_resume(interrupted: Callable[..., Path]) -> None:
     places = [(row["segment"], row["sequence"]) for row in rows]
     assert len(places) == len(set(places)), "no row is sent twice"
     assert {row["segment"] for row in rows} == {0, 1}
-    ids = {path.name.split("-")[3] for path in folder.glob("wandb/offline-run-*")}  # -1 follows in the same second
+    # offline-run-DATE-ID, and a number behind it for a second one within the same second
+    ids = {path.name.split("-")[3] for path in folder.glob("wandb/offline-run-*")}
     state = read_sync_state(folder)
     assert state is not None
     assert ids == {state["run_id"]}, "a resume goes on in the same run"
