@@ -162,7 +162,6 @@ def loss_of_half_the_steps(patch: Patch) -> None:
     source="Dr. GRPO with the longest completion as its constant",
     first="weights weights",
     cases=("dr_grpo",),
-    tokens="all",
     rules=("weights-denominator", "mean-of-means"),
 )
 def length_of_the_longest(patch: Patch) -> None:

@@ -27,7 +27,7 @@ BLIND = ("allclose", "mean 1e-3")
     variants=("base",),
     first=LOSS,
     rules=("clip-range", "clip-left-out", "policy-loss"),
-    blind=BLIND,
+    blind=("mean 1e-3",),
 )
 def delta_does_not_arrive(patch: Patch) -> None:
     """The weight of a token is the ratio itself, however large: the bound delta is not passed on."""
@@ -81,7 +81,7 @@ def logarithm_of_the_ratio_clamped(patch: Patch) -> None:
     variants=("base",),
     first=LOSS,
     rules=("policy-loss",),
-    blind=BLIND,
+    blind=("mean 1e-3",),
 )
 def temperatures_of_the_signs_exchanged(patch: Patch) -> None:
     """Liked tokens have the temperature of disliked ones, and the reverse."""
@@ -122,7 +122,6 @@ def lower_bound_left_out(patch: Patch) -> None:
     first=LOSS,
     steps=None,
     rules=("clip-alone", "clip-range", "policy-loss"),
-    blind=BLIND,
 )
 def clipped_whatever_the_sign(patch: Patch) -> None:
     """The log-ratio is clipped on both sides, not on the one that the sign of the advantage makes pessimistic."""
@@ -143,7 +142,6 @@ def clipped_whatever_the_sign(patch: Patch) -> None:
     first=LOSS,
     steps=None,
     rules=("policy-loss", "clip-range"),
-    blind=BLIND,
 )
 def trust_region_of_the_ratio(patch: Patch) -> None:
     """A token is trusted while its ratio, not its probability, is near."""

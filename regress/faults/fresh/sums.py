@@ -175,7 +175,6 @@ def tied_gradient_summed_on_one_tensor_rank(patch: Patch) -> None:
     first="param",
     steps=None,
     rules=("learning-rate",),
-    blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", *BLIND),
 )
 def schedule_stepped_by_every_rank(patch: Patch) -> None:
     """The schedule makes as many steps after an update as there are ranks."""
