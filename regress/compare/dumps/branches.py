@@ -23,11 +23,11 @@ from regress.compare.diagnosis.formulas import clip_range
 from regress.compare.dumps.bounds import spacing
 from regress.compare.dumps.canonical import earlier_updates, golden_update, merged
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.frames import in_frame, numbers
 from regress.compare.dumps.sides import open_side
 from regress.compare.dumps.unit import Unit
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status
-from regress.dump.arrays import Array
 from regress.layout import SampleKey, TokenFrame
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -273,39 +273,6 @@ class Branches:
             if (np.abs(every - middle) * ratio[own][speaking] <= bound).all():
                 found[own] = middle
         return found
-
-
-def numbers(tokens: NDArray[np.int64], frame: TokenFrame, into: TokenFrame) -> NDArray[np.int64]:
-    """Return the numbers that tokens of a frame have in another one, -1 for those without one."""
-    sample = np.searchsorted(frame.offsets, tokens, side="right") - 1
-    index = into.index
-    own = np.array([index.get(key, -1) for key in frame.samples], np.int64)[sample]
-    starts = np.asarray(into.offsets)
-    place = starts[own] + tokens - np.asarray(frame.offsets)[sample]
-    return np.where((own >= 0) & (place < starts[own + 1]), place, -1)
-
-
-def in_frame(
-    values: Array,
-    own: TokenFrame,
-    names: Mapping[SampleKey, SampleKey] | None,
-    frame: TokenFrame,
-    fill: float,
-) -> Floats:
-    """Return values of the tokens of one frame in the order of another.
-
-    Args:
-        names: own key of a sample -> the key in the other frame; None if they are the same.
-        fill: value of the samples that are absent, or of another length.
-    """
-    found = np.full((frame.size, *values.shape[1:]), fill, np.float64)
-    index = frame.index
-    for number, key in enumerate(own.samples):
-        to = index.get(key if names is None else names.get(key, key))
-        if to is not None and own.lengths[number] == frame.lengths[to]:
-            here, there = (slice(*f.offsets[n : n + 2]) for f, n in ((own, number), (frame, to)))
-            found[there] = values[here]
-    return found
 
 
 def jumps(rows: TokenRows) -> bool:

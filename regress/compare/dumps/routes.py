@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from regress.compare.alignment.aligned import Aligned
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.bounds import COMMON, spacing
-from regress.compare.dumps.branches import Judged, in_frame, numbers
+from regress.compare.dumps.branches import Judged
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.frames import in_frame, numbers
 from regress.compare.dumps.unit import Unit
 from regress.compare.verdicts.verdict import Status
 from regress.layout import SampleKey, TokenFrame
