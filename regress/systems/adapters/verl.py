@@ -321,7 +321,7 @@ def adapters_at(folder: Path) -> dict[str, Any]:
     """Return the options of verl's model that load the trainable adapters of a folder of peft."""
     from peft import PeftConfig
 
-    return {"lora_rank": PeftConfig.from_pretrained(folder).r, "lora_adapter_path": str(folder)}
+    return {"lora_rank": PeftConfig.from_pretrained(str(folder)).r, "lora_adapter_path": str(folder)}
 
 
 class VerlOnItsPins(Verl):
