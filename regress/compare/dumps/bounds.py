@@ -84,6 +84,8 @@ class Bounds:
         overrides: tolerances that the project sets by hand, before both.
         scale: factor on tolerances that are measured, of the table, or set by hand.
         precision: dtype that the actual side is declared to compute in, in place of those that are recorded.
+        moved: distance of the weights that were computed with, relative to their size, which tolerances of the table
+            grow by: they are responses to weights moved by one unit in the last place.
     """
 
     given: Tolerance | None = None
@@ -92,6 +94,7 @@ class Bounds:
     overrides: Overrides = field(default_factory=Overrides)
     scale: float = 1.0
     precision: str | None = None
+    moved: float = 0.0
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -132,7 +135,7 @@ class Bounds:
         if entry is not None and found is None:
             return Tolerance(math.inf, basis=entry.basis, reason=f"not judged: {entry.reason}")
         if found is None:
-            return _by_dtype(quantity, dtype)
+            return _grown(_by_dtype(quantity, dtype), quantity, self.moved)
         case = f" (golden case {self.case})" if self.case else ""
         return replace(found, reason=f"{found.reason}{case}")
 
@@ -187,6 +190,16 @@ def _is_float(dtype: str) -> bool:
 def spacing(dtype: str) -> float:
     """Return the distance from 1 to the next number."""
     return ulps.spacing(DTYPES[dtype])
+
+
+def _grown(tolerance: Tolerance, quantity: str, moved: float) -> Tolerance:
+    """Add the response to weights that lie apart; parameters themselves are what moved."""
+    if not moved or quantity == "param":
+        return tolerance
+    multiple = EPS_MULTIPLES.get(quantity, COMMON)
+    reason = f"{tolerance.reason}; and {multiple} x {moved:.2g}, by which the weights differ that it was computed with"
+    relative = min(tolerance.relative + multiple * moved, 0.5)
+    return replace(tolerance, relative=relative, basis={**tolerance.basis, "moved": moved}, reason=reason)
 
 
 def _by_dtype(quantity: str, dtype: str) -> Tolerance:
