@@ -117,6 +117,7 @@ def record(
         gradient=gradient,
         param=param,
         optimizer_state=optimizer_state,
+        every_n_steps=every_n_steps,
         token_gradient=token_gradient,
         temperature=temperature,
         classify=classify,
@@ -181,6 +182,7 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
         "kept": session.settings.kept,
+        "every_n_steps": session.settings.every_n_steps,
     }
     if weights:
         told["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}

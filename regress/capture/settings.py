@@ -30,6 +30,7 @@ class Settings:
     gradient: bool | str = True
     param: bool | str = True
     optimizer_state: bool | str = True
+    every_n_steps: int = 1
     token_gradient: bool = False
     temperature: float | None = None
     classify: Classify | None = None

@@ -22,7 +22,7 @@ BESIDE = {
     "optimizer": ("param",),
 }
 """Types of an update, and those that are written only together with them, where both are recorded at all."""
-REMEDY = "copy the dump again, or record again"
+REMEDY = "copy or record it again"
 
 
 def gaps(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
@@ -36,9 +36,12 @@ def lost_steps(side: Side) -> Iterator[Verdict]:
     """Yield a verdict on steps that a recording of a trainer lacks: it counts from 0, in even strides."""
     kinds = (*MICRO_STAGES, *UPDATE_STAGES)
     steps = sorted({where.step for type, where in side.entries.values() if type in kinds})
-    if not side.config.get("capture") or not steps:
+    capture = side.config.get("capture")
+    if not isinstance(capture, Mapping) or not capture or not steps:
         return
-    stride = min((after - before for before, after in pairwise(steps)), default=steps[0] or 1)
+    told = capture.get("every_n_steps")
+    least = min((after - before for before, after in pairwise(steps)), default=steps[0] or 1)
+    stride = told if isinstance(told, int) and told > 0 else least
     lost = sorted({*range(0, steps[-1], stride)} - {*steps})
     if lost:
         some = ", ".join(map(str, lost[:4])) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
@@ -76,7 +79,7 @@ def _microbatches(side: Side, records: Sequence[Listed], place: Place) -> Iterat
             if stage in known[pipeline(rank)] and stage not in stages:
                 where = Place(place.step, place.update, rank, micro)
                 words = "" if micro is None else f" of microbatch {micro}"
-                detail = f"{stage}{words} is missing, though {min(stages)} of it was recorded: {REMEDY}"
+                detail = f"{stage}{words} is missing, though it has {min(stages)}: {REMEDY}"
                 yield _lost(stage, where, detail)
 
 
@@ -92,7 +95,7 @@ def _of_parameters(side: Side, records: Sequence[Listed], place: Place) -> Itera
         for stage, beside in BESIDE.items():
             other = next((one for one in beside if one in stages), None)
             if other is not None and stage not in stages and (stage, rank) in everywhere:
-                detail = f"{stage} is missing, though {other} of the update was recorded: {REMEDY}"
+                detail = f"{stage} is missing, though {other} of the update is there: {REMEDY}"
                 yield _lost(stage, Place(place.step, place.update, rank), detail)
 
 

@@ -194,8 +194,9 @@ def _given_the_weights(
         return {stage: grown.of(stage, dtypes).relative for stage in ("gradient", "optimizer")}
 
     apart = {at: own for at, own in weight_distances(sides, relative).items() if own.relative}
+    shifts = _shifts(results)
     wider = {
-        number: replace(unit, bounds=replace(unit.bounds, moved=apart[at].relative))
+        number: replace(unit, bounds=replace(unit.bounds, moved=apart[at].relative, shifted=shifts.get(at)))
         for number, at in failing.items()
         if at in apart and isinstance(unit := results[number][0], Unit | ShareUnit)
     }
@@ -204,6 +205,16 @@ def _given_the_weights(
     for (number, unit), findings in zip(wider.items(), again, strict=True):
         found[number] = unit, findings
     notes += spread({failing[number]: apart[failing[number]] for number in wider})
+    return found
+
+
+def _shifts(results: Iterable[tuple[AnyUnit, list[Finding]]]) -> dict[At, float]:
+    """Return the largest difference of log-probs and entropies of each update."""
+    found: dict[At, float] = {}
+    for verdict in (finding.verdict for _, findings in results for finding in findings):
+        if verdict.quantity in _OF_LOGITS:
+            at = at_of(verdict.place.step or 0, verdict.place.update)
+            found[at] = max(found.get(at, 0.0), verdict.max_error)
     return found
 
 

@@ -223,7 +223,7 @@ def spread(found: Mapping[At, Distance]) -> Iterator[str]:
         worst = max(found.values(), key=lambda one: one.relative)
         steps = f"step {first[0]}" if first[0] == last[0] else f"steps {first[0]} to {last[0]}"
         yield (
-            f"{steps}: the weights before the update differ by up to {worst.relative:.2g} of their size "
-            f"({worst.name}), no more than rounding and AdamW make of earlier updates, and tolerances of what was "
-            "computed with them are wider by the response to that"
+            f"{steps}: weights that differ before the update by {worst.relative:.2g} of their size ({worst.name}) are "
+            "what rounding and AdamW make of earlier updates, and tolerances of what was computed with them are wider "
+            "by the response to that"
         )
