@@ -10,6 +10,7 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.compare.verdicts.verdict import Status
 
 _TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
+_TERMS = ("kl", "entropy_loss", "sampler_weights", "ref_log_probs", "old_log_probs")
 _LITTLE = 0.01
 """Share of the largest value: an epsilon changes advantages by less."""
 
@@ -72,7 +73,8 @@ def _penalty_in_rewards(_: Divergence, scene: RunContext) -> bool:
 
 def _only_reports_fail(divergence: Divergence, _: RunContext) -> bool:
     """Return True if nothing fails but what a step reports."""
-    return {*divergence.downstream, *divergence.independent} <= {"metrics", "step_metrics", "invariants"}
+    told = {"metrics", "step_metrics", "invariants", "replicas"}
+    return {*divergence.downstream, *divergence.independent} <= told
 
 
 def _replicas_hold(divergence: Divergence, _: RunContext) -> bool:
@@ -109,7 +111,7 @@ CONDITIONS: dict[str, Condition] = {
     "activations_not_held": lambda found, _: "activations" not in found.held,
     "gradients_agree": lambda found, _: "gradient" in found.agree,
     "gradients_not_known_to_agree": lambda found, _: "gradient" not in found.agree,
-    "no_gradient": lambda found, _: found.first.quantity != "gradient",
+    "no_term_of_the_loss": lambda found, _: found.first.quantity not in ("gradient", *_TERMS),
     "activations_unjudged": lambda found, _: "activations" in found.unjudged,
     "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,
     "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),
