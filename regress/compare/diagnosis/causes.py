@@ -79,7 +79,7 @@ def diagnose(
         evidence = matched(rule, divergence, known)
         if evidence is not None:
             found.append((-specificity(rule), rule, evidence))
-    found = [row for row in found if not row[1].otherwise] or found
+    found = [row for row in found if not row[1].otherwise] or sorted(found, key=lambda row: row[0])[:1]
     if not found:
         return [_unknown(divergence, known)]
     apart = divergence.pattern("copies") is not None  # what is right elsewhere is wrong because of its rank
