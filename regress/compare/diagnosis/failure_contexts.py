@@ -96,7 +96,7 @@ class FailureContexts:
     def _of_columns(
         self, outputs: NDArray[Any], layout: TokenLayout, leading: tuple[int, ...]
     ) -> Iterator[Hypothesis]:
-        """Yield the embeddings of the columns of a row in place of those of the positions of its tokens.
+        """Yield the embeddings of the columns of a row, as far as golden tokens have these positions.
 
         Args:
             outputs: ``[frame.size, H]`` golden embeddings of positions.
@@ -111,7 +111,7 @@ class FailureContexts:
         table = np.full((max(layout.shape[1], int(positions.max(initial=0)) + 1), *outputs.shape[1:]), np.nan)
         table[positions] = outputs
         columns = np.tile(table[: layout.shape[1]], (layout.shape[0], *[1] * (outputs.ndim - 1)))
-        yield Hypothesis("columns", columns.reshape(*leading, *outputs.shape[1:]))
+        yield Hypothesis("columns", columns.reshape(*leading, *outputs.shape[1:]), partial=True)
 
     def _usual(
         self, source: Source, placed: Callable[[NDArray[Any], float], NDArray[Any]], leading: tuple[int, ...]
