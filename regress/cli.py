@@ -214,9 +214,9 @@ def check(ctx: click.Context, path: str) -> None:
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         echo(headline(verdict, path))
-    scene = run_context_of_side(open_side(path))
-    divergence = find_divergence(verdicts, scene)
-    for cause in () if divergence is None else diagnose(divergence, scene):
+    context = run_context_of_side(open_side(path))
+    divergence = find_divergence(verdicts, context)
+    for cause in () if divergence is None else diagnose(divergence, context):
         if cause.rule not in (UNKNOWN, OF_GOLDEN):
             echo(str(cause))
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.configuration import check_configuration
 from regress.doctor.checks.curriculum import check_curriculum
 from regress.doctor.checks.files import (
@@ -23,10 +24,9 @@ from regress.doctor.checks.trainer_state import check_trainer_state
 from regress.doctor.checks.weights import check_weights
 from regress.doctor.issue import Issue, Severity
 from regress.doctor.retire import retired
-from regress.doctor.scene import Scene
 from regress.doctor.types import issue
 
-Check = Callable[[Scene], Iterator[Issue]]
+Check = Callable[[CheckContext], Iterator[Issue]]
 
 OF_CHECKPOINT: tuple[Check, ...] = (
     *(check_commit, check_foreign, check_required, check_schema, check_weights, check_trainer_state),
@@ -41,24 +41,24 @@ LAST: tuple[Check, ...] = (check_contents,)
 _ORDER = [Severity.HIGH, Severity.MEDIUM, Severity.LOW]
 
 
-def examine(scene: Scene) -> list[Issue]:
+def examine(context: CheckContext) -> list[Issue]:
     """Return all findings, the worst first; nothing is changed."""
     checks = OF_RUN
-    _note_other_folder(scene)
+    _note_other_folder(context)
     found: list[Issue] = []
-    if scene.target.checkpoint is None:
-        found.append(_without_checkpoint(scene))
+    if context.target.checkpoint is None:
+        found.append(_without_checkpoint(context))
     else:
         checks = (*OF_CHECKPOINT, *OF_RUN, *LAST)
     for check in checks:
-        found += check(scene)
-    found = _of_store(scene, found) if scene.target.store is not None else retired(scene, found)
+        found += check(context)
+    found = _of_store(context, found) if context.target.store is not None else retired(context, found)
     return sorted(found, key=lambda one: _ORDER.index(one.severity))
 
 
-def _of_store(scene: Scene, found: list[Issue]) -> list[Issue]:
+def _of_store(context: CheckContext, found: list[Issue]) -> list[Issue]:
     """Return the findings on a run in a store, without repairs and without what its copy cannot tell."""
-    scene.unchecked.append("free space, leftovers and folders of trackers: the run lies in a store")
+    context.unchecked.append("free space, leftovers and folders of trackers: the run lies in a store")
     return [
         replace(one, fix=None)
         for one in found
@@ -66,28 +66,28 @@ def _of_store(scene: Scene, found: list[Issue]) -> list[Issue]:
     ]
 
 
-def _note_other_folder(scene: Scene) -> None:
+def _note_other_folder(context: CheckContext) -> None:
     """Say so where the run keeps its metrics in another folder than its checkpoints."""
-    if scene.next.config is not None:
-        config = scene.next.config
+    if context.next.config is not None:
+        config = context.next.config
         folders = (config.output_dir, config.trainer.checkpoint_dir)
     else:
-        folders = (str(scene.saved.get("output_dir")), str(scene.saved.get("trainer.checkpoint_dir")))
+        folders = (str(context.saved.get("output_dir")), str(context.saved.get("trainer.checkpoint_dir")))
     if folders[0] != folders[1]:
-        scene.unchecked.append(
+        context.unchecked.append(
             f"metrics, curriculum and tracking: the run keeps them in {folders[0]}; see regress doctor {folders[0]}"
         )
 
 
-def cleanup(scene: Scene) -> list[Issue]:
+def cleanup(context: CheckContext) -> list[Issue]:
     """Return the findings that `--clean-only` is about: leftovers of this tool."""
-    return [*check_leftovers(scene)]
+    return [*check_leftovers(context)]
 
 
-def _without_checkpoint(scene: Scene) -> Issue:
-    scene.unchecked.append(f"a checkpoint: {scene.target.shown_root} holds none")
+def _without_checkpoint(context: CheckContext) -> Issue:
+    context.unchecked.append(f"a checkpoint: {context.target.shown_root} holds none")
     return issue(
         "no_checkpoint",
-        f"{scene.target.shown_root} holds no checkpoint-<step>, so there is nothing to resume from; a run writes some "
-        "with trainer.save_steps=N",
+        f"{context.target.shown_root} holds no checkpoint-<step>, so there is nothing to resume from; a run writes "
+        "some with trainer.save_steps=N",
     )

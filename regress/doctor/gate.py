@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 from rich.console import Console
 
+from regress.doctor.check_context import CheckContext, Next
 from regress.doctor.examine import examine
 from regress.doctor.issue import Issue, Severity
 from regress.doctor.report import Report, show
-from regress.doctor.scene import Next, Scene
 from regress.doctor.target import find_target
 from regress.engine.checkpoint.names import LATEST
 from regress.engine.config.schema import Config
@@ -39,13 +39,13 @@ def before_resume(config: Config, console: Console, allowed: Collection[str] = (
         return  # the resume says what is wrong with the path, or starts at the beginning
     if target.checkpoint is None:
         return
-    scene = Scene(target, Next(config, allowed=frozenset(allowed)), deep=False)
-    found = [issue for issue in examine(scene) if _matters(issue, config)]
+    context = CheckContext(target, Next(config, allowed=frozenset(allowed)), deep=False)
+    found = [issue for issue in examine(context) if _matters(issue, config)]
     high = [issue for issue in found if issue.severity is Severity.HIGH]
     if found:
-        scene.unchecked.clear()
-        show(Report(scene, found), console, plan=False)
-    if scene.foreign:
+        context.unchecked.clear()
+        show(Report(context, found), console, plan=False)
+    if context.foreign:
         return  # the resume refuses it
     if high:
         more = f" ({len(high) - 1} more findings like it)" if len(high) > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from regress.doctor.scene import Next, Scene
+from regress.doctor.check_context import CheckContext, Next
 from regress.doctor.target import find_target
 from regress.engine.config import load_config
 from regress.errors import ConfigError, DoctorError
@@ -21,7 +21,7 @@ def gathered(
     flags: Mapping[str, str] | None = None,
     allowed: Collection[str] = (),
     deep: bool = True,
-) -> Scene:
+) -> CheckContext:
     """Return what is to be examined.
 
     Args:
@@ -46,7 +46,7 @@ def gathered(
         paths = _told_output_dir(overrides)
     target = find_target(paths[0] if paths else None, output_dir, project_root, whole=deep)
     root = Path(project_root).expanduser().absolute()
-    return Scene(target, next_run, project_root=root, deep=deep)
+    return CheckContext(target, next_run, project_root=root, deep=deep)
 
 
 def _is_path(argument: str) -> bool:

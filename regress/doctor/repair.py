@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
 from regress.doctor.examine import cleanup, examine
 from regress.doctor.issue import Issue, Write, clean
 from regress.doctor.journal import apply
 from regress.doctor.plan import planned
 from regress.doctor.report import Report
-from regress.doctor.scene import Scene
 from regress.doctor.target import find_target
 from regress.doctor.tree import parsed
 from regress.engine.checkpoint.names import CURRICULUM_STATE
@@ -22,45 +22,47 @@ ROUNDS = 8
 """Repairs that make others possible, at most."""
 
 
-def repair(scene: Scene) -> Report:
+def repair(context: CheckContext) -> Report:
     """Repair what can be repaired, and examine again, until nothing is left to repair."""
-    report = _applied(scene, examine(scene), "auto-fix")
+    report = _applied(context, examine(context), "auto-fix")
     found, first = report.issues, report
     for _ in range(ROUNDS):
         if report.journal is None:
             break
-        scene = again(scene)
-        found = examine(scene)
-        report = _applied(scene, found, "auto-fix", Path(report.journal))
+        context = again(context)
+        found = examine(context)
+        report = _applied(context, found, "auto-fix", Path(report.journal))
         first.applied = [*(first.applied or ()), *(report.applied or ())]
-    return replace(first, scene=scene, issues=found)
+    return replace(first, context=context, issues=found)
 
 
-def clean_up(scene: Scene) -> Report:
+def clean_up(context: CheckContext) -> Report:
     """Move leftovers into the journal; nothing else is looked at or changed."""
-    report = _applied(scene, cleanup(scene), "clean-only")
-    return replace(report, issues=cleanup(again(scene)))
+    report = _applied(context, cleanup(context), "clean-only")
+    return replace(report, issues=cleanup(again(context)))
 
 
-def _applied(scene: Scene, found: Sequence[Issue], reason: str, continues: Path | None = None) -> Report:
-    journal = apply(scene.tree, planned(scene.tree, found), reason, continues)
+def _applied(
+    context: CheckContext, found: Sequence[Issue], reason: str, continues: Path | None = None
+) -> Report:
+    journal = apply(context.tree, planned(context.tree, found), reason, continues)
     done = dict.fromkeys(issue.fix.summary for issue in found if issue.fix is not None)
     return Report(
-        scene, found, list(done) if journal else [], None if journal is None else str(journal), found
+        context, found, list(done) if journal else [], None if journal is None else str(journal), found
     )
 
 
-def again(scene: Scene) -> Scene:
-    """Return the scene as it is on disk now."""
-    target = scene.target
+def again(context: CheckContext) -> CheckContext:
+    """Return the context as it is on disk now."""
+    target = context.target
     root = target.root
     named = root / (target.checkpoint or "")
     path = str(named if target.named and named.exists() else root)
-    found = find_target(path, None, str(scene.project_root))
-    return replace(scene, target=found, claimed=set(), unchecked=[])
+    found = find_target(path, None, str(context.project_root))
+    return replace(context, target=found, claimed=set(), unchecked=[])
 
 
-def fresh(scene: Scene) -> tuple[bytes, str]:
+def fresh(context: CheckContext) -> tuple[bytes, str]:
     """Return the state of the curriculum that `create_fresh` writes, and its stage in words.
 
     It is the one in the checkpoint's regress_state.json, else the one in its curriculum_state.json.
@@ -68,29 +70,30 @@ def fresh(scene: Scene) -> tuple[bytes, str]:
     Raises:
         DoctorError: if the checkpoint does not know its stage.
     """
-    data = curriculum_of(scene)
-    if data is None and content_fault(found := scene.object_of(CURRICULUM_STATE)) is None:
+    data = curriculum_of(context)
+    if data is None and content_fault(found := context.object_of(CURRICULUM_STATE)) is None:
         data = text_of(found)
     if data is None:
         raise DoctorError(
-            f"{scene.target.checkpoint or scene.target.root} holds no state of a curriculum, so its stage is unknown, "
-            "and starting at the first would be a guess; give a checkpoint of a run with curriculum.enable=true"
+            f"{context.target.checkpoint or context.target.root} holds no state of a curriculum, so its stage is "
+            "unknown, and starting at the first would be a guess; give a checkpoint of a run with "
+            "curriculum.enable=true"
         )
     state = parsed(data)
     name = state["stages"][state["current_stage"]].get("name")
-    return data, f"stage {state['current_stage']} ({clean(str(name))}), that of {scene.target.checkpoint}"
+    return data, f"stage {state['current_stage']} ({clean(str(name))}), that of {context.target.checkpoint}"
 
 
-def create_fresh(scene: Scene) -> Report:
+def create_fresh(context: CheckContext) -> Report:
     """Write the curriculum's state of the checkpoint beside the checkpoints, and examine.
 
     Raises:
         DoctorError: if the checkpoint does not know its stage.
     """
-    data, stage = fresh(scene)
-    journal = apply(scene.tree, [Write(CURRICULUM_STATE, data)], "create-fresh")
-    done = [f"wrote {scene.target.root / CURRICULUM_STATE} at {stage}"]
-    report = Report(scene, (), done if journal else [], None if journal is None else str(journal))
-    report.scene = again(scene)
-    report.issues = examine(report.scene)
+    data, stage = fresh(context)
+    journal = apply(context.tree, [Write(CURRICULUM_STATE, data)], "create-fresh")
+    done = [f"wrote {context.target.root / CURRICULUM_STATE} at {stage}"]
+    report = Report(context, (), done if journal else [], None if journal is None else str(journal))
+    report.context = again(context)
+    report.issues = examine(report.context)
     return report

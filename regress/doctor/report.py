@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regress import __version__
+from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import AUTOMATIC, Issue, Severity, clean
-from regress.doctor.scene import Scene
 
 SCHEMA_VERSION = 1
 CLEAN, FOUND = 0, 1
@@ -26,13 +26,13 @@ class Report:
     """Findings of one run of the doctor.
 
     Attributes:
-        scene: what was examined.
+        context: what was examined.
         issues: findings, the worst first.
         applied: repairs that were made; None where none was asked for.
         journal: folder from which they can be undone.
     """
 
-    scene: Scene
+    context: CheckContext
     issues: Sequence[Issue]
     applied: Sequence[str] | None = None
     journal: str | None = None
@@ -45,22 +45,22 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        scene = self.scene
-        checkpoint = scene.target.checkpoint
+        context = self.context
+        checkpoint = context.target.checkpoint
         found: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "regress_version": __version__,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-            "project_root": str(scene.project_root),
-            "output_dir": scene.target.shown_root,
-            "checkpoint_path": None if checkpoint is None else scene.target.shown,
-            "step": scene.step,
-            "update": scene.update,
+            "project_root": str(context.project_root),
+            "output_dir": context.target.shown_root,
+            "checkpoint_path": None if checkpoint is None else context.target.shown,
+            "step": context.step,
+            "update": context.update,
             "counts": counts(self.issues),
             "exit_code": self.exit_code,
             "issues": [issue.to_json() for issue in self.issues],
             "recommendations": recommendations(self.issues),
-            "unchecked": list(scene.unchecked),
+            "unchecked": list(context.unchecked),
         }
         if self.applied is not None:
             left = [issue for issue in self.issues if issue.severity is not Severity.LOW]
@@ -92,14 +92,14 @@ def show(report: Report, console: Console, *, plan: bool = True, detail: bool = 
         plan: say what a repair would do.
         detail: print what proves each finding, too.
     """
-    scene = report.scene
-    step = "" if scene.step is None else f" (step {scene.step}, update {scene.update})"
-    console.print(Text(clean(f"examined {scene.target.shown}", 400) + step))
+    context = report.context
+    step = "" if context.step is None else f" (step {context.step}, update {context.update})"
+    console.print(Text(clean(f"examined {context.target.shown}", 400) + step))
     if report.applied is not None:
         _show_applied(report, console)
     if report.issues:
         console.print(_table(report.issues, plan=plan, detail=detail))
-    for sentence in scene.unchecked:
+    for sentence in context.unchecked:
         console.print(Text(f"not checked: {sentence}", style="dim"))
     console.print(Text(summary(report)))
 

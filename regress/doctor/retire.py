@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.commit import intact
 from regress.doctor.issue import Fix, Issue, Move, Severity
-from regress.doctor.scene import Scene
 from regress.doctor.tree import Tree
 
 GROUPS = ("files", "weights", "state")
@@ -15,22 +15,22 @@ TOO_NEW = "unsupported_schema"
 """A checkpoint of a later release is not broken."""
 
 
-def retired(scene: Scene, issues: Iterable[Issue]) -> list[Issue]:
+def retired(context: CheckContext, issues: Iterable[Issue]) -> list[Issue]:
     """Return the findings, with the repair of moving the checkpoint aside where nothing else helps.
 
     It is not moved where it was named, or where no other checkpoint of the run is complete and unchanged.
     """
     found = list(issues)
-    checkpoint = scene.target.checkpoint
+    checkpoint = context.target.checkpoint
     hopeless = [issue for issue in found if _hopeless(issue, checkpoint)]
     if checkpoint is None or not hopeless or any(issue.type == TOO_NEW for issue in found):
         return found
-    other = next((name for name in scene.target.others if intact(scene.tree, name)), None)
+    other = next((name for name in context.target.others if intact(context.tree, name)), None)
     if other is None:
         return found
-    if scene.target.named:
+    if context.target.named:
         return [_advised(issue, other) if issue in hopeless else issue for issue in found]
-    move = Move(checkpoint, free_name(scene.tree, f"broken-{checkpoint}"))
+    move = Move(checkpoint, free_name(context.tree, f"broken-{checkpoint}"))
     fix = Fix(f"move {checkpoint} to {move.to}, so that a resume takes {other}", (move,))
     prefix = f"{checkpoint}/"
     of_it = [issue in hopeless or str(issue.path).startswith(prefix) for issue in found]

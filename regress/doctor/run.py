@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from regress.doctor import backup, journal, repair
+from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.tracking import check_variables
 from regress.doctor.examine import cleanup, examine
 from regress.doctor.gather import gathered
 from regress.doctor.report import Report, show
-from regress.doctor.scene import Scene
 from regress.dump.location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
@@ -79,7 +79,7 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
     """
     if verb in CHANGES:
         _require_local(verb, options)
-    scene = gathered(
+    context = gathered(
         options["arguments"],
         checkpoint=options["checkpoint"],
         project_root=options["project_root"],
@@ -90,10 +90,10 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
         deep=not options["fast"],
     )
     if verb == "restore":
-        return _restore(scene, options["restore"], options["dry_run"])
+        return _restore(context, options["restore"], options["dry_run"])
     if options["dry_run"] and verb in _PREVIEWS:
-        return _PREVIEWS[verb](scene)
-    return _VERBS[verb](scene)
+        return _PREVIEWS[verb](context)
+    return _VERBS[verb](context)
 
 
 def _require_local(verb: str, options: Mapping[str, Any]) -> None:
@@ -105,70 +105,70 @@ def _require_local(verb: str, options: Mapping[str, Any]) -> None:
             )
 
 
-def _examine(scene: Scene) -> Found:
-    return Examined(Report(scene, examine(scene)))
+def _examine(context: CheckContext) -> Found:
+    return Examined(Report(context, examine(context)))
 
 
-def _report_only(scene: Scene) -> Found:
-    return Examined(Report(scene, examine(scene)), plan=False)
+def _report_only(context: CheckContext) -> Found:
+    return Examined(Report(context, examine(context)), plan=False)
 
 
-def _diagnose(scene: Scene) -> Found:
-    return Examined(Report(scene, examine(scene)), detail=True)
+def _diagnose(context: CheckContext) -> Found:
+    return Examined(Report(context, examine(context)), detail=True)
 
 
-def _undo(scene: Scene) -> Found:
-    folder, paths = journal.undo(scene.tree)
+def _undo(context: CheckContext) -> Found:
+    folder, paths = journal.undo(context.tree)
     return Done("undo", (f"undone: the repair of {folder}; {len(paths)} paths are as before",), tuple(paths))
 
 
-def _preview_undo(scene: Scene) -> Found:
-    folder, paths = journal.newest(scene.tree)
+def _preview_undo(context: CheckContext) -> Found:
+    folder, paths = journal.newest(context.tree)
     told = ", ".join(paths)
     return Done("undo", (f"--undo would take the repair of {folder} back: {told}",), tuple(paths))
 
 
-def _backup(scene: Scene) -> Found:
-    folder, paths = backup.make(scene)
+def _backup(context: CheckContext) -> Found:
+    folder, paths = backup.make(context)
     return Done("backup", (f"copied {len(paths)} files to {folder}",), tuple(paths))
 
 
-def _preview_backup(scene: Scene) -> Found:
-    paths = backup.contents(scene)
+def _preview_backup(context: CheckContext) -> Found:
+    paths = backup.contents(context)
     return Done("backup", (f"--backup would copy {len(paths)} files",), tuple(paths))
 
 
-def _restore(scene: Scene, name: str, dry_run: bool) -> Found:
-    folder, paths = backup.restore(scene, name, dry_run=dry_run)
+def _restore(context: CheckContext, name: str, dry_run: bool) -> Found:
+    folder, paths = backup.restore(context, name, dry_run=dry_run)
     told = "would put back" if dry_run else "put back"
     return Done("restore", (f"{told} {len(paths)} files from {folder}",), tuple(paths))
 
 
-def _preview_fresh(scene: Scene) -> Found:
-    _, stage = repair.fresh(scene)
-    path = str(scene.target.root / CURRICULUM_STATE)
+def _preview_fresh(context: CheckContext) -> Found:
+    _, stage = repair.fresh(context)
+    path = str(context.target.root / CURRICULUM_STATE)
     return Done("create-fresh", (f"--create-fresh would write {path} at {stage}",), (path,))
 
 
-def _shell(scene: Scene) -> Found:
-    lines = tuple(issue.command for issue in check_variables(scene) if issue.command is not None)
+def _shell(context: CheckContext) -> Found:
+    lines = tuple(issue.command for issue in check_variables(context) if issue.command is not None)
     return Done("shell", lines)
 
 
-_VERBS: Mapping[str, Callable[[Scene], Found]] = {
+_VERBS: Mapping[str, Callable[[CheckContext], Found]] = {
     "examine": _examine,
     "report_only": _report_only,
     "diagnose": _diagnose,
-    "auto_fix": lambda scene: Examined(repair.repair(scene)),
-    "clean_only": lambda scene: Examined(repair.clean_up(scene)),
-    "create_fresh": lambda scene: Examined(repair.create_fresh(scene)),
+    "auto_fix": lambda context: Examined(repair.repair(context)),
+    "clean_only": lambda context: Examined(repair.clean_up(context)),
+    "create_fresh": lambda context: Examined(repair.create_fresh(context)),
     "undo": _undo,
     "backup": _backup,
     "shell": _shell,
 }
-_PREVIEWS: Mapping[str, Callable[[Scene], Found]] = {
+_PREVIEWS: Mapping[str, Callable[[CheckContext], Found]] = {
     "auto_fix": _examine,
-    "clean_only": lambda scene: Examined(Report(scene, cleanup(scene))),
+    "clean_only": lambda context: Examined(Report(context, cleanup(context))),
     "create_fresh": _preview_fresh,
     "undo": _preview_undo,
     "backup": _preview_backup,

@@ -60,12 +60,12 @@ def report_of(
         notes = [*modes.notes, *notes]
         diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
     for name, comparison in found.items():
-        scene = run_context_of(comparison)
-        divergence = find_divergence(comparison.verdicts, scene) if comparison.failed else None
+        context = run_context_of(comparison)
+        divergence = find_divergence(comparison.verdicts, context) if comparison.failed else None
         if divergence is not None:
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
-                diagnoses[name] = diagnose(divergence, scene)
+                diagnoses[name] = diagnose(divergence, context)
     first = next(iter(found.values()))
     environment = {"golden": original(first.golden)} | {
         f"actual ({name})" if several else "actual": original(comparison.actual)
@@ -88,10 +88,10 @@ def report_of(
 def run_context_of(comparison: Comparison) -> RunContext:
     """Return the known facts of the actual run, and the commands for a closer look."""
     golden, actual = open_side(comparison.golden), open_side(comparison.actual)
-    scene = run_context_of_side(actual)
+    context = run_context_of_side(actual)
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
     return replace(
-        scene,
+        context,
         group_sizes=comparison.group_sizes,
         quantities=frozenset(verdict.quantity for verdict in comparison.verdicts if verdict.count),
         absent=absent_records(golden, actual),

@@ -9,7 +9,7 @@ from regress.compare.dumps.sent import ACTIVE, CUSTOM, RECORDED, flags_of, is_se
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found, discrepancies
 from regress.compare.modes.form import flags_for, is_custom
-from regress.compare.modes.scene import is_indexed
+from regress.compare.modes.step_context import is_indexed
 from regress.errors import CompareError, RegressError
 from regress.report.documented import Directories, steps_in
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from regress.compare.modes.datums import Client
 from regress.compare.modes.discrepancy import Discrepancy
 from regress.compare.modes.rows import MASK, OLD, Floats, Row
-from regress.compare.modes.scene import Scene
+from regress.compare.modes.step_context import StepContext
 from regress.compare.modes.values import values
 
 
@@ -34,12 +34,12 @@ def sent(whole: Row, **changed: Floats) -> Row:
     return Row(("datum", whole.key[1]), whole.tokens, {**known, **changed})
 
 
-def scene_of(rows: list[Row], datums: list[Row]) -> Scene:
-    return Scene(0, rows, Client(datums))
+def context_of(rows: list[Row], datums: list[Row]) -> StepContext:
+    return StepContext(0, rows, Client(datums))
 
 
 def found(rows: list[Row], datums: list[Row]) -> list[Discrepancy]:
-    return [*values(scene_of(rows, datums))]
+    return [*values(context_of(rows, datums))]
 
 
 def rows(count: int = 4) -> list[Row]:

@@ -59,7 +59,7 @@ def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
         and quantity_named(source.quantity).kind is Kind.TOKEN
         and one.tokens.part.width == 1
     ]
-    return *work.told(), found
+    return *work.records.told(), found
 
 
 def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
 from regress.compare.modes.rows import Floats, Row, moved
-from regress.compare.modes.scene import Link, Scene
+from regress.compare.modes.step_context import Link, StepContext
 
 _EXPLAINS = ("advantages", "token_loss", "policy_loss", "loss", "gradient", "batch_inputs")
 Mask = NDArray[np.bool_]
@@ -19,7 +19,7 @@ _FACTOR = 1e-3
 """Relative distance at which a factor is one that is known: what is added to a deviation changes it a little."""
 
 
-def advantages(scene: Scene, link: Link) -> Iterator[Discrepancy]:
+def advantages(context: StepContext, link: Link) -> Iterator[Discrepancy]:
     """Yield what is wrong with the advantages that one mode passes on to another."""
     known = [(a, b) for a, b in link.pairs if _usable(a, b)]
     wrong = [(a, b) for a, b in known if not _same(link, a, b)]
@@ -32,7 +32,7 @@ def advantages(scene: Scene, link: Link) -> Iterator[Discrepancy]:
     there = [(a, b) for a, b in known if not a.idle]
     told = {a.key: factor for a, b in there if (factor := _factor(a, b)) is not None}
     if len(told) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
-        found = _scaled(scene, link, told)
+        found = _scaled(context, link, told)
         if found is not None:
             yield found
 
@@ -123,7 +123,7 @@ def _factor(a: Row, b: Row) -> float | None:
     return float(ratios.mean()) if spread <= 1e-4 * float(np.abs(ratios).max(initial=0.0)) else None
 
 
-def _scaled(scene: Scene, link: Link, factors: Mapping[tuple[str, int], float]) -> Discrepancy | None:
+def _scaled(context: StepContext, link: Link, factors: Mapping[tuple[str, int], float]) -> Discrepancy | None:
     one, other = link.whose
     values = [*factors.values()]
     if all(value == 0.0 for value in values):
@@ -140,13 +140,15 @@ def _scaled(scene: Scene, link: Link, factors: Mapping[tuple[str, int], float]) 
             (f"all {len(values)} datums have those of {one} times -1",),
             _EXPLAINS,
         )
-    return (_of_deviation(scene, link, factors) if one == TRAINER else None) or _of_scale(link, values)
+    return (_of_deviation(context, link, factors) if one == TRAINER else None) or _of_scale(link, values)
 
 
-def _of_deviation(scene: Scene, link: Link, factors: Mapping[tuple[str, int], float]) -> Discrepancy | None:
+def _of_deviation(
+    context: StepContext, link: Link, factors: Mapping[tuple[str, int], float]
+) -> Discrepancy | None:
     """Return another deviation of the groups: over N samples in place of N - 1, the reverse, or none at all."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for row in scene.trainer:
+    for row in context.trainer:
         groups[row.key[0]].append(row)
     known = {key: (factor, groups[key[0]]) for key, factor in factors.items()}
     if any(len(rows) < 2 for _, rows in known.values()):
@@ -163,7 +165,7 @@ def _of_deviation(scene: Scene, link: Link, factors: Mapping[tuple[str, int], fl
                 for size in sizes
                 for key in [next(key for key, (_, rows) in known.items() if len(rows) == size)]
             ]
-            ddof = scene.setting("algorithm", "ddof")
+            ddof = context.setting("algorithm", "ddof")
             said = [] if ddof is None else [f"{link.whose[0]} has algorithm.ddof={ddof}"]
             return Discrepancy(
                 "deviation-ddof",
@@ -172,7 +174,7 @@ def _of_deviation(scene: Scene, link: Link, factors: Mapping[tuple[str, int], fl
                 (*proof, *said),
                 _EXPLAINS,
             )
-    deviations = {key: _deviation(scene, rows) for key, (_, rows) in known.items()}
+    deviations = {key: _deviation(context, rows) for key, (_, rows) in known.items()}
     if len({round(d, 9) for d in deviations.values()}) > 1 and all(
         d and math.isclose(factor, d, rel_tol=_FACTOR)
         for (factor, _), d in ((known[key], deviations[key]) for key in known)
@@ -188,11 +190,11 @@ def _of_deviation(scene: Scene, link: Link, factors: Mapping[tuple[str, int], fl
     return None
 
 
-def _deviation(scene: Scene, rows: Sequence[Row]) -> float:
+def _deviation(context: StepContext, rows: Sequence[Row]) -> float:
     rewards = [row.reward for row in rows if row.reward is not None]
     if len(rewards) < len(rows):
         return 0.0
-    ddof = scene.setting("algorithm", "ddof")
+    ddof = context.setting("algorithm", "ddof")
     return float(np.std(rewards, ddof=ddof if isinstance(ddof, int) else 1))
 
 

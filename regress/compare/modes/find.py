@@ -10,8 +10,8 @@ from regress.compare.dumps.sides import open_side
 from regress.compare.modes.discrepancy import Discrepancy, some
 from regress.compare.modes.presence import dropped, files, order, presence
 from regress.compare.modes.replies import replies
-from regress.compare.modes.scene import Scene
 from regress.compare.modes.settings import settings
+from regress.compare.modes.step_context import StepContext
 from regress.compare.modes.values import values
 
 
@@ -42,7 +42,7 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
     found = Found()
     found.discrepancies += files(base, sent, computed, steps)
     for step in steps:
-        _of_step(Scene.of(step, base, sent, computed), found)
+        _of_step(StepContext.of(step, base, sent, computed), found)
     if WEIGHTED in flags:
         found.notes.append(
             "the client sends advantages multiplied by the weights of their tokens (aggregation and denominators), "
@@ -63,15 +63,15 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
     return found
 
 
-def _of_step(scene: Scene, found: Found) -> None:
+def _of_step(context: StepContext, found: Found) -> None:
     seen = {one.rule for one in found.discrepancies}
     for rules in (presence, order, settings, values, replies):
-        for one in rules(scene):
+        for one in rules(context):
             if one.rule not in seen:
-                found.discrepancies.append(replace(one, step=scene.step))
-    names = dropped(scene)
+                found.discrepancies.append(replace(one, step=context.step))
+    names = dropped(context)
     if names:
         found.notes.append(
-            f"step {scene.step}: {some(names, 'sample')} of {len(scene.trainer)} became no datums: their advantages "
-            "are all 0, so that dropping them changes nothing"
+            f"step {context.step}: {some(names, 'sample')} of {len(context.trainer)} became no datums: their "
+            "advantages are all 0, so that dropping them changes nothing"
         )

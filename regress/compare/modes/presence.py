@@ -13,7 +13,7 @@ import numpy as np
 from regress.compare.dumps.sides import Side
 from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
 from regress.compare.modes.rows import Row
-from regress.compare.modes.scene import Link, Scene
+from regress.compare.modes.step_context import Link, StepContext
 from regress.dump.requests import VARIABLES
 from regress.interop.nexrl import NexrlDump
 from regress.interop.service import PER_MICROBATCH, ServiceDump
@@ -38,50 +38,50 @@ STRANGE = (
 """Rule, cause and proof of samples that do not correspond to each other."""
 
 
-def presence(scene: Scene) -> Iterator[Discrepancy]:
+def presence(context: StepContext) -> Iterator[Discrepancy]:
     """Yield what is wrong with the samples of a step."""
-    for link in scene.links:
-        expected, found = _sides(scene, link)
-        if link.whose[1] == SERVICE and scene.index is None:
+    for link in context.links:
+        expected, found = _sides(context, link)
+        if link.whose[1] == SERVICE and context.index is None:
             continue  # without an index, datums may as well be in files that were lost
         if any(row.tokens is None for row in (*expected, *found)):
             continue  # nothing tells which samples these are
         yield from _between(link, expected, found)
 
 
-def dropped(scene: Scene) -> list[str]:
+def dropped(context: StepContext) -> list[str]:
     """Return the names of samples that were left out although that changes nothing: their advantages are all 0."""
-    for link in scene.links[:1]:
+    for link in context.links[:1]:
         have = {id(row) for row, _ in link.pairs}
-        return [row.name for row in scene.trainer if id(row) not in have and _idle(scene, row)]
+        return [row.name for row in context.trainer if id(row) not in have and _idle(context, row)]
     return []
 
 
-def _idle(scene: Scene, row: Row) -> bool:
+def _idle(context: StepContext, row: Row) -> bool:
     if "advantages" in row.values:
         return row.idle
-    group = [other.reward for other in scene.trainer if other.key[0] == row.key[0]]
+    group = [other.reward for other in context.trainer if other.key[0] == row.key[0]]
     return len(group) > 1 and len({*group}) == 1
 
 
-def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
+def _sides(context: StepContext, link: Link) -> tuple[list[Row], list[Row]]:
     rows = {
-        TRAINER: [*scene.trainer],
-        CLIENT: _sent(scene, link),
-        SERVICE: [*(scene.service or ())],
+        TRAINER: [*context.trainer],
+        CLIENT: _sent(context, link),
+        SERVICE: [*(context.service or ())],
     }
     expected = rows[link.whose[0]]
     if link.whose[0] == TRAINER:
         have = {id(row) for row, _ in link.pairs}
-        expected = [row for row in expected if id(row) in have or not _idle(scene, row)]
+        expected = [row for row in expected if id(row) in have or not _idle(context, row)]
     return expected, rows[link.whose[1]]
 
 
-def _sent(scene: Scene, link: Link) -> list[Row]:
+def _sent(context: StepContext, link: Link) -> list[Row]:
     """Return the rows of the client as a link has them: as it dumped them, or as the service is to compute them."""
-    if scene.client is None:
+    if context.client is None:
         return []
-    return scene.client.sent if link.whose[0] == CLIENT else scene.client.rows
+    return context.client.sent if link.whose[0] == CLIENT else context.client.rows
 
 
 def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[Discrepancy]:
@@ -136,15 +136,15 @@ def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
     return pairs
 
 
-def order(scene: Scene) -> Iterator[Discrepancy]:
+def order(context: StepContext) -> Iterator[Discrepancy]:
     """Yield chunks of a step that the service did not execute in the order in which the client sent them."""
-    passes = scene.passes
-    if scene.client is None or scene.service is None or not passes:
+    passes = context.passes
+    if context.client is None or context.service is None or not passes:
         return
     executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
     sequence = [one.seq_id for one in executed if one.seq_id is not None]
     made = [np.array(datum.tokens, np.int64).tobytes() for one in executed for datum in one.datums]
-    sent = [row.content for row in scene.client.rows]
+    sent = [row.content for row in context.client.rows]
     wrong = made != sent and sorted(made) == sorted(
         sent
     )  # of lost datums, and of those made twice, others tell

@@ -9,28 +9,28 @@ import numpy as np
 
 from regress.compare.modes.discrepancy import SERVICE, Discrepancy, some
 from regress.compare.modes.rows import OLD, Floats, Row
-from regress.compare.modes.scene import Scene
+from regress.compare.modes.step_context import StepContext
 
 _CLOSE = 1e-4
 
 
-def replies(scene: Scene) -> Iterator[Discrepancy]:
+def replies(context: StepContext) -> Iterator[Discrepancy]:
     """Yield losses that are reported otherwise than they were computed, and clips that are left out."""
-    yield from _loss(scene)
-    yield from _clip(scene)
+    yield from _loss(context)
+    yield from _clip(context)
 
 
-def _loss(scene: Scene) -> Iterator[Discrepancy]:
-    told = None if scene.client is None else scene.client.metrics.get("loss")
-    if scene.client is None or not isinstance(told, int | float) or isinstance(told, bool):
+def _loss(context: StepContext) -> Iterator[Discrepancy]:
+    told = None if context.client is None else context.client.metrics.get("loss")
+    if context.client is None or not isinstance(told, int | float) or isinstance(told, bool):
         return
-    sums = [value for one in scene.passes if isinstance(value := one.metrics.get("loss:sum"), int | float)]
+    sums = [value for one in context.passes if isinstance(value := one.metrics.get("loss:sum"), int | float)]
     known = {
-        "the metrics themselves have loss:sum": scene.client.metrics.get("loss:sum"),
+        "the metrics themselves have loss:sum": context.client.metrics.get("loss:sum"),
         "the service's replies have loss:sum": math.fsum(sums)
-        if len(sums) == len(scene.passes) > 0
+        if len(sums) == len(context.passes) > 0
         else None,
-        "the service's losses add up to": scene.losses.get(SERVICE, {}).get("loss"),
+        "the service's losses add up to": context.losses.get(SERVICE, {}).get("loss"),
     }
     there = {words: float(value) for words, value in known.items() if isinstance(value, int | float)}
     told = float(told)
@@ -44,7 +44,7 @@ def _loss(scene: Scene) -> Iterator[Discrepancy]:
             ("metrics",),
         )
         return
-    count = len(scene.passes)
+    count = len(context.passes)
     mean = others.get("the service's replies have loss:sum", math.nan) / max(count, 1)
     if count > 1 and math.isclose(told, mean, rel_tol=_CLOSE):
         yield Discrepancy(
@@ -55,10 +55,10 @@ def _loss(scene: Scene) -> Iterator[Discrepancy]:
         )
 
 
-def _clip(scene: Scene) -> Iterator[Discrepancy]:
+def _clip(context: StepContext) -> Iterator[Discrepancy]:
     """Yield a loss of the service that is not clipped, although its name or the trainer's says so."""
-    passes = scene.passes
-    if not passes or any(one.loss != "ppo" for one in passes) or not scene.service:
+    passes = context.passes
+    if not passes or any(one.loss != "ppo" for one in passes) or not context.service:
         return
     low, high = (passes[0].config.get(f"clip_{name}_threshold") for name in ("low", "high"))
     bounds = (
@@ -66,7 +66,7 @@ def _clip(scene: Scene) -> Iterator[Discrepancy]:
         float(high) if isinstance(high, int | float) else 1.2,
     )
     names, count = [], 0
-    for row in scene.service:
+    for row in context.service:
         found = _terms(row)
         if found is None:
             continue

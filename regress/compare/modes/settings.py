@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy
-from regress.compare.modes.scene import Scene
+from regress.compare.modes.step_context import StepContext
 
 ENTROPY = "entropy_coeff"
 _NOT_OF_THE_LOSS = ("enable_debug_dump",)
@@ -17,23 +17,23 @@ _CLOSE = 1e-6
 """Relative distance of two settings that differ in rounding to float32 alone."""
 
 
-def settings(scene: Scene) -> Iterator[Discrepancy]:
+def settings(context: StepContext) -> Iterator[Discrepancy]:
     """Yield settings that did not take effect as they were configured."""
-    yield from _entropy(scene)
-    yield from _loss(scene)
-    yield from _optimizer(scene)
-    yield from _clipping(scene)
-    yield from _temperature(scene)
+    yield from _entropy(context)
+    yield from _loss(context)
+    yield from _optimizer(context)
+    yield from _clipping(context)
+    yield from _temperature(context)
 
 
-def _entropy(scene: Scene) -> Iterator[Discrepancy]:
-    asked = scene.client.setting("loss_fn_config").get(ENTROPY) if scene.client is not None else None
+def _entropy(context: StepContext) -> Iterator[Discrepancy]:
+    asked = context.client.setting("loss_fn_config").get(ENTROPY) if context.client is not None else None
     whose = f"{CLIENT} is configured with"
     if asked is None:
-        asked, whose = scene.setting("algorithm", "entropy_coef"), f"{TRAINER} has"
-    applied = [float(one.config.get(ENTROPY) or 0.0) for one in scene.passes]  # type: ignore[arg-type]  # the service computed with it
+        asked, whose = context.setting("algorithm", "entropy_coef"), f"{TRAINER} has"
+    applied = [float(one.config.get(ENTROPY) or 0.0) for one in context.passes]  # type: ignore[arg-type]  # the service computed with it
     told = [f"{ENTROPY} of {applied[0]:g} in the service's index"] if applied else []
-    known = [_coefficient(scene.losses.get(name, {})) for name in (TRAINER, SERVICE)]
+    known = [_coefficient(context.losses.get(name, {})) for name in (TRAINER, SERVICE)]
     if not applied and None not in known:
         applied = [known[1] or 0.0]
         told = [f"loss and pg_loss of the service differ by {applied[0]:g} times its entropy_loss"]
@@ -41,7 +41,7 @@ def _entropy(scene: Scene) -> Iterator[Discrepancy]:
     if not isinstance(asked, int | float) or not applied or all(_same(asked, value) for value in applied):
         return
     lost = bool(asked) and not any(applied)
-    if not lost and whose.startswith(TRAINER) and scene.passes:
+    if not lost and whose.startswith(TRAINER) and context.passes:
         return  # a client may have multiplied it by the weights
     cause = (
         "the entropy coefficient was not passed: the configuration of the loss is not sent, or the service ignores it"
@@ -66,12 +66,14 @@ def _coefficient(losses: Mapping[str, float]) -> float | None:
     return 0.0 if abs(found) <= rounding else found
 
 
-def _loss(scene: Scene) -> Iterator[Discrepancy]:
-    if scene.client is None or not scene.passes:
+def _loss(context: StepContext) -> Iterator[Discrepancy]:
+    if context.client is None or not context.passes:
         return
-    name, asked = scene.client.asked.get("loss_fn"), scene.client.setting("loss_fn_config")
-    same = {name, "cross_entropy"} if name == "surrogate" and scene.custom else {name}  # Tinker's custom loss
-    others = {one.loss for one in scene.passes} - same
+    name, asked = context.client.asked.get("loss_fn"), context.client.setting("loss_fn_config")
+    same = (
+        {name, "cross_entropy"} if name == "surrogate" and context.custom else {name}
+    )  # Tinker's custom loss
+    others = {one.loss for one in context.passes} - same
     if isinstance(name, str) and others:
         yield Discrepancy(
             "other-loss",
@@ -79,7 +81,7 @@ def _loss(scene: Scene) -> Iterator[Discrepancy]:
             (f"{CLIENT} asked for {name}, the service computed {', '.join(sorted(map(str, others)))}",),
             ("token_loss", "loss", "gradient"),
         )
-    for one in scene.passes[:1]:
+    for one in context.passes[:1]:
         names = ({*asked} | {*one.config}) - {ENTROPY, *_NOT_OF_THE_LOSS}
         wrong = [key for key in sorted(names) if key in asked and not _same(asked[key], one.config.get(key))]
         if wrong:
@@ -97,14 +99,14 @@ def _of(values: Mapping[str, Any], key: str) -> str:
     return f"{values[key]!r}" if key in values else "none"
 
 
-def _optimizer(scene: Scene) -> Iterator[Discrepancy]:
-    known = [pair for pair in (_of_trainer(scene), _of_client(scene), _applied(scene)) if pair[0]]
+def _optimizer(context: StepContext) -> Iterator[Discrepancy]:
+    known = [pair for pair in (_of_trainer(context), _of_client(context), _applied(context)) if pair[0]]
     for (asked, whose), (applied, where) in pairwise(known):
-        yield from _changed(scene, (asked, whose), (applied, where))
+        yield from _changed(context, (asked, whose), (applied, where))
 
 
 def _changed(
-    scene: Scene, configured: tuple[dict[str, float], str], effective: tuple[dict[str, float], str]
+    context: StepContext, configured: tuple[dict[str, float], str], effective: tuple[dict[str, float], str]
 ) -> Iterator[Discrepancy]:
     (asked, whose), (applied, where) = configured, effective
     wrong = [key for key in _ADAM if key in asked and key in applied and not _same(asked[key], applied[key])]
@@ -124,7 +126,7 @@ def _changed(
         if key in rules and asked[key] and not applied[key]:
             rule, cause = rules[key]
             proof = f"{key}: {whose} {asked[key]:g}, {where} {applied[key]:g}"
-            yield Discrepancy(rule, cause, (proof, *_norms(scene, key, asked[key])), ("param", "optimizer"))
+            yield Discrepancy(rule, cause, (proof, *_norms(context, key, asked[key])), ("param", "optimizer"))
     others = [key for key in wrong if key not in rules or not (asked[key] and not applied[key])]
     if others:
         yield Discrepancy(
@@ -136,17 +138,17 @@ def _changed(
         )
 
 
-def _norms(scene: Scene, key: str, limit: float) -> list[str]:
-    norms = _gradient_norms(scene)
+def _norms(context: StepContext, key: str, limit: float) -> list[str]:
+    norms = _gradient_norms(context)
     if key != "grad_clip_norm" or norms is None or not norms[0] > limit:
         return []
     return [f"the gradient norm of {norms[0]:.6g} was {norms[1]:.6g} after clipping to {limit:g}"]
 
 
-def _clipping(scene: Scene) -> Iterator[Discrepancy]:
+def _clipping(context: StepContext) -> Iterator[Discrepancy]:
     """Yield clipping that was asked for and passed on, and did not happen."""
-    asked, applied = _of_client(scene)[0] or _of_trainer(scene)[0], _applied(scene)[0]
-    limit, norms = asked.get("grad_clip_norm"), _gradient_norms(scene)
+    asked, applied = _of_client(context)[0] or _of_trainer(context)[0], _applied(context)[0]
+    limit, norms = asked.get("grad_clip_norm"), _gradient_norms(context)
     if not limit or norms is None or not _same(limit, applied.get("grad_clip_norm", limit)):
         return
     norm, clipped = norms
@@ -159,14 +161,14 @@ def _clipping(scene: Scene) -> Iterator[Discrepancy]:
         )
 
 
-def _of_client(scene: Scene) -> tuple[dict[str, float], str]:
-    told = {} if scene.client is None else _numbers(scene.client.setting("adam_params"))
+def _of_client(context: StepContext) -> tuple[dict[str, float], str]:
+    told = {} if context.client is None else _numbers(context.client.setting("adam_params"))
     return told, f"{CLIENT} is configured with"
 
 
-def _of_trainer(scene: Scene) -> tuple[dict[str, float], str]:
+def _of_trainer(context: StepContext) -> tuple[dict[str, float], str]:
     """Return the settings of the optimizer of the self-hosted run; of a schedule nothing tells the rate."""
-    section = scene.config.get("optimizer") or {}
+    section = context.config.get("optimizer") or {}
     betas = section.get("betas")
     if not isinstance(betas, list) or len(betas) != 2 or section.get("factory") is not None:
         return {}, ""
@@ -181,26 +183,26 @@ def _of_trainer(scene: Scene) -> tuple[dict[str, float], str]:
     return _numbers(found), f"{TRAINER} has"
 
 
-def _applied(scene: Scene) -> tuple[dict[str, float], str]:
+def _applied(context: StepContext) -> tuple[dict[str, float], str]:
     """Return the settings of the optimizer that took effect, and by which account."""
-    step = scene.optim_step
+    step = context.optim_step
     if step is not None and step.adam:
         return _numbers(step.adam), "the service applied"
-    if scene.client is None:
+    if context.client is None:
         return {}, ""
-    return _numbers(scene.client.optimizer), "the service's metrics name"
+    return _numbers(context.client.optimizer), "the service's metrics name"
 
 
-def _gradient_norms(scene: Scene) -> tuple[float, float] | None:
-    step = scene.optim_step
-    told = _numbers(step.metrics if step is not None else scene.client.optimizer if scene.client else {})
+def _gradient_norms(context: StepContext) -> tuple[float, float] | None:
+    step = context.optim_step
+    told = _numbers(step.metrics if step is not None else context.client.optimizer if context.client else {})
     found = told.get("grad_norm"), told.get("clipped_grad_norm")
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _temperature(scene: Scene) -> Iterator[Discrepancy]:
-    asked = None if scene.client is None else scene.client.asked.get("temperature")
-    known = {row.temperature for row in scene.trainer if row.temperature is not None}
+def _temperature(context: StepContext) -> Iterator[Discrepancy]:
+    asked = None if context.client is None else context.client.asked.get("temperature")
+    known = {row.temperature for row in context.trainer if row.temperature is not None}
     if not isinstance(asked, int | float) or len(known) != 1 or _same(asked, *known):
         return
     yield Discrepancy(

@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from regress.compare.modes.advantages import advantages
 from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
 from regress.compare.modes.rows import OLD, Floats, Row, moved
-from regress.compare.modes.scene import WEIGHTS, Link, Scene
+from regress.compare.modes.step_context import WEIGHTS, Link, StepContext
 
 ENOUGH = 3
 """Fewest different values that prove where values come from."""
 Pairs = Sequence[tuple[Row, Row]]
 
 
-def values(scene: Scene) -> Iterator[Discrepancy]:
+def values(context: StepContext) -> Iterator[Discrepancy]:
     """Yield what is wrong with the values that one mode passes on to the next."""
-    for link in scene.links:
+    for link in context.links:
         if link.what == WEIGHTS:  # such datums have neither masks nor old log-probs
-            yield from advantages(scene, link)
+            yield from advantages(context, link)
             continue
         known = [found for found in (_others_datums(link), _masks(link), _old(link)) if found]
         yield from known
         if not any(found.rule in ("mask-shifted", "values-of-other-datums") for found in known):
-            yield from advantages(scene, link)
+            yield from advantages(context, link)
 
 
 def _masks(link: Link) -> Discrepancy | None:

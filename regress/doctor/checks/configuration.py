@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import Issue, clean, shown
-from regress.doctor.scene import Scene
 from regress.doctor.types import issue
 from regress.engine.checkpoint.changes import is_allowed, is_free, is_on_demand, known_changes, resolved
 from regress.errors import ConfigError, RegressError
@@ -35,25 +35,25 @@ RANKS, REST, FREE = "world_size_mismatch", "config_mismatch", "config_changed"
 _CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def check_configuration(scene: Scene) -> Iterator[Issue]:
+def check_configuration(context: CheckContext) -> Iterator[Issue]:
     """Compare every key; those that a resume may change are of low severity."""
-    if scene.next.error is not None:
-        yield issue("config_instantiation_error", scene.next.error)
-        scene.unchecked.append("configuration against the checkpoint's: the configuration breaks a rule")
+    if context.next.error is not None:
+        yield issue("config_instantiation_error", context.next.error)
+        context.unchecked.append("configuration against the checkpoint's: the configuration breaks a rule")
         return
-    if scene.next.config is None:
-        scene.unchecked.append(
+    if context.next.config is None:
+        context.unchecked.append(
             "configuration against the checkpoint's: none was given; add --config-name NAME or the KEY=VALUE of the "
             "next run"
         )
         return
-    now = resolved(scene.next.config)
+    now = resolved(context.next.config)
     yield from _check_code(now)
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for key, values in (known_changes(scene.saved, now) if scene.saved else {}).items():
-        found.setdefault(_kind(key, scene.next.allowed), {})[key] = values
+    for key, values in (known_changes(context.saved, now) if context.saved else {}).items():
+        found.setdefault(_kind(key, context.next.allowed), {})[key] = values
     for kind, keys in found.items():
-        yield _finding(scene, kind, keys)
+        yield _finding(context, kind, keys)
 
 
 def _check_code(now: Mapping[str, Any]) -> Iterator[Issue]:
@@ -87,7 +87,7 @@ def _kind(key: str, allowed: frozenset[str]) -> str:
     return next((kind for kind, starts in KINDS.items() if key.startswith(starts)), REST)
 
 
-def _finding(scene: Scene, kind: str, keys: Mapping[str, tuple[Any, Any]]) -> Issue:
+def _finding(context: CheckContext, kind: str, keys: Mapping[str, tuple[Any, Any]]) -> Issue:
     told = [f"{key} is {shown(now)} and was {shown(then)}" for key, (then, now) in keys.items()]
     more = f" (and {len(told) - 3} more keys)" if len(told) > 3 else ""
     free = kind in (RANKS, FREE)
@@ -98,7 +98,7 @@ def _finding(scene: Scene, kind: str, keys: Mapping[str, tuple[Any, Any]]) -> Is
         remedy += f", or allow it with --allow-change {first}" if is_on_demand(first) else ""
     return issue(
         kind,
-        f"{', '.join(told[:3])}{more} when {scene.target.checkpoint} was made; {remedy}",
+        f"{', '.join(told[:3])}{more} when {context.target.checkpoint} was made; {remedy}",
         evidence={key: {"checkpoint": then, "now": now} for key, (then, now) in keys.items()},
         command=None if free else " ".join(f"{key}={then}" for key, (then, _) in keys.items()),
     )

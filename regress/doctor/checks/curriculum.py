@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from regress.doctor.check_context import CheckContext, whole
 from regress.doctor.issue import Fix, Issue, Severity, Write, clean, shown
 from regress.doctor.restore import restored
-from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.dump.metrics_file import METRICS
@@ -22,30 +22,34 @@ FIELDS = (
 STAGE_FIELDS = ("name", "dataset_levels", "complexity_range", "performance_threshold")
 
 
-def check_curriculum(scene: Scene) -> Iterator[Issue]:
+def check_curriculum(context: CheckContext) -> Iterator[Issue]:
     """Check the state of the curriculum: the checkpoint's, which a resume reads, and the newest one."""
-    inside = None if scene.target.checkpoint is None or scene.foreign else scene.target.file(CURRICULUM_STATE)
-    if inside is not None and scene.commit is not None and scene.has(CURRICULUM_STATE):
-        yield from _check_file(scene, inside, within=True)
-    if scene.tree.exists(CURRICULUM_STATE):
-        yield from _check_file(scene, CURRICULUM_STATE, within=False)
-    yield from _check_logs(scene)
+    inside = (
+        None
+        if context.target.checkpoint is None or context.foreign
+        else context.target.file(CURRICULUM_STATE)
+    )
+    if inside is not None and context.commit is not None and context.has(CURRICULUM_STATE):
+        yield from _check_file(context, inside, within=True)
+    if context.tree.exists(CURRICULUM_STATE):
+        yield from _check_file(context, CURRICULUM_STATE, within=False)
+    yield from _check_logs(context)
 
 
-def _check_file(scene: Scene, path: str, *, within: bool) -> Iterator[Issue]:
+def _check_file(context: CheckContext, path: str, *, within: bool) -> Iterator[Issue]:
     try:
-        state = scene.tree.object(path)
+        state = context.tree.object(path)
     except Unreadable as error:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_curriculum_state"
         if isinstance(error, Missing):
             type = "missing_checkpoint_file"
-        yield _finding(scene, type, f"{path} {error}", path)
+        yield _finding(context, type, f"{path} {error}", path)
         return
-    fault = content_fault(state) or (_step_fault(scene, state) if within else None)
+    fault = content_fault(state) or (_step_fault(context, state) if within else None)
     if fault is not None:
-        scene.claimed.add(path)
-        yield _finding(scene, fault.type, f"{path} {fault.text}", path, **fault.evidence)
+        context.claimed.add(path)
+        yield _finding(context, fault.type, f"{path} {fault.text}", path, **fault.evidence)
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,11 @@ def content_fault(state: Mapping[str, Any]) -> Fault | None:
     return None
 
 
-def _step_fault(scene: Scene, state: Mapping[str, Any]) -> Fault | None:
+def _step_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None:
     """Compare the state in the checkpoint with the checkpoint: it is written at evaluations, never after it."""
-    told, step = state.get("last_update_step"), scene.step
+    told, step = state.get("last_update_step"), context.step
     known = whole(told)
-    recorded = whole(scene.part("curriculum").get("last_update_step"))
+    recorded = whole(context.part("curriculum").get("last_update_step"))
     if step is None or told is None or (known is not None and known <= step and recorded in (None, known)):
         return None
     text = f"was last updated at step {shown(told)}, and its checkpoint was made after {step} steps"
@@ -90,8 +94,8 @@ def _step_fault(scene: Scene, state: Mapping[str, Any]) -> Fault | None:
     return Fault("step_mismatch", text, {"last_update_step": told, "step": step, "recorded_step": recorded})
 
 
-def _finding(scene: Scene, type: str, text: str, path: str, **evidence: Any) -> Issue:
-    fix = restored(scene, path) or _from_checkpoint(scene, path)
+def _finding(context: CheckContext, type: str, text: str, path: str, **evidence: Any) -> Issue:
+    fix = restored(context, path) or _from_checkpoint(context, path)
     remedy = "it can be made again of the checkpoint"
     if fix is None:
         remedy = "regress doctor --create-fresh makes one at the first stage"
@@ -101,18 +105,18 @@ def _finding(scene: Scene, type: str, text: str, path: str, **evidence: Any) -> 
     return found
 
 
-def _from_checkpoint(scene: Scene, path: str) -> Fix | None:
+def _from_checkpoint(context: CheckContext, path: str) -> Fix | None:
     """Return the repair that writes the state which the checkpoint carries in regress_state.json."""
-    data = curriculum_of(scene)
+    data = curriculum_of(context)
     if data is None:
         return None
     inside = path != CURRICULUM_STATE
-    return Fix(f"write the state of {scene.target.checkpoint} to {path}", (Write(path, data, seal=inside),))
+    return Fix(f"write the state of {context.target.checkpoint} to {path}", (Write(path, data, seal=inside),))
 
 
-def curriculum_of(scene: Scene) -> bytes | None:
+def curriculum_of(context: CheckContext) -> bytes | None:
     """Return the curriculum's state at the checkpoint as a file, or None where it has none that is sound."""
-    state = scene.part("curriculum")
+    state = context.part("curriculum")
     if not state:
         return None
     return None if content_fault(state) is not None else text_of(state)
@@ -123,12 +127,12 @@ def text_of(state: Mapping[str, Any]) -> bytes:
     return json_bytes(dict(state))
 
 
-def _check_logs(scene: Scene) -> Iterator[Issue]:
-    if not scene.part("curriculum") or not scene.tree.is_file(METRICS):
+def _check_logs(context: CheckContext) -> Iterator[Issue]:
+    if not context.part("curriculum") or not context.tree.is_file(METRICS):
         return
     evaluated = False
     try:
-        with scene.tree.opened(METRICS) as file:
+        with context.tree.opened(METRICS) as file:
             for line in file:
                 evaluated |= b'"eval_' in line
                 if b'"curriculum/' in line:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from regress.doctor.check_context import CheckContext, whole
 from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
 from regress.doctor.commit import fault, read_commit
 from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
 from regress.doctor.restore import restored
 from regress.doctor.retire import free_name
-from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.dump.manifest import MANIFEST
@@ -21,15 +21,15 @@ from regress.engine.checkpoint.names import STATE, checkpoint_name, parse_name
 from regress.engine.checkpoint.state import SCHEMA_VERSION
 
 
-def check_commit(scene: Scene) -> Iterator[Issue]:
+def check_commit(context: CheckContext) -> Iterator[Issue]:
     """Check that the checkpoint was written to its end: manifest.json is there, readable and safe."""
-    path = scene.target.file(MANIFEST)
-    scene.claimed.add(path)
+    path = context.target.file(MANIFEST)
+    context.claimed.add(path)
     try:
-        commit = read_commit(scene.tree, scene.target.checkpoint or "")
+        commit = read_commit(context.tree, context.target.checkpoint or "")
     except Missing:
-        if not scene.foreign:
-            yield _incomplete(scene, "has no manifest.json, which is written last")
+        if not context.foreign:
+            yield _incomplete(context, "has no manifest.json, which is written last")
         return
     except Unreadable as error:
         yield issue(
@@ -40,7 +40,7 @@ def check_commit(scene: Scene) -> Iterator[Issue]:
         )
         return
     if not commit.complete:
-        yield _incomplete(scene, "says in manifest.json that it is not complete")
+        yield _incomplete(context, "says in manifest.json that it is not complete")
     for name in commit.unsafe[:3]:
         yield issue(
             "unsafe_path",
@@ -51,22 +51,22 @@ def check_commit(scene: Scene) -> Iterator[Issue]:
         )
 
 
-def check_others(scene: Scene) -> Iterator[Issue]:
+def check_others(context: CheckContext) -> Iterator[Issue]:
     """Find checkpoints of the run whose writer was interrupted; a resume from the latest passes over them."""
-    for path in sorted(scene.tree.root.glob("checkpoint-*")):
+    for path in sorted(context.tree.root.glob("checkpoint-*")):
         if path.is_symlink() and parse_name(path.name) is not None:
-            yield unsafe(scene, path.name, Unsafe(f"is a link to {clean(str(path.readlink()))}"))
-    if scene.target.named:
+            yield unsafe(context, path.name, Unsafe(f"is a link to {clean(str(path.readlink()))}"))
+    if context.target.named:
         return
-    for name in scene.target.others:
-        if scene.tree.exists(f"{name}/{MANIFEST}") or not scene.tree.exists(f"{name}/{STATE}"):
+    for name in context.target.others:
+        if context.tree.exists(f"{name}/{MANIFEST}") or not context.tree.exists(f"{name}/{STATE}"):
             continue
-        move = Move(name, free_name(scene.tree, f"broken-{name}"))
+        move = Move(name, free_name(context.tree, f"broken-{name}"))
         yield replace(
             issue(
                 "incomplete_checkpoint",
                 f"{name} has no manifest.json, which is written last, so its writer was interrupted; a resume takes "
-                f"{scene.target.checkpoint} instead, and {name} can be moved away",
+                f"{context.target.checkpoint} instead, and {name} can be moved away",
                 path=name,
                 fix=Fix(f"move {name} to {move.to}", (move,)),
             ),
@@ -74,25 +74,27 @@ def check_others(scene: Scene) -> Iterator[Issue]:
         )
 
 
-def _incomplete(scene: Scene, what: str) -> Issue:
-    folder = scene.target.checkpoint
+def _incomplete(context: CheckContext, what: str) -> Issue:
+    folder = context.target.checkpoint
     return issue(
         "incomplete_checkpoint",
         f"{folder} {what}, so its writer was interrupted; resume from an earlier checkpoint",
         path=folder,
-        evidence={"holds": [name.removeprefix(f"{folder}/") for name in scene.tree.names(folder or "")][:50]},
+        evidence={
+            "holds": [name.removeprefix(f"{folder}/") for name in context.tree.names(folder or "")][:50]
+        },
     )
 
 
-def check_foreign(scene: Scene) -> Iterator[Issue]:
+def check_foreign(context: CheckContext) -> Iterator[Issue]:
     """Say so if the checkpoint is another trainer's: it is examined as far as it goes."""
-    if not scene.foreign:
+    if not context.foreign:
         return
-    scene.unchecked.append(
+    context.unchecked.append(
         "hashes, optimizer, curriculum, tracking, environment and configuration: the checkpoint is another "
         "trainer's, which records none of them in a form that is read here; its pickles are not opened"
     )
-    folder = scene.target.checkpoint
+    folder = context.target.checkpoint
     yield issue(
         "foreign_checkpoint",
         f"{folder} holds no regress_state.json, so another trainer wrote it and a run cannot be continued from it; "
@@ -101,27 +103,27 @@ def check_foreign(scene: Scene) -> Iterator[Issue]:
     )
 
 
-def check_required(scene: Scene) -> Iterator[Issue]:
+def check_required(context: CheckContext) -> Iterator[Issue]:
     """Check that the files are there which every checkpoint has, and that they can be parsed."""
-    if scene.commit is None and not scene.foreign:
+    if context.commit is None and not context.foreign:
         return  # the writer was interrupted, or nothing is known of what should be there
-    adapter = is_adapter(scene)
-    names = [] if in_service(scene) else [ADAPTER_CONFIG if adapter else "config.json"]
-    if not scene.foreign:
+    adapter = is_adapter(context)
+    names = [] if in_service(context) else [ADAPTER_CONFIG if adapter else "config.json"]
+    if not context.foreign:
         names.append(STATE)
     for name in names:
-        yield from _check_json(scene, scene.target.file(name))
+        yield from _check_json(context, context.target.file(name))
 
 
-def _check_json(scene: Scene, path: str) -> Iterator[Issue]:
+def _check_json(context: CheckContext, path: str) -> Iterator[Issue]:
     try:
-        scene.tree.object(path)
+        context.tree.object(path)
     except Unreadable as error:
-        scene.claimed.add(path)
-        yield unreadable(scene, path, error, "corrupted_checkpoint_file")
+        context.claimed.add(path)
+        yield unreadable(context, path, error, "corrupted_checkpoint_file")
 
 
-def unreadable(scene: Scene, path: str, error: Unreadable, type: str) -> Issue:
+def unreadable(context: CheckContext, path: str, error: Unreadable, type: str) -> Issue:
     """Return the finding for a file that is missing, unsafe or damaged; `type` is that of a damaged one."""
     if isinstance(error, Missing):
         type = "missing_checkpoint_file"
@@ -131,17 +133,17 @@ def unreadable(scene: Scene, path: str, error: Unreadable, type: str) -> Issue:
         type,
         f"{clean(path)} {error}; copy the checkpoint again or take an earlier one",
         path=path,
-        fix=restored(scene, path),
+        fix=restored(context, path),
     )
 
 
-def check_schema(scene: Scene) -> Iterator[Issue]:
+def check_schema(context: CheckContext) -> Iterator[Issue]:
     """Check that this release can read regress_state.json, and that it belongs to this folder."""
-    if not scene.state:
+    if not context.state:
         return
-    version, path = scene.state.get("schema_version"), scene.target.file(STATE)
+    version, path = context.state.get("schema_version"), context.target.file(STATE)
     if version != SCHEMA_VERSION:
-        scene.unchecked.append(f"the content of {path}: its schema is unknown to this release")
+        context.unchecked.append(f"the content of {path}: its schema is unknown to this release")
         yield issue(
             "unsupported_schema",
             f"{path} is of schema version {shown(version)}, and this release reads {SCHEMA_VERSION}; resume with the "
@@ -150,47 +152,47 @@ def check_schema(scene: Scene) -> Iterator[Issue]:
             evidence={"schema_version": version},
         )
         return
-    if scene.step is None or scene.update is None:
+    if context.step is None or context.update is None:
         yield issue(
             "corrupted_checkpoint_file",
             f"{path} tells no step and update as whole numbers; take an earlier checkpoint",
             path=path,
         )
         return
-    yield from _check_name(scene)
+    yield from _check_name(context)
 
 
-def _check_name(scene: Scene) -> Iterator[Issue]:
-    told = parse_name(scene.target.checkpoint or "")
-    within = whole(scene.state.get("updates_in_step", 0)) or 0
-    true = checkpoint_name(scene.step or 0, within)
-    if told is None or true == scene.target.checkpoint:
+def _check_name(context: CheckContext) -> Iterator[Issue]:
+    told = parse_name(context.target.checkpoint or "")
+    within = whole(context.state.get("updates_in_step", 0)) or 0
+    true = checkpoint_name(context.step or 0, within)
+    if told is None or true == context.target.checkpoint:
         return
-    free = not scene.tree.exists(true)
+    free = not context.tree.exists(true)
     remedy = "rename it" if free else f"{true} exists, so move this one away"
-    move = Move(scene.target.checkpoint or "", true)
+    move = Move(context.target.checkpoint or "", true)
     yield issue(
         "checkpoint_misnamed",
-        f"{scene.target.checkpoint} was made after {scene.step} steps and {within} updates of the next, so it is "
+        f"{context.target.checkpoint} was made after {context.step} steps and {within} updates of the next, so it is "
         f"{true}, and choosing the latest checkpoint would go wrong; {remedy}",
-        path=scene.target.checkpoint,
-        evidence={"step": scene.step, "updates_in_step": within, "name": scene.target.checkpoint},
+        path=context.target.checkpoint,
+        evidence={"step": context.step, "updates_in_step": within, "name": context.target.checkpoint},
         fix=Fix(f"rename {move.path} to {move.to}", (move,)) if free else None,
     )
 
 
-def check_contents(scene: Scene) -> Iterator[Issue]:
+def check_contents(context: CheckContext) -> Iterator[Issue]:
     """Check every file against the manifest, and the folder for links that lead out of it; runs last."""
-    folder, commit = scene.target.checkpoint or "", scene.commit
+    folder, commit = context.target.checkpoint or "", context.commit
     listed = {} if commit is None else commit.files
     for name, stamp in sorted(listed.items()):
         path = f"{folder}/{name}"
-        if path in scene.claimed:
+        if path in context.claimed:
             continue
         try:
-            found = fault(scene.tree, folder, name, stamp, deep=scene.deep)
+            found = fault(context.tree, folder, name, stamp, deep=context.deep)
         except Unreadable as error:
-            yield unreadable(scene, path, error, "checksum_mismatch")
+            yield unreadable(context, path, error, "checksum_mismatch")
         else:
             if found is not None:
                 yield issue(
@@ -198,17 +200,17 @@ def check_contents(scene: Scene) -> Iterator[Issue]:
                     f"{clean(path)} {found}, as manifest.json tells; copy the checkpoint again or take an earlier one",
                     path=path,
                     evidence={"size": stamp.size, "sha256": stamp.sha256},
-                    fix=restored(scene, path),
+                    fix=restored(context, path),
                 )
-        scene.claimed.add(path)
-    yield from _unlisted(scene, folder, {f"{folder}/{name}" for name in listed})
+        context.claimed.add(path)
+    yield from _unlisted(context, folder, {f"{folder}/{name}" for name in listed})
 
 
-def _unlisted(scene: Scene, folder: str, listed: set[str]) -> Iterator[Issue]:
-    for path in scene.tree.names(folder):
-        if path in listed or path in scene.claimed:
+def _unlisted(context: CheckContext, folder: str, listed: set[str]) -> Iterator[Issue]:
+    for path in context.tree.names(folder):
+        if path in listed or path in context.claimed:
             continue
-        reason = _unsafe(scene.tree, path)
+        reason = _unsafe(context.tree, path)
         if reason is not None:
             yield issue(
                 "unsafe_path",

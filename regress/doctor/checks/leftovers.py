@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import Fix, Issue, Move, Store, clean
 from regress.doctor.processes import writer_of
-from regress.doctor.scene import Scene
 from regress.doctor.tree import Tree, Unreadable
 from regress.doctor.types import issue
 from regress.dump.files import TEMPORARY
@@ -39,26 +39,26 @@ _WRITTEN = re.compile("|".join(_FILES))
 _BEGINNINGS = {".json": b"{", ".jsonl": b"{", ".safetensors": None, ".pt": b"PK", ".yaml": None, ".txt": None}
 
 
-def check_leftovers(scene: Scene) -> Iterator[Issue]:
+def check_leftovers(context: CheckContext) -> Iterator[Issue]:
     """Find half-written files and folders, in the output directory and in its checkpoints."""
-    root = scene.tree.root
-    places = [root, *(root / name for name in _checkpoints(scene)), root / "wandb_backup"]
+    root = context.tree.root
+    places = [root, *(root / name for name in _checkpoints(context)), root / "wandb_backup"]
     for place in places:
         if not place.is_dir() or place.is_symlink():
             continue
         for path in sorted(place.glob(".*")):
             if _FOLDER.fullmatch(path.name) or _FILE.fullmatch(path.name):
-                yield from _check(scene, path)
+                yield from _check(context, path)
 
 
-def _checkpoints(scene: Scene) -> list[str]:
-    return [name for name in (scene.target.checkpoint, *scene.target.others) if name is not None]
+def _checkpoints(context: CheckContext) -> list[str]:
+    return [name for name in (context.target.checkpoint, *context.target.others) if name is not None]
 
 
-def _check(scene: Scene, path: Path) -> Iterator[Issue]:
-    name = path.relative_to(scene.tree.root).as_posix()
-    scene.claimed.add(name)
-    doubt = _doubt(scene.tree, path, name)
+def _check(context: CheckContext, path: Path) -> Iterator[Issue]:
+    name = path.relative_to(context.tree.root).as_posix()
+    context.claimed.add(name)
+    doubt = _doubt(context.tree, path, name)
     folder = _FOLDER.fullmatch(path.name)
     if doubt is not None:
         yield issue(
@@ -66,7 +66,7 @@ def _check(scene: Scene, path: Path) -> Iterator[Issue]:
             f"{clean(name)} looks half written, but {doubt}, so it stays; nothing reads it, remove it if you know it",
             path=name,
         )
-    elif folder is not None and folder["kind"] == "replaced" and not scene.tree.exists(folder["target"]):
+    elif folder is not None and folder["kind"] == "replaced" and not context.tree.exists(folder["target"]):
         move = Move(name, folder["target"])
         yield issue(
             "leftover",

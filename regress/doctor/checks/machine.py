@@ -8,9 +8,9 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
+from regress.doctor.check_context import CheckContext, mapping, whole
 from regress.doctor.checks.weights import is_adapter
 from regress.doctor.issue import Issue, shown
-from regress.doctor.scene import Scene, mapping, whole
 from regress.doctor.types import issue
 from regress.dump.manifest import DETERMINISM_VARIABLES, Provenance, environment
 from regress.engine.provenance import settings
@@ -18,13 +18,13 @@ from regress.engine.provenance import settings
 DISTRIBUTION = "grpo-regress"
 
 
-def check_environment(scene: Scene) -> Iterator[Issue]:
+def check_environment(context: CheckContext) -> Iterator[Issue]:
     """Compare what can change a bit of the arithmetic: variables, device, threads, processor."""
-    recorded = scene.state.get("environment")
+    recorded = context.state.get("environment")
     if not isinstance(recorded, dict) or not isinstance(recorded.get("variables"), dict):
         return
     then = {**_settings(recorded), "machine": recorded.get("machine"), "system": recorded.get("system")}
-    now = _now(scene, recorded)
+    now = _now(context, recorded)
     differing = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if not differing:
         return
@@ -33,7 +33,7 @@ def check_environment(scene: Scene) -> Iterator[Issue]:
     )
     yield issue(
         "environment_mismatch",
-        f"{told} when {scene.target.checkpoint} was made, so results may differ in their last bits; set it as it was "
+        f"{told} when {context.target.checkpoint} was made, so results may differ in their last bits; set it as it was "
         "where they must not",
         evidence={name: {"checkpoint": then.get(name), "now": now.get(name)} for name in differing},
     )
@@ -44,28 +44,28 @@ def _settings(found: Mapping[str, Any]) -> dict[str, Any]:
     return settings(Provenance(environment=whole_of_it, versions={}))
 
 
-def _now(scene: Scene, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def _now(context: CheckContext, recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the environment of a run that would start now, with the next configuration if there is one."""
-    config = scene.next.config
+    config = context.next.config
     device = str(recorded.get("device")) if config is None else config.device
     threads = recorded.get("threads") if config is None else config.threads
     found = environment(device, threads if isinstance(threads, int) else None)
     found["variables"] = {
-        name: scene.environ[name] for name in DETERMINISM_VARIABLES if name in scene.environ
+        name: context.environ[name] for name in DETERMINISM_VARIABLES if name in context.environ
     }
     if config is not None:
         found["variables"] |= config.system_envs
     else:
         prefix = "system_envs."
-        saved = {key.removeprefix(prefix): v for key, v in scene.saved.items() if key.startswith(prefix)}
+        saved = {key.removeprefix(prefix): v for key, v in context.saved.items() if key.startswith(prefix)}
         found["variables"] |= saved
     return {**_settings(found), "machine": found["machine"], "system": found["system"]}
 
 
-def check_dependencies(scene: Scene) -> Iterator[Issue]:
+def check_dependencies(context: CheckContext) -> Iterator[Issue]:
     """Check that the packages that a run needs are installed, in the versions that the checkpoint was made with."""
     missing = [name for name in _required() if not _installed(name)]
-    if scene.target.checkpoint is not None and is_adapter(scene) and not _installed("peft"):
+    if context.target.checkpoint is not None and is_adapter(context) and not _installed("peft"):
         missing.append("peft")
     if missing:
         yield issue(
@@ -74,7 +74,7 @@ def check_dependencies(scene: Scene) -> Iterator[Issue]:
             f"{'it' if len(missing) == 1 else 'them'}; run pip install {' '.join(missing)}",
             command=f"pip install {' '.join(missing)}",
         )
-    then, now = mapping(scene.state.get("versions")), scene.versions()
+    then, now = mapping(context.state.get("versions")), context.versions()
     differing = {
         name: (told, now.get(name))
         for name, told in sorted(then.items())
@@ -87,7 +87,7 @@ def check_dependencies(scene: Scene) -> Iterator[Issue]:
         pins = " ".join(f"{name}=={was}" for name, (was, _) in differing.items() if name != "python")
         yield issue(
             "dependency_mismatch",
-            f"{told} when {scene.target.checkpoint} was made, so results may differ; install the versions of then "
+            f"{told} when {context.target.checkpoint} was made, so results may differ; install the versions of then "
             "where they must not",
             evidence={name: {"checkpoint": was, "now": here} for name, (was, here) in differing.items()},
             command=f"pip install {pins}" if pins else None,
@@ -120,54 +120,54 @@ def _installed(name: str) -> bool:
     return True
 
 
-def check_disk(scene: Scene) -> Iterator[Issue]:
+def check_disk(context: CheckContext) -> Iterator[Issue]:
     """Compare free space with what the checkpoints to come will take."""
-    if scene.target.checkpoint is None:
+    if context.target.checkpoint is None:
         return
-    each = size_of(scene, scene.target.checkpoint)
-    free = scene.free(scene.target.root)
-    coming = _coming(scene)
+    each = size_of(context, context.target.checkpoint)
+    free = context.free(context.target.root)
+    coming = _coming(context)
     evidence = {"checkpoint_bytes": each, "free_bytes": free, "checkpoints_to_come": coming}
     if free < each:
         yield issue(
             "disk_full",
-            f"{scene.target.root} has {readable(free)} free, and one checkpoint takes {readable(each)}; free space "
+            f"{context.target.root} has {readable(free)} free, and one checkpoint takes {readable(each)}; free space "
             "there or choose another output_dir",
             evidence=evidence,
         )
     elif coming is not None and free < each * coming:
         yield issue(
             "disk_space",
-            f"{scene.target.root} has {readable(free)} free, and {coming} more checkpoints of {readable(each)} will be "
-            "written; free space there or lower trainer.save_total_limit",
+            f"{context.target.root} has {readable(free)} free, and {coming} more checkpoints of {readable(each)} will "
+            "be written; free space there or lower trainer.save_total_limit",
             evidence=evidence,
         )
 
 
-def size_of(scene: Scene, folder: str) -> int:
+def size_of(context: CheckContext, folder: str) -> int:
     """Return the bytes of all files below a folder."""
-    return sum(scene.tree.size(name) for name in scene.tree.names(folder) if scene.tree.is_file(name))
+    return sum(context.tree.size(name) for name in context.tree.names(folder) if context.tree.is_file(name))
 
 
-def _coming(scene: Scene) -> int | None:
+def _coming(context: CheckContext) -> int | None:
     """Return how many checkpoints more than now will lie on the disk at once; None where that is unknown."""
-    steps, every, limit = (_setting(scene, key) for key in _KEYS)
-    if not every or steps is None or scene.step is None:
+    steps, every, limit = (_setting(context, key) for key in _KEYS)
+    if not every or steps is None or context.step is None:
         return None
-    left = max(0, steps - scene.step) // every
+    left = max(0, steps - context.step) // every
     if limit is None:
         return left
-    kept = 1 + len(scene.target.others)
+    kept = 1 + len(context.target.others)
     return min(left, max(0, limit - kept) + 1)  # one more than the limit until the oldest is removed
 
 
 _KEYS = ("max_steps", "trainer.save_steps", "trainer.save_total_limit")
 
 
-def _setting(scene: Scene, key: str) -> int | None:
-    if scene.next.config is None:
-        return whole(scene.saved.get(key))
-    value: Any = scene.next.config
+def _setting(context: CheckContext, key: str) -> int | None:
+    if context.next.config is None:
+        return whole(context.saved.get(key))
+    value: Any = context.next.config
     for name in key.split("."):
         value = getattr(value, name, None)
     return whole(value)

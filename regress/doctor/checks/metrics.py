@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BufferedReader
 
+from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.issue import Fix, Issue, Write
-from regress.doctor.scene import Scene
 from regress.doctor.tree import Unreadable, Unsafe, parsed
 from regress.doctor.types import issue
 from regress.dump.metrics_file import METRICS
@@ -18,18 +18,18 @@ REPAIR_LIMIT = 2**28
 """Bytes of the largest file that is repaired automatically."""
 
 
-def check_metrics(scene: Scene) -> Iterator[Issue]:
+def check_metrics(context: CheckContext) -> Iterator[Issue]:
     """Check each line of the records beside the checkpoints."""
     for name in (METRICS, "eval_samples.jsonl"):
-        if scene.tree.exists(name):
-            yield from _check(scene, name)
+        if context.tree.exists(name):
+            yield from _check(context, name)
 
 
-def _check(scene: Scene, name: str) -> Iterator[Issue]:
+def _check(context: CheckContext, name: str) -> Iterator[Issue]:
     bad: list[int] = []
     count, torn = 0, False
     try:
-        with scene.tree.opened(name) as file:
+        with context.tree.opened(name) as file:
             while line := file.readline(LINE_LIMIT):
                 count += 1
                 ended = line.endswith(b"\n") or _skip(file)
@@ -37,15 +37,15 @@ def _check(scene: Scene, name: str) -> Iterator[Issue]:
                     bad += [count] if ended else []
                     torn = not ended
     except Unsafe as error:
-        yield unsafe(scene, name, error)
+        yield unsafe(context, name, error)
         return
     except Unreadable as error:
         yield issue("corrupted_metrics", f"{name} {error}; move it away, a resume starts another", path=name)
         return
     if bad:
-        yield _corrupted(scene, name, bad)
+        yield _corrupted(context, name, bad)
     elif torn:
-        yield _torn(scene, name, count)
+        yield _torn(context, name, count)
 
 
 def _skip(file: BufferedReader) -> bool:
@@ -65,17 +65,17 @@ def _is_row(line: bytes) -> bool:
     return isinstance(row, dict) and isinstance(row.get("step"), int)
 
 
-def _torn(scene: Scene, name: str, line: int) -> Issue:
+def _torn(context: CheckContext, name: str, line: int) -> Issue:
     return issue(
         "torn_metrics",
         f"{name}: line {line}, the last, is cut off, as a kill leaves it; readers drop it, and so does a repair",
         path=name,
         evidence={"line": line},
-        fix=_kept(scene, name, f"drop the cut off line {line} of {name}"),
+        fix=_kept(context, name, f"drop the cut off line {line} of {name}"),
     )
 
 
-def _corrupted(scene: Scene, name: str, bad: list[int]) -> Issue:
+def _corrupted(context: CheckContext, name: str, bad: list[int]) -> Issue:
     several = f"{len(bad)} lines that are no rows" if len(bad) > 1 else "a line that is no row"
     return issue(
         "corrupted_metrics",
@@ -83,14 +83,14 @@ def _corrupted(scene: Scene, name: str, bad: list[int]) -> Issue:
         "a repair drops what is none and keeps the old file in its journal",
         path=name,
         evidence={"lines": bad[:50]},
-        fix=_kept(scene, name, f"drop what is no row of {name} ({len(bad)} of its lines)"),
+        fix=_kept(context, name, f"drop what is no row of {name} ({len(bad)} of its lines)"),
     )
 
 
-def _kept(scene: Scene, name: str, summary: str) -> Fix | None:
+def _kept(context: CheckContext, name: str, summary: str) -> Fix | None:
     """Return the repair that keeps the lines which are rows."""
     try:
-        data = scene.tree.read(name, REPAIR_LIMIT)
+        data = context.tree.read(name, REPAIR_LIMIT)
     except Unreadable:
         return None
     *lines, last = data.split(b"\n")

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from regress.doctor.check_context import CheckContext, whole
 from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.issue import Fix, Issue, Store, shown
-from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.engine.tracking.backup import FOLDER
@@ -20,20 +20,20 @@ OF_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Variables that tie a process to one run of wandb; a shell keeps them after the run."""
 
 
-def check_tracking(scene: Scene) -> Iterator[Issue]:
+def check_tracking(context: CheckContext) -> Iterator[Issue]:
     """Check the state of trackers beside the checkpoints against the checkpoint's."""
     state: Mapping[str, Any] = {}
-    if scene.tree.exists(TRACKING):
+    if context.tree.exists(TRACKING):
         try:
-            state = scene.tree.object(TRACKING)
+            state = context.tree.object(TRACKING)
             if not isinstance(state.get("trackers"), dict):
                 raise Unreadable("tells of no trackers")
         except Unreadable as error:
             state = {}
-            yield unsafe(scene, TRACKING, error) if isinstance(error, Unsafe) else _damaged(error)
-    yield from _check_step(scene, state)
-    yield from _check_run_id(scene, state)
-    waiting = [name for name in scene.tree.names(FOLDER) if name.endswith(".json")]
+            yield unsafe(context, TRACKING, error) if isinstance(error, Unsafe) else _damaged(error)
+    yield from _check_step(context, state)
+    yield from _check_run_id(context, state)
+    waiting = [name for name in context.tree.names(FOLDER) if name.endswith(".json")]
     if waiting:
         yield issue(
             "unsent_backups",
@@ -59,10 +59,10 @@ def tracked_step(state: Mapping[str, Any]) -> int | None:
     return whole(state.get("step"))
 
 
-def _check_step(scene: Scene, state: Mapping[str, Any]) -> Iterator[Issue]:
-    tracker, trainer = tracked_step(state), scene.step
+def _check_step(context: CheckContext, state: Mapping[str, Any]) -> Iterator[Issue]:
+    tracker, trainer = tracked_step(state), context.step
     if trainer is None:
-        trainer = whole(scene.trainer_state.get("global_step"))
+        trainer = whole(context.trainer_state.get("global_step"))
     if tracker is None or trainer is None or tracker <= trainer:
         return
     offset = tracker - trainer
@@ -75,13 +75,13 @@ def _check_step(scene: Scene, state: Mapping[str, Any]) -> Iterator[Issue]:
     )
 
 
-def _check_run_id(scene: Scene, state: Mapping[str, Any]) -> Iterator[Issue]:
-    kept = run_id(scene.part("tracking"))
+def _check_run_id(context: CheckContext, state: Mapping[str, Any]) -> Iterator[Issue]:
+    kept = run_id(context.part("tracking"))
     newest = run_id(state)
     if kept is not None and newest is not None and kept != newest:
         yield issue(
             "tracking_run_mismatch",
-            f"{TRACKING} names the run {shown(newest)} and {scene.target.checkpoint} was tracked as {shown(kept)}; "
+            f"{TRACKING} names the run {shown(newest)} and {context.target.checkpoint} was tracked as {shown(kept)}; "
             f"say which one continues with tracking.run_id={kept}",
             path=TRACKING,
             evidence={"checkpoint": kept, "newest": newest},
@@ -94,11 +94,11 @@ def run_id(state: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def check_variables(scene: Scene) -> Iterator[Issue]:
+def check_variables(context: CheckContext) -> Iterator[Issue]:
     """Check whether variables of the caller's shell tie the next run to another run of a tracker."""
-    told = {name: scene.environ[name] for name in OF_RUN if scene.environ.get(name)}
-    kept = run_id(scene.part("tracking"))
-    if not told or _harmless(told, kept) or _overruled(scene):
+    told = {name: context.environ[name] for name in OF_RUN if context.environ.get(name)}
+    kept = run_id(context.part("tracking"))
+    if not told or _harmless(told, kept) or _overruled(context):
         return
     named = ", ".join(f"{name}={shown(value)}" for name, value in told.items())
     known = "which run it continues is unknown" if kept is None else f"the checkpoint was tracked as {kept!r}"
@@ -117,9 +117,9 @@ def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
     return kept is not None and told.get("WANDB_RUN_ID", kept) == kept and mode != "never"
 
 
-def _overruled(scene: Scene) -> bool:
+def _overruled(context: CheckContext) -> bool:
     """Return True if the configuration names the run, which counts more than variables."""
-    config = scene.next.config
+    config = context.next.config
     return config is not None and (config.tracking.force_new_run or config.tracking.run_id is not None)
 
 
@@ -128,9 +128,9 @@ def unset_line(names: Mapping[str, str]) -> str:
     return f"unset {' '.join(names)}"
 
 
-def check_wandb(scene: Scene) -> Iterator[Issue]:
+def check_wandb(context: CheckContext) -> Iterator[Issue]:
     """Check that wandb can be used where the run asks for it."""
-    if not _wants_wandb(scene):
+    if not _wants_wandb(context):
         return
     if find_spec("wandb") is None:
         yield issue(
@@ -139,32 +139,32 @@ def check_wandb(scene: Scene) -> Iterator[Issue]:
             "another tracker",
         )
         return
-    if not has_wandb_login(scene.environ):
+    if not has_wandb_login(context.environ):
         yield issue(
             "wandb_no_credentials",
             "tracking.trackers asks for wandb, and neither WANDB_API_KEY nor ~/.netrc holds a login; run wandb login, "
             "or set WANDB_MODE=offline",
             command="wandb login",
         )
-    if scene.step and not _earlier_runs(scene):
+    if context.step and not _earlier_runs(context):
         yield issue(
             "no_wandb_runs",
-            f"no wandb/run-* or wandb/offline-run-* lies below {scene.target.root}, so points of earlier segments are "
-            "on the server or in metrics.jsonl only; nothing has to be done",
+            f"no wandb/run-* or wandb/offline-run-* lies below {context.target.root}, so points of earlier segments "
+            "are on the server or in metrics.jsonl only; nothing has to be done",
         )
 
 
-def _wants_wandb(scene: Scene) -> bool:
-    if scene.next.config is not None:
-        return "wandb" in (scene.next.config.tracking.trackers or [])
-    return "wandb" in str(scene.saved.get("tracking.trackers", ""))
+def _wants_wandb(context: CheckContext) -> bool:
+    if context.next.config is not None:
+        return "wandb" in (context.next.config.tracking.trackers or [])
+    return "wandb" in str(context.saved.get("tracking.trackers", ""))
 
 
-def _earlier_runs(scene: Scene) -> bool:
+def _earlier_runs(context: CheckContext) -> bool:
     places = [
-        scene.target.root,
-        scene.project_root,
-        Path(scene.environ.get("WANDB_DIR") or scene.target.root),
+        context.target.root,
+        context.project_root,
+        Path(context.environ.get("WANDB_DIR") or context.target.root),
     ]
     return any(
         next(place.glob(f"wandb/{kind}-*"), None) for place in places for kind in ("run", "offline-run")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from regress.doctor.check_context import CheckContext, whole
 from regress.doctor.issue import Fix, Issue, Write, shown
 from regress.doctor.saved import saved_config
-from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.dump.files import stamp_of
@@ -19,89 +19,91 @@ from regress.errors import RegressError
 KEYS = ("global_step", "epoch", "max_steps", "log_history", "best_metric", "best_model_checkpoint")
 
 
-def check_trainer_state(scene: Scene) -> Iterator[Issue]:
+def check_trainer_state(context: CheckContext) -> Iterator[Issue]:
     """Check that trainer_state.json is there, complete, and of the checkpoint's step."""
-    if scene.commit is None and not scene.foreign:
+    if context.commit is None and not context.foreign:
         return
-    path = scene.target.file(TRAINER_STATE)
+    path = context.target.file(TRAINER_STATE)
     try:
-        content = scene.tree.json(path)
+        content = context.tree.json(path)
     except Unreadable as error:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         type = "corrupted_checkpoint_file"
         if isinstance(error, Missing):
             type = "missing_checkpoint_file"
         elif isinstance(error, Unsafe):
             type = "unsafe_path"
-        yield _finding(scene, type, f"{path} {error}", {})
+        yield _finding(context, type, f"{path} {error}", {})
         return
     if not isinstance(content, dict):
-        scene.claimed.add(path)
-        yield _finding(scene, "trainer_state_read_error", f"{path} holds no JSON object", {})
+        context.claimed.add(path)
+        yield _finding(context, "trainer_state_read_error", f"{path} holds no JSON object", {})
         return
     missing = [key for key in KEYS if key not in content]
     if missing:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         yield _finding(
-            scene, "incomplete_trainer_state", f"{path} lacks {', '.join(missing)}", {"missing": missing}
+            context, "incomplete_trainer_state", f"{path} lacks {', '.join(missing)}", {"missing": missing}
         )
     if "global_step" in content:
-        yield from _check_step(scene, path, content)
+        yield from _check_step(context, path, content)
 
 
-def _check_step(scene: Scene, path: str, content: Mapping[str, Any]) -> Iterator[Issue]:
+def _check_step(context: CheckContext, path: str, content: Mapping[str, Any]) -> Iterator[Issue]:
     told = content["global_step"]
     known = whole(told)
-    evidence = {"global_step": told, "update": scene.update, "step": content.get("step")}
-    if known is None or (known == 0 and scene.update != 0):
+    evidence = {"global_step": told, "update": context.update, "step": content.get("step")}
+    if known is None or (known == 0 and context.update != 0):
         text = (
             f"{path} says global_step {shown(told)}, which no checkpoint of a run that has trained can have"
         )
-    elif scene.update is not None and known != scene.update:
-        text = f"{path} says global_step {known}, and regress_state.json counts {scene.update} updates"
-    elif scene.step is not None and content.get("step", scene.step) != scene.step:
-        text = f"{path} says step {shown(content['step'])}, and regress_state.json counts {scene.step} steps"
+    elif context.update is not None and known != context.update:
+        text = f"{path} says global_step {known}, and regress_state.json counts {context.update} updates"
+    elif context.step is not None and content.get("step", context.step) != context.step:
+        text = (
+            f"{path} says step {shown(content['step'])}, and regress_state.json counts {context.step} steps"
+        )
     else:
         return
-    scene.claimed.add(path)
-    yield _finding(scene, "invalid_global_step", text, evidence)
+    context.claimed.add(path)
+    yield _finding(context, "invalid_global_step", text, evidence)
 
 
-def _finding(scene: Scene, type: str, text: str, evidence: Mapping[str, Any]) -> Issue:
-    path = scene.target.file(TRAINER_STATE)
+def _finding(context: CheckContext, type: str, text: str, evidence: Mapping[str, Any]) -> Issue:
+    path = context.target.file(TRAINER_STATE)
     fix = None
     remedy = "copy the checkpoint again"
-    data = rebuilt(scene)
+    data = rebuilt(context)
     if data is not None:
         fix = Fix(f"make {path} again of regress_state.json", (Write(path, data, seal=True),))
         remedy = "it can be made again of regress_state.json"
     return issue(type, f"{text}; {remedy}", path=path, evidence=evidence, fix=fix)
 
 
-def rebuilt(scene: Scene) -> bytes | None:
+def rebuilt(context: CheckContext) -> bytes | None:
     """Return trainer_state.json as the run wrote it, or None where its state cannot be read.
 
     The manifest tells whether the number of problems in an epoch, which no other file holds, was guessed well.
     """
-    if scene.commit is None or scene.target.checkpoint is None or not scene.state:
+    if context.commit is None or context.target.checkpoint is None or not context.state:
         return None
     try:
-        state = parse_state(scene.tree.root / scene.target.checkpoint)
+        state = parse_state(context.tree.root / context.target.checkpoint)
         config = saved_config(state.config)
         own = [] if config.task.dataset_path is not None else [config.task.train_size]
-        guesses = [*_problems(scene, config.data.prompts_per_step), *own, None]
+        guesses = [*_problems(context, config.data.prompts_per_step), *own, None]
         found = [json_bytes(trainer_state(config, state, problems)) for problems in guesses]
     except (RegressError, ValueError, TypeError, ArithmeticError):
         return None
-    stamp = scene.commit.files.get(TRAINER_STATE)
+    stamp = context.commit.files.get(TRAINER_STATE)
     return next((data for data in found if stamp_of(data) == stamp), found[0])
 
 
-def _problems(scene: Scene, prompts_per_step: int) -> Iterator[int]:
+def _problems(context: CheckContext, prompts_per_step: int) -> Iterator[int]:
     """Return the problems in an epoch as other checkpoints of the run imply them."""
-    for name in scene.target.others:
+    for name in context.target.others:
         try:
-            other = scene.tree.object(f"{name}/{TRAINER_STATE}")
+            other = context.tree.object(f"{name}/{TRAINER_STATE}")
         except Unreadable:
             continue
         step, epoch = other.get("step"), other.get("epoch")

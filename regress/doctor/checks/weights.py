@@ -11,9 +11,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from regress.doctor.check_context import CheckContext, mapping
 from regress.doctor.issue import Issue, Severity, clean, shown
 from regress.doctor.restore import restored
-from regress.doctor.scene import Scene, mapping
 from regress.doctor.tree import HEADER_LIMIT, Missing, Unreadable, Unsafe, parsed
 from regress.doctor.types import issue
 
@@ -34,48 +34,48 @@ BITS |= {name: dtype.itemsize * 8 for name, dtype in DTYPES.items()}
 BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
-def check_weights(scene: Scene) -> Iterator[Issue]:
+def check_weights(context: CheckContext) -> Iterator[Issue]:
     """Check that the weights of the checkpoint can be loaded; those that a service keeps are not looked at."""
-    if in_service(scene):
-        scene.unchecked.append(
+    if in_service(context):
+        context.unchecked.append(
             "the weights lie in the training service, which verifies them when they are loaded"
         )
         return
-    names = list(_weight_files(scene))
-    adapter = is_adapter(scene)
-    index = scene.target.file(INDEX)
-    if not adapter and scene.tree.exists(index):
-        names, damage = _shards(scene, index)
+    names = list(_weight_files(context))
+    adapter = is_adapter(context)
+    index = context.target.file(INDEX)
+    if not adapter and context.tree.exists(index):
+        names, damage = _shards(context, index)
         if damage is not None:
-            scene.claimed.add(index)
+            context.claimed.add(index)
             yield issue("corrupted_model_weights", _sentence(index, damage), path=index)
     elif not names:
-        yield _without_weights(scene, adapter)
+        yield _without_weights(context, adapter)
     for name in names:
-        yield from _check_file(scene, scene.target.file(name))
+        yield from _check_file(context, context.target.file(name))
 
 
-def in_service(scene: Scene) -> bool:
+def in_service(context: CheckContext) -> bool:
     """Return True for a checkpoint of a run whose model lies in a service."""
-    return bool(scene.part("remote").get("path")) and not scene.has(WHOLE)
+    return bool(context.part("remote").get("path")) and not context.has(WHOLE)
 
 
-def is_adapter(scene: Scene) -> bool:
+def is_adapter(context: CheckContext) -> bool:
     """Return True for an adapter (LoRA): its base model lies elsewhere, and config.json need not be there."""
     names = (ADAPTER, ADAPTER_CONFIG, "adapter_model.bin")
-    return any(scene.has(name) for name in names) and not scene.has(WHOLE)
+    return any(context.has(name) for name in names) and not context.has(WHOLE)
 
 
-def _weight_files(scene: Scene) -> Iterator[str]:
+def _weight_files(context: CheckContext) -> Iterator[str]:
     for name in (WHOLE, ADAPTER):
-        if scene.tree.exists(scene.target.file(name)):
+        if context.tree.exists(context.target.file(name)):
             yield name
 
 
-def _shards(scene: Scene, index: str) -> tuple[list[str], str | None]:
+def _shards(context: CheckContext, index: str) -> tuple[list[str], str | None]:
     """Return the files that an index names, or what is wrong with it."""
     try:
-        named = mapping(scene.tree.object(index).get("weight_map")).values()
+        named = mapping(context.tree.object(index).get("weight_map")).values()
     except Unreadable as error:
         return [], str(error)
     if not named or not all(isinstance(name, str) and name.endswith(".safetensors") for name in named):
@@ -83,12 +83,12 @@ def _shards(scene: Scene, index: str) -> tuple[list[str], str | None]:
     return sorted(set(named)), None
 
 
-def _without_weights(scene: Scene, adapter: bool) -> Issue:
-    pickles = [name for name in PICKLES if scene.tree.exists(scene.target.file(name))]
-    folder = scene.target.checkpoint
+def _without_weights(context: CheckContext, adapter: bool) -> Issue:
+    pickles = [name for name in PICKLES if context.tree.exists(context.target.file(name))]
+    folder = context.target.checkpoint
     if pickles:
-        name = scene.target.file(pickles[0])
-        scene.claimed |= {scene.target.file(name) for name in (WHOLE, ADAPTER)}
+        name = context.target.file(pickles[0])
+        context.claimed |= {context.target.file(name) for name in (WHOLE, ADAPTER)}
         found = issue(
             "pickled_weights",
             f"{name} is a pickle, which can hold code, and a resume reads weights from safetensors only; convert it "
@@ -96,47 +96,47 @@ def _without_weights(scene: Scene, adapter: bool) -> Issue:
             path=name,
         )
         return (
-            replace(found, severity=Severity.LOW) if scene.foreign else found
+            replace(found, severity=Severity.LOW) if context.foreign else found
         )  # nobody resumes from it here
     wanted = ADAPTER if adapter else WHOLE
-    path = scene.target.file(wanted)
-    scene.claimed.add(path)
+    path = context.target.file(wanted)
+    context.claimed.add(path)
     return issue(
         "missing_model_weights",
         f"{folder} holds no {wanted}, but a checkpoint has its weights in it; copy it again or take an earlier "
         "checkpoint",
         path=path,
-        fix=restored(scene, path),
+        fix=restored(context, path),
     )
 
 
-def _check_file(scene: Scene, path: str) -> Iterator[Issue]:
+def _check_file(context: CheckContext, path: str) -> Iterator[Issue]:
     try:
-        with scene.tree.opened(path) as file:
-            size = scene.tree.size(path)
+        with context.tree.opened(path) as file:
+            size = context.tree.size(path)
             table, start = _header(file, size)
-            lost = _not_finite(file, table, start) if scene.deep else None
+            lost = _not_finite(file, table, start) if context.deep else None
     except Missing:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         yield issue(
             "missing_model_weights",
             f"{path} is missing, but the index of the weights names it; copy the checkpoint again or take an earlier "
             "one",
             path=path,
-            fix=restored(scene, path),
+            fix=restored(context, path),
         )
     except Unsafe as error:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         yield issue(
             "unsafe_path",
             f"{clean(path)} {error}, so it is not read; put the file itself there",
             path=path,
-            fix=restored(scene, path),
+            fix=restored(context, path),
         )
     except Unreadable as error:
-        scene.claimed.add(path)
+        context.claimed.add(path)
         yield issue(
-            "corrupted_model_weights", _sentence(path, str(error)), path=path, fix=restored(scene, path)
+            "corrupted_model_weights", _sentence(path, str(error)), path=path, fix=restored(context, path)
         )
     else:
         if lost is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,39 @@ from regress.faults.patch import Patch
 from regress.grpo.controllers import Coefficients
 
 BLIND = ("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3")
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What AdamW knows of a parameter when it has updated its moments: `number` counts its updates from 1."""
+
+    gradient: Tensor
+    first: Tensor
+    second: Tensor
+    number: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+def with_direction(patch: Patch, direction: Callable[[Moments], tuple[Tensor, Tensor]]) -> None:
+    """Let AdamW move every parameter by another mean over another root; its moments and its decay are right."""
+
+    @torch.no_grad()
+    def wrong(optimizer: Optimizer, update: Callable[[], None]) -> None:
+        before = {p: p.clone() for group in optimizer.param_groups for p in group["params"]}
+        update()
+        for group in optimizer.param_groups:
+            rate, settings = group["lr"], (*group["betas"], group["eps"])
+            for p, weights in ((p, before[p]) for p in group["params"]):
+                state = optimizer.state[p]
+                moments = Moments(
+                    p.grad, state["exp_avg"], state["exp_avg_sq"], float(state["step"]), *settings
+                )
+                mean, root = direction(moments)
+                p.copy_(weights * (1 - rate * group["weight_decay"]) - rate * mean / root)
+
+    around_the_update(patch, wrong)
 
 
 @fault(
@@ -49,21 +83,13 @@ def root_of_the_norm_not_taken(patch: Patch) -> None:
 def update_looks_ahead(patch: Patch) -> None:
     """The update takes the first moment one step ahead, as Nesterov's does; the moments are right."""
 
-    @torch.no_grad()
-    def wrong(optimizer: Optimizer, update: Callable[[], None]) -> None:
-        before = {p: p.clone() for group in optimizer.param_groups for p in group["params"]}
-        update()
-        for group in optimizer.param_groups:
-            (beta1, beta2), rate = group["betas"], group["lr"]
-            for p in group["params"]:
-                state = optimizer.state[p]
-                number = float(state["step"])
-                ahead = beta1 * state["exp_avg"] / (1 - beta1 ** (number + 1))
-                ahead = ahead + (1 - beta1) * p.grad / (1 - beta1**number)
-                root = (state["exp_avg_sq"] / (1 - beta2**number)).sqrt() + group["eps"]
-                p.copy_(before[p] * (1 - rate * group["weight_decay"]) - rate * ahead / root)
+    def wrong(moments: Moments) -> tuple[Tensor, Tensor]:
+        ahead = moments.beta1 * moments.first / (1 - moments.beta1 ** (moments.number + 1))
+        ahead = ahead + (1 - moments.beta1) * moments.gradient / (1 - moments.beta1**moments.number)
+        root = (moments.second / (1 - moments.beta2**moments.number)).sqrt() + moments.eps
+        return ahead, root
 
-    around_the_update(patch, wrong)
+    with_direction(patch, wrong)
 
 
 @fault(
@@ -203,20 +229,11 @@ def tied_weight_updated_twice(patch: Patch) -> None:
 def epsilon_below_the_root(patch: Patch) -> None:
     """The root is taken of the second moment and eps together."""
 
-    @torch.no_grad()
-    def wrong(optimizer: Optimizer, update: Callable[[], None]) -> None:
-        before = {p: p.clone() for group in optimizer.param_groups for p in group["params"]}
-        update()
-        for group in optimizer.param_groups:
-            (beta1, beta2), rate = group["betas"], group["lr"]
-            for p in group["params"]:
-                state = optimizer.state[p]
-                number = float(state["step"])
-                mean = state["exp_avg"] / (1 - beta1**number)
-                root = (state["exp_avg_sq"] / (1 - beta2**number) + group["eps"]).sqrt()
-                p.copy_(before[p] * (1 - rate * group["weight_decay"]) - rate * mean / root)
+    def wrong(moments: Moments) -> tuple[Tensor, Tensor]:
+        mean = moments.first / (1 - moments.beta1**moments.number)
+        return mean, (moments.second / (1 - moments.beta2**moments.number) + moments.eps).sqrt()
 
-    around_the_update(patch, wrong)
+    with_direction(patch, wrong)
 
 
 @fault(

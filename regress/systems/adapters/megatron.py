@@ -18,6 +18,7 @@ from typing import Any
 
 from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.adapters.megatron_evidence import SHIMS, SPLIT, lacking
+from regress.systems.adapters.megatron_ranges import finalized_gradients, moment
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
 from regress.systems.protocol import Cell, Engaged, System
@@ -218,7 +219,8 @@ class Megatron(System):
             micro_batch_size=batches[0]["ids"].shape[0],
             forward_only=False,
         )
-        gradients = self._gradients()
+        distributed = bool(self.settings.get("distributed"))
+        gradients = finalized_gradients(self.chunks, self.names, distributed=distributed)
         for group in self.optimizer.param_groups:
             group["lr"] = self.case.learning_rate(step)
         done, norm, _ = self.optimizer.step()
@@ -228,7 +230,10 @@ class Megatron(System):
                 chunk.start_param_sync(force_sync=True)
         self._tap("gradient", gradients, {} if norm is None else {"grad_norm": float(norm)})
         for key in ("exp_avg", "exp_avg_sq"):
-            states = {name: self._state(p, key) for name, p in self.names.items()}
+            states = {
+                name: moment(self._optimizers(), p, key, distributed=distributed)
+                for name, p in self.names.items()
+            }
             self._tap("optimizer", states, {}, f"/{key}")
         self._tap("param", {name: p.detach() for name, p in self.names.items()}, {})
 
@@ -315,42 +320,6 @@ class Megatron(System):
         tap("forward_data", {"log_probs": log_probs * mask, "response_mask": mask}, **place)
         tap("loss", {"loss": share}, **place)
         tap("token_gradient", {"token_gradient": slope * mask}, **place)
-
-    def _gradients(self) -> dict[str, Any]:
-        """Return the finalized gradient of each parameter; of a distributed optimizer gathered from all ranks."""
-        if not self.settings.get("distributed"):
-            return {name: p.main_grad.detach().clone() for name, p in self.names.items()}
-        from torch import distributed
-
-        found: dict[Any, Any] = {}
-        for chunk in self.chunks:
-            for buffer in chunk.buffers:
-                whole = buffer.grad_data.clone()
-                for bucket in buffer.buckets:
-                    start, size = bucket.offset, bucket.grad_data.numel()
-                    parts = list(whole[start : start + size].chunk(buffer.data_parallel_world_size))
-                    own = parts[distributed.get_rank(buffer.data_parallel_group)].clone()
-                    distributed.all_gather(parts, own, group=buffer.data_parallel_group)
-                for p, (start, stop, _) in buffer.param_index_map.items():
-                    found[p] = whole[start:stop].view(p.shape)
-        return {name: found[p] for name, p in self.names.items()}
-
-    def _state(self, p: Any, key: str) -> Any:
-        """Return a moment of a parameter; of a distributed optimizer gathered from the ranges of all ranks."""
-        if not self.settings.get("distributed"):
-            return next(one.optimizer.state[p][key] for one in self._optimizers() if p in one.optimizer.state)
-        import torch
-        from megatron.core import parallel_state as ranks
-
-        found = torch.zeros(p.numel())
-        for one in self._optimizers():
-            if p in one.model_param_group_index_map:
-                group, order = one.model_param_group_index_map[p]
-                own = one._get_model_param_range_map(p)["param"]
-                main = one.optimizer.param_groups[group]["params"][order]
-                found[own.start : own.end] = one.optimizer.state[main][key]
-        torch.distributed.all_reduce(found, group=ranks.get_data_parallel_group())
-        return found.view(p.shape)
 
     def _tap(self, kind: str, values: Mapping[str, Any], meta: Mapping[str, Any], suffix: str = "") -> None:
         """Record parameters (or what belongs to them) by their Hugging Face names, with the part on this rank."""

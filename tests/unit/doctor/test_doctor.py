@@ -14,11 +14,11 @@ from click.testing import Result
 from rich.console import Console
 
 from regress.doctor import examine as examination
+from regress.doctor.check_context import CheckContext, Next
 from regress.doctor.checks.tracking import check_wandb
 from regress.doctor.gate import before_resume
 from regress.doctor.gather import gathered
 from regress.doctor.issue import Severity
-from regress.doctor.scene import Next, Scene
 from regress.doctor.target import checkpoints
 from regress.doctor.types import RULES
 from regress.engine.checkpoint import latest
@@ -307,18 +307,18 @@ def test_lengths_that_just_fit_are_no_finding(run: Run, doctor: Doctor) -> None:
 
 
 def test_disk_and_packages_are_compared(run: Run) -> None:
-    def found(scene: Scene) -> dict[str, str]:
-        return {issue.type: issue.severity.value for issue in examination.examine(scene)}
+    def found(context: CheckContext) -> dict[str, str]:
+        return {issue.type: issue.severity.value for issue in examination.examine(context)}
 
     target = gathered([str(run.folder)]).target
-    assert found(Scene(target, free=lambda path: 100)) == {"disk_full": "high"}
+    assert found(CheckContext(target, free=lambda path: 100)) == {"disk_full": "high"}
     saving = load_config(None, None, [*CONFIG, "trainer.save_steps=1"], environ={}).config
-    scene = Scene(target, Next(saving), free=lambda path: 20_000)
-    assert found(scene)["disk_space"] == "medium"
+    context = CheckContext(target, Next(saving), free=lambda path: 20_000)
+    assert found(context)["disk_space"] == "medium"
     limited = load_config(
         None, None, [*CONFIG, "trainer.save_steps=1", "trainer.save_total_limit=1"], environ={}
     ).config
-    assert "disk_space" not in found(Scene(target, Next(limited), free=lambda path: 20_000))
+    assert "disk_space" not in found(CheckContext(target, Next(limited), free=lambda path: 20_000))
 
 
 def test_a_login_is_asked_for_only_where_it_is_needed(run: Run, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_login_is_asked_for_only_where_it_is_needed(run: Run, tmp_path: Path) 
 
     def found(**environ: str) -> set[str]:
         here = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), **environ}
-        return {issue.type for issue in check_wandb(Scene(target, Next(config), environ=here))}
+        return {issue.type for issue in check_wandb(CheckContext(target, Next(config), environ=here))}
 
     assert found() & {"wandb_no_credentials", "wandb_not_installed"}
     assert "wandb_no_credentials" not in found(WANDB_MODE="offline")

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
-from regress.engine.config.schema import OptimizerConfig
-from regress.engine.optim import adamw, build_scheduler
-from regress.engine.optim import update as update_once
+from regress.engine.optim import adamw
 from regress.engine.passes import Part, _no_loss, accumulate, evaluate
 from regress.engine.step import settled, train_step, update
 from regress.engine.world import SingleProcess
@@ -23,10 +21,9 @@ from regress.errors import NotFinite, RegressError
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss, token_loss
-from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
-from regress.layout import BatchPlan, Mesh, RankPlan
+from regress.layout import BatchPlan
 
 LENGTHS = (3, 2, 4, 1)
 K = sum(LENGTHS)
@@ -363,38 +360,6 @@ def test_an_update_that_is_not_finite_changes_nothing(name: str) -> None:
     assert not optimizer.state[policy.theta]
 
 
-def test_another_problem_is_told_before_one_of_finite_values() -> None:
-    parts = [
-        Part(problem=NotFinite("late")),
-        Part(problem=RegressError("first"), grad_norm=math.nan),
-        Part(problem=InputError("second")),
-    ]
-
-    class Three(SingleProcess):
-        def gather(self, value: Any) -> list[Any]:
-            return parts
-
-    with pytest.raises(RegressError, match=r"^first$"):
-        settled(Three(), Part())
-
-
-def test_ranks_with_the_same_loss_count_once() -> None:
-    def part(number: int) -> Part:
-        return Part(float(number), {"x": Metric(float(number), 1)}, {"policy": float(number)}, grad_norm=0.0)
-
-    class Four(SingleProcess):
-        def __init__(self) -> None:
-            self.plan = RankPlan(Mesh(dp=2, tp=2))
-
-        def gather(self, value: Any) -> list[Any]:
-            places = [self.plan.mesh.coordinates(rank) for rank in range(4)]
-            return [part(1 + 10 * place["dp"] + 100 * place["tp"]) for place in places]
-
-    outcome = settled(Four(), Part())
-    assert (outcome.loss, outcome.terms, outcome.grad_norm) == (12.0, {"policy": 12.0}, 0.0)
-    assert (outcome.metrics["x"].total, outcome.metrics["x"].count) == (12.0, 2)
-
-
 @pytest.mark.parametrize("problem", [None, InputError("own")])
 def test_a_recorder_that_failed_stops_the_update(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regress.engine.step.failure", lambda: OSError("the disk is full"))
@@ -413,45 +378,3 @@ def test_settled_passes_of_one_rank_are_its_own() -> None:
     assert (outcome.loss, outcome.terms, outcome.metrics) == (part.loss, part.terms, part.metrics)
     with pytest.raises(InputError, match="own"):
         settled(SingleProcess(), Part(problem=InputError("own")))
-
-
-def test_implementations_of_adamw() -> None:
-    flags = {
-        name: (group["foreach"], group["fused"])
-        for name in ("auto", "for_loop", "foreach", "fused")
-        for group in adamw(Numbers().named_parameters(), 0.1, implementation=name).param_groups
-    }
-    assert flags == {
-        "auto": (None, None),
-        "for_loop": (False, False),
-        "foreach": (True, False),
-        "fused": (False, True),
-    }
-    assert adamw([], 0.1).param_groups[0]["params"] == []
-
-
-def test_settings_that_torch_cannot_take_are_named() -> None:
-    class Refusing(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # never returns
-            raise RuntimeError("no float32")
-
-    optimizer = Refusing([Numbers().theta], lr=0.5, weight_decay=0.25)
-    optimizer.param_groups[0]["eps"] = 1e-8
-    optimizer.add_param_group({"params": [Numbers().theta], "lr": 7.0, "eps": 7.0})
-    with pytest.raises(RegressError, match=r"lr 0\.5, eps 1e-08, weight_decay 0\.25"):
-        update_once(optimizer)
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("constant", [0.0, 0.5, 1.0, 1.0, 1.0, 1.0]), ("linear", [0.0, 0.5, 1.0, 0.75, 0.5, 0.25])],
-)
-def test_schedules(name: str, wanted: list[float]) -> None:
-    optimizer = adamw(Numbers().named_parameters(), 1.0)
-    scheduler = build_scheduler(optimizer, OptimizerConfig(lr_scheduler=name, warmup_steps=2), updates=6)
-    rates = []
-    for _ in wanted:
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    assert rates == wanted

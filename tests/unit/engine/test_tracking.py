@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +18,11 @@ from rich.console import Console
 from regress.dump.metrics_file import metrics_of, read_metrics, read_rows
 from regress.engine.config.schema import Config
 from regress.engine.run import train
-from regress.engine.tracking import availability
 from regress.engine.tracking.backup import Backup
-from regress.engine.tracking.identity import Wishes, find_target
-from regress.engine.tracking.log import TrackedLog, open_log
+from regress.engine.tracking.identity import Wishes
+from regress.engine.tracking.log import TrackedLog
 from regress.engine.tracking.state import read_sync_state
-from regress.errors import ConfigError, RegressError
+from regress.errors import RegressError
 
 MakeConfig = Callable[..., Config]
 
@@ -253,110 +250,6 @@ def test_trackers_change_no_bit_of_the_training(
     assert rows[0] == rows[1]
     assert weights[0] == weights[1]
     assert len(Backup(run).rows("memory")) == len(rows[1])
-
-
-def test_an_unknown_tracker_is_answered_with_the_nearest(config: MakeConfig) -> None:
-    with pytest.raises(
-        ConfigError, match="accelerate knows no tracker 'tensorbord'; did you mean tensorboard"
-    ):
-        open_log(config("tracking.trackers=[tensorbord]"), main=True, warn=print)
-
-
-def missing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    found = importlib.import_module
-
-    def load(name: str) -> Any:
-        if name in names:
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return found(name)
-
-    monkeypatch.setattr(availability.importlib, "import_module", load)
-
-
-def test_a_tracker_that_is_not_installed_says_how_to_install_it(
-    config: MakeConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    missing(monkeypatch, "wandb")
-    with pytest.raises(ConfigError, match=r"wandb is not installed .* pip install 'grpo-regress\[wandb\]'"):
-        open_log(config("tracking.trackers=[wandb]"), main=True, warn=print)
-
-
-BOARD = ("torch.utils.tensorboard", "tensorboardX")
-
-
-@pytest.mark.parametrize(
-    ("gone", "login", "chosen", "warning"),
-    [
-        ((), True, ["wandb"], None),
-        ((), False, ["tensorboard"], "wandb has no login .*; metrics go to tensorboard instead"),
-        (("wandb",), True, ["tensorboard"], "wandb is not installed .*; metrics go to tensorboard instead"),
-        (("wandb", *BOARD), True, [], "wandb is not .* and tensorboard is not .* metrics.jsonl alone"),
-    ],
-)
-def test_automatic_trackers_fall_back_with_one_warning(
-    gone: tuple[str, ...],
-    login: bool,
-    chosen: list[str],
-    warning: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = importlib.import_module
-
-    def load(name: str) -> Any:
-        if name in gone:
-            raise ModuleNotFoundError(f"No module named {name!r}")
-        return None if name in ("wandb", *BOARD) else found(name)
-
-    monkeypatch.setattr(availability.importlib, "import_module", load)
-    monkeypatch.setattr(availability, "has_wandb_login", lambda: login)
-    warnings: list[str] = []
-    assert availability.chosen_trackers(None, warnings.append) == chosen
-    assert len(warnings) == (warning is not None)
-    assert warning is None or re.search(warning, warnings[0])
-
-
-def test_a_login_of_wandb_is_found_without_asking_wandb(tmp_path: Path) -> None:
-    nothing = {"NETRC": str(tmp_path / "netrc")}
-    (tmp_path / "netrc").write_text("machine example.org login user password 0\n")
-    assert not availability.has_wandb_login(nothing)
-    assert availability.has_wandb_login({**nothing, "WANDB_MODE": "offline"})
-    assert availability.has_wandb_login({**nothing, "WANDB_API_KEY": "0" * 40})
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0\n")
-    assert availability.has_wandb_login(nothing)
-
-
-@pytest.mark.parametrize(
-    ("keys", "environ", "known", "found", "mode"),
-    [
-        ({"force_new_run": True, "run_id": "key"}, {"WANDB_RUN_ID": "env"}, "checkpoint", None, "never"),
-        ({"run_id": "key"}, {"WANDB_RUN_ID": "env"}, "checkpoint", "key", "allow"),
-        ({}, {"WANDB_RUN_ID": "env", "WANDB_RESUME": "must"}, "checkpoint", "env", "must"),
-        ({}, {}, "checkpoint", "checkpoint", "allow"),
-        ({}, {}, None, None, "allow"),
-    ],
-)
-def test_the_run_id_comes_from_the_first_that_gives_one(
-    keys: dict[str, Any],
-    environ: dict[str, str],
-    known: str | None,
-    found: str | None,
-    mode: str,
-    tmp_path: Path,
-) -> None:
-    wishes = Wishes(name="run", output_dir=tmp_path, **keys)
-    target = find_target(wishes, known_id=known, segment=1, step=3, update=6, environ=environ)
-    assert target.resume_mode == mode
-    if found is None:
-        assert target.run_id not in ("key", "env", "checkpoint")
-        assert len(target.run_id) == 21
-    else:
-        assert target.run_id == found
-
-
-def test_a_mode_that_wandb_does_not_know_is_refused(tmp_path: Path) -> None:
-    wishes = Wishes(name="run", output_dir=tmp_path)
-    with pytest.raises(ConfigError, match="WANDB_RESUME='maybe' must be one of allow, must, never, auto"):
-        find_target(wishes, known_id=None, segment=0, step=0, update=0, environ={"WANDB_RESUME": "maybe"})
 
 
 def test_a_resume_goes_on_in_the_same_run_as_a_new_segment(tmp_path: Path, memory: type[Memory]) -> None:

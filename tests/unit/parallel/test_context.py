@@ -21,7 +21,6 @@ from regress.engine.attention import block_causal_mask, visible
 from regress.engine.config.schema import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import TrueFloat64, arithmetic
-from regress.errors import ConfigError
 from regress.layout import BatchPlan, Segment, TokenLayout, plan_microbatches
 from regress.parallel import context
 
@@ -358,57 +357,3 @@ def test_a_fault_is_far_beyond_the_tolerance(ranks: Any, fault: str, method: str
 
 def test_masks_are_made_once_a_microbatch(ranks: Any) -> None:
     assert ranks.run(masks_made, "llama", "ring") == [1] * 4
-
-
-# What is refused
-
-
-def test_ulysses_needs_heads_for_every_rank() -> None:
-    model = model_of("llama", "float32", False)
-    with pytest.raises(ConfigError) as caught:
-        context.apply(model, "ulysses", 3)
-    assert str(caught.value) == (
-        "parallel.cp=3: ulysses shares heads and the model has 4 attention heads; choose a divisor of 4, or "
-        "parallel.cp_method=ring or all_gather"
-    )
-    with pytest.raises(ConfigError, match=r"has 2 attention heads \(of each of 2 tensor-parallel ranks\)"):
-        context.apply(model, "ulysses", 4, tp=2)
-    context.apply(model, "ring", 3)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_model_called_without_a_context_is_refused(method: str) -> None:
-    model = model_of("gpt2", "float32", False)
-    context.apply(model, method, 2)
-    with pytest.raises(
-        ValueError, match=r"^GPT2Attention got no context: it was called without one \(sampling cannot"
-    ):
-        model(input_ids=torch.zeros(1, 4, dtype=torch.long), use_cache=False)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_queries_that_are_not_the_contexts_columns_are_refused(method: str) -> None:
-    segments = context.ContextSegments(TokenLayout((1, 8), ()), torch.arange(8).view(2, 4))
-    states = torch.zeros(1, 2, 8, 4)
-    with pytest.raises(
-        ValueError, match=r"shape \[B, T\]=\[1, 8\] meet a context of \[1, 4\]; give the model the"
-    ):
-        context.METHODS[method](torch.nn.Module(), states, states, states, None, context=segments)
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        [[(0, 4)], [(3, 7)]],  # a column twice
-        [[(0, 3)], [(3, 6)]],  # two columns on no rank
-        [[(0, 5)], [(5, 8)]],
-        [[(0, 8)], []],
-    ],
-)
-def test_columns_that_are_no_split_are_refused(columns: Any) -> None:
-    with pytest.raises(ValueError, match="each once") as caught:
-        context.ContextSegments.of(TokenLayout((1, 8), ()), columns, None, torch.device("cpu"))
-    assert str(caught.value) == (
-        f"the column ranges {columns} of 2 ranks are not equal shares of 8 columns, each once; pad rows to a "
-        "multiple of the ranks and split them without overlap"
-    )

@@ -21,7 +21,6 @@ from regress.engine.compiled import CompiledBlocks
 from regress.engine.config.schema import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import arithmetic
-from regress.errors import ConfigError
 from regress.layout import BatchPlan, plan_microbatches
 from regress.layout.shards import ShardLayout
 from regress.parallel import expert
@@ -372,33 +371,3 @@ def test_compiled_blocks_compute_the_same(ranks: Any) -> None:
 def test_a_fault_is_far_beyond_the_tolerance(ranks: Any, fault: str) -> None:
     worst = max(max(found.values()) for found in ranks.run(errors_under, fault))
     assert worst > 1e9 * TOLERANCE
-
-
-# What is refused
-
-
-class ThreeRanks:
-    """A mesh of three."""
-
-    def size(self) -> int:
-        return 3
-
-    def get_local_rank(self) -> int:
-        return 0
-
-
-def test_ranks_that_cannot_share_the_experts_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        expert.apply(model_of("float32"), ThreeRanks())  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "parallel.ep=3: the model has 8 experts a layer, which 3 ranks cannot share equally; choose a divisor of 8"
-    )
-
-
-def test_a_model_without_experts_is_refused() -> None:
-    model = build_model(ModelConfig(family="llama"), seed=3, vocab_size=VOCABULARY, pad_id=0, eos_id=1)
-    with pytest.raises(ConfigError) as caught:
-        expert.apply(model, ThreeRanks())  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "parallel.ep=3: LlamaForCausalLM has no experts to share; set parallel.ep=1 or take a mixture-of-experts model"
-    )

@@ -37,7 +37,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Scene:
+class StepContext:
     """One step.
 
     Attributes:
@@ -57,7 +57,7 @@ class Scene:
     losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: int, trainer: Side, client: Side | None, service: Side | None) -> Scene:
+    def of(cls, step: int, trainer: Side, client: Side | None, service: Side | None) -> StepContext:
         """Read one step of all dumps."""
         sides = {TRAINER: trainer, SERVICE: service}
         found = cls(

@@ -34,7 +34,7 @@ class Next:
 
 
 @dataclass
-class Scene:
+class CheckContext:
     """Files and facts that all checks share.
 
     Attributes:

@@ -1,0 +1,148 @@
+"""The records of a unit: what was read, and the tokens at the places of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from regress.compare.alignment.places import Mask, Placed, Places, placed
+from regress.compare.alignment.project import Projection
+from regress.compare.alignment.token_overlap import Index, Part
+from regress.compare.diagnosis.failure_context import FailureContext
+from regress.compare.dumps.canonical import golden_at, golden_update
+from regress.compare.dumps.held import HeldRecords
+from regress.compare.dumps.listing import header, told_by
+from regress.compare.dumps.match import numbered
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.unit import Unit
+from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, Source
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import SampleKey
+
+
+@dataclass(frozen=True)
+class UnitRecords:
+    """One actual record, and the golden records of the same tokens or tensors by name."""
+
+    unit: Unit
+    golden_side: Side
+    actual_side: Side
+    golden: Mapping[str, Record]
+    actual: Record
+
+    @classmethod
+    def of(cls, unit: Unit) -> UnitRecords:
+        """Read the records of a unit.
+
+        Raises:
+            DumpError: if a file cannot be read.
+        """
+        golden, actual = open_side(unit.golden), open_side(unit.actual)
+        return cls(
+            unit, golden, actual, {name: golden.read(name) for name in unit.records}, actual.read(unit.record)
+        )
+
+    @cached_property
+    def hidden(self) -> Index:
+        """Tokens whose gradient could not be recovered, on either side; their recorded value is 0 whatever it was."""
+        if self.held is not None:
+            return np.zeros(0, np.int64)  # ranks of our engine have the exact derivatives
+        lost = [np.zeros(0, np.int64)]
+        for name, record in ((None, self.actual), *self.golden.items()):
+            if RECOVERABLE.tensor in record.tensors:
+                found = self.placed(name, RECOVERABLE, None)
+                if not isinstance(found, str):
+                    lost.append(found.part.rows[~found.part.array.reshape(-1).astype(bool)])
+        tokens = np.unique(np.concatenate(lost))
+        return tokens[tokens >= 0]
+
+    def golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
+        """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
+        if self.held is not None:
+            part = self.update.part(source)
+            return [part], part.rows.size != self.unit.frame.size, None
+        names = [name for name, record in self.golden.items() if source.tensor in record.tensors]
+        found = [self.placed(name, source, loss) for name in names]
+        known = [one for one in found if not isinstance(one, str)]
+        wrong = next((one for one in found if isinstance(one, str)), None)
+        return [one.part for one in known], any(one.by_loss for one in known), wrong
+
+    def told(self) -> tuple[Index | None, Mask | None]:
+        """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
+        if self.held is not None:
+            return self.update.locator.token_ids, self.update.known_loss_mask
+        return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
+
+    def actual_loss(self, loss: Mask | None) -> Mask | None:
+        """Return the loss tokens that the actual records tell; of a plan those of the golden ones."""
+        if self.held is not None:
+            return loss
+        telling = self.unit.actual, self.unit.actual_telling
+        return told_by(*telling, self._indices[1], self.unit.frame).loss
+
+    @cached_property
+    def held(self) -> HeldRecords | None:
+        """Records of a plan: golden values tell their loss tokens, and masks count in padding; None for others."""
+        return self.actual_side if isinstance(self.actual_side, HeldRecords) else None
+
+    def placed(
+        self, name: str | None, source: Source, loss: Mask | None, *, rows_only: bool = False
+    ) -> Placed | str:
+        """Return a tensor of a golden record (None: the own one) as rows of tokens, or why it cannot be placed."""
+        record = self.actual if name is None else self.golden[name]
+        try:
+            return placed(record, source, self._places(name), loss, rows_only=rows_only)
+        except CompareError as error:
+            return str(error)
+
+    def _places(self, name: str | None) -> Places:
+        if name not in self._known_places:
+            (mine, its), unit = self._indices, self.unit
+            if name is not None:
+                found = header(unit.golden, name).places(mine, unit.frame)
+            elif self.held is not None:
+                found = self.held.places(unit.record)
+            else:
+                found = header(unit.actual, unit.record).places(its, unit.frame)
+            self._known_places[name] = found
+        return self._known_places[name]
+
+    @cached_property
+    def _known_places(self) -> dict[str | None, Places]:
+        return {}
+
+    @cached_property
+    def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
+        """Return the frame numbers of the golden and of the actual samples."""
+        index = self.unit.frame.index
+        return {**index, **numbered(self.unit.alias, index)}, numbered(self.unit.golden_of, index)
+
+    @cached_property
+    def update(self) -> Projection:
+        """The golden update that the unit belongs to."""
+        unit = self.unit
+        if self.held is not None:
+            return golden_at(unit.golden, unit.actual, unit.place.step, unit.place.update)
+        return golden_update(unit.golden, unit.actual, unit.records[0])
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The golden update, restricted to the samples with a token here."""
+        whole = self.update
+        if self.unit.stage in UPDATE_STAGES or self.held is not None:
+            return whole
+        return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
+
+    def context(self, source: Source, placed: Placed) -> FailureContext:
+        """Return the failure context of a tensor of tokens."""
+        golden, name = self.projection, self.unit.record
+        if self.held is not None:
+            layout, rows = self.held.layouts(name)
+        else:
+            index = numbered(self.unit.golden_of, golden.frame.index)
+            layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
+        return golden.context(source, placed.layout, layout, rows, rows_only=placed.by_loss)
