@@ -82,11 +82,14 @@ def tap_batch(
     recorder = active_recorder()
     if recorder is None:
         return
+    told = {"attention_mask": attention_mask, "position_ids": position_ids, "cu_seq_lens": cu_seq_lens}
+    known = {name: None if value is None else as_ids(value, name) for name, value in told.items()}
+    borders = known["cu_seq_lens"]
     arrangement = Arrangement(
-        as_ids(input_ids),
-        None if attention_mask is None else as_ids(attention_mask),
-        None if position_ids is None else as_ids(position_ids),
-        None if cu_seq_lens is None else as_ids(cu_seq_lens).reshape(-1),
+        as_ids(input_ids, "input_ids"),
+        known["attention_mask"],
+        known["position_ids"],
+        None if borders is None else borders.reshape(-1),
         pad_token_id,
     )
     _write(recorder, arrangement, given, forward, loss, samples)

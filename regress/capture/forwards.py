@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +56,7 @@ class Forwards:
     _graded: bool = False
     _outer: dict[str, Any] = field(default_factory=dict)
     _outputs: dict[str, Any] = field(default_factory=dict)
+    _orders: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     _probe: Tensor | None = None
 
     @contextmanager
@@ -66,8 +67,13 @@ class Forwards:
         modules = {} if pattern is None else matching_modules(root, pattern, "record(activations=...)")
         gates = routers(root) if self.settings.routing else {}
         modules = {name: module for name, module in modules.items() if name not in gates}
+        around = {name: root.get_submodule(name) for name in _enclosing((*modules, *gates)) if name}
         with ExitStack() as stack:
             handles: list[Any] = [
+                *(
+                    m.register_forward_pre_hook(eager(self._notes_order(n)), with_kwargs=True)
+                    for n, m in around.items()
+                ),
                 root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True),
                 decoder.register_forward_pre_hook(eager(self._before_decoder), prepend=True),
                 *(m.register_forward_hook(eager(self._keeps(plain_name(n)))) for n, m in modules.items()),
@@ -104,9 +110,24 @@ class Forwards:
             while label in known:
                 repeats += 1
                 label = f"{name}#{repeats}"
-            known[label] = to_numpy(local(tensor), label), shard_of(label, tensor)
+            known[label] = to_numpy(local(tensor), label), shard_of(label, tensor), self._order(name, args)
 
         return hook
+
+    def _notes_order(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._looks():
+                self._orders[name] = _leading((*args, *kwargs.values()))
+
+        return hook
+
+    def _order(self, name: str, args: Any) -> tuple[int, int] | None:
+        """Return the first two dimensions of what a module gets, or the nearest around it: rows or columns first."""
+        found = _leading(args)
+        while found is None and name:
+            name = name.rpartition(".")[0]
+            found = self._orders.get(name)
+        return found
 
     def _routes(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -119,8 +140,9 @@ class Forwards:
                     "experts as one tuple, so its choice is unknown; leave routing out"
                 )
             known = self._outputs if self.latest is None else self.latest.activations
+            order = self._order(name, args)
             for label, tensor in found.named(name).items():
-                known[label] = to_numpy(local(tensor), label), shard_of(label, tensor)
+                known[label] = to_numpy(local(tensor), label), shard_of(label, tensor), order
 
         return hook
 
@@ -216,7 +238,21 @@ class Forwards:
         return self.active and torch._C._current_graph_task_id() == -1
 
     def _forget(self) -> None:
-        self._outer, self._outputs, self._probe = {}, {}, None
+        self._outer, self._outputs, self._orders, self._probe = {}, {}, {}, None
+
+
+def _enclosing(names: Iterable[str]) -> list[str]:
+    """Return the names of the modules around some modules, each once."""
+    parts = [name.split(".") for name in names]
+    return list(dict.fromkeys(".".join(own[:depth]) for own in parts for depth in range(1, len(own))))
+
+
+def _leading(values: Iterable[Any]) -> tuple[int, int] | None:
+    """Return the first two dimensions of the first states ``[., ., H]`` among some arguments."""
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3:
+            return int(value.shape[0]), int(value.shape[1])
+    return None
 
 
 def _tells(value: Any, known: Any) -> bool:

@@ -74,6 +74,7 @@ def _from_borders(
     if (
         rows != 1
         or borders.ndim != 1
+        or not borders.size
         or borders[0] != 0
         or borders[-1] > columns
         or (np.diff(borders) < 0).any()

@@ -129,10 +129,10 @@ def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
     for name in IDS:
         value = arguments.get(name)
         if _is_ids(value):
-            return _numpy(value)
+            return _numpy(value, name)
     others = [name for name, value in arguments.items() if _is_ids(value) and not OTHERS.search(name)]
     if len(others) == 1:
-        return _numpy(arguments[others[0]])
+        return _numpy(arguments[others[0]], others[0])
     raise CaptureError(
         f"the token ids are not among the forward arguments ({', '.join(arguments) or 'none'}): name the "
         "argument that "
@@ -155,7 +155,7 @@ def _optional(
     if find is not None:
         return _found(name, arguments, find)
     value = next((arguments[key] for key in usual if isinstance(arguments.get(key), Tensor)), None)
-    return None if value is None else _numpy(value)
+    return None if value is None else _numpy(value, name)
 
 
 def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., Any]) -> NDArray[np.int64]:
@@ -165,20 +165,36 @@ def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., An
             f"record({name}={find!r}) names no argument of the forward pass, which has "
             f"{', '.join(arguments)}: correct it"
         )
-    return _numpy(value)
+    return _numpy(value, name)
 
 
-def _numpy(value: Any) -> NDArray[np.int64]:
+def _numpy(value: Any, name: str) -> NDArray[np.int64]:
+    """Return an argument as integers; raise `CaptureError` for what is no array of numbers."""
     local = value.full_tensor() if hasattr(value, "full_tensor") else value
     if isinstance(local, Tensor) and local.is_floating_point():  # a mask, added to scores or multiplied
         local = local.detach().float().clamp(-1e9, 1e9)
-    array = local.detach().cpu().numpy() if isinstance(local, Tensor) else np.asarray(local)
-    return np.array(array, dtype=np.int64)
+    try:
+        array = local.detach().cpu().numpy() if isinstance(local, Tensor) else np.asarray(local)
+        if array.dtype.kind in "USO":
+            raise ValueError("no numbers")
+        return np.array(array, dtype=np.int64)
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"{name} is no array of integers ({error}): give a tensor, an array or lists of equal length"
+        ) from None
 
 
-def as_ids(value: Any) -> NDArray[np.int64]:
-    """Return ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``."""
-    array = _numpy(value)
+def as_ids(value: Any, name: str) -> NDArray[np.int64]:
+    """Return ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``.
+
+    Raises:
+        CaptureError: for what is no array of numbers, or has another number of dimensions.
+    """
+    array = _numpy(value, name)
+    if array.ndim not in (1, 2):
+        raise CaptureError(
+            f"{name} has the shape {list(array.shape)}, but a batch has rows of tokens: give [B, T], or [T] for one row"
+        )
     return array.reshape(1, -1) if array.ndim == 1 else array
 
 

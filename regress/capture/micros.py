@@ -122,7 +122,7 @@ def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add:
     shards: dict[str, Any] = {}
     left_out = []
     for name in stack.names("activations"):
-        parts = [_by_row(p.activations.get(name, (None, None)), p.layout.shape) for p in stack.passes]
+        parts = [_by_row(p.activations.get(name, (None, None, None)), p.layout.shape) for p in stack.passes]
         arrays, layouts = [array for array, _ in parts], [layout for _, layout in parts]
         shapes = [a.shape if at is None else at.shape for a, at in parts if a is not None]
         grids = [p.layout.shape for p, a in zip(stack.passes, arrays, strict=True) if a is not None]
@@ -138,11 +138,22 @@ def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add:
     return left_out
 
 
-def _by_row(output: tuple[Any, Any], grid: tuple[int, int]) -> tuple[Any, Any]:
-    """Return a whole output of rows of tokens, as routers have, as ``[B, T, ...]``; any other as it is."""
-    (array, part), rows = output, grid[0] * grid[1]
-    flat = array is not None and part is None and array.shape[:2] != grid and array.shape[:1] == (rows,)
-    return (array.reshape(*grid, *array.shape[1:]), None) if flat else (array, part)
+def _by_row(output: tuple[Any, Any, Any], grid: tuple[int, int]) -> tuple[Any, Any]:
+    """Return a whole output of rows of tokens, as routers have, as ``[B, T, ...]``; any other as it is.
+
+    Rows of ``[B * T, ...]`` and of ``[T * B, ...]`` look alike: what the modules around get tells which. Where nothing
+    does, the output stays as it is and is left out.
+    """
+    array, part, order = output
+    rows, columns = grid
+    flat = array is not None and part is None and array.shape[:1] == (rows * columns,)
+    if not flat or array.shape[:2] == grid:
+        return array, part
+    if 1 in grid or order == grid:
+        return array.reshape(*grid, *array.shape[1:]), None
+    if order == (columns, rows):
+        return np.ascontiguousarray(array.reshape(columns, rows, *array.shape[1:]).swapaxes(0, 1)), None
+    return array, part
 
 
 def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Add) -> None:

@@ -88,7 +88,7 @@ class Pass:
 
 def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
     """Return one number for each sample, in the order of rows and columns."""
-    array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
+    array = _numbers(name, value)
     if array.shape != (len(layout.segments),):
         raise CaptureError(
             f"{name} has the shape {list(array.shape)}, but the batch holds {len(layout.segments)} "
@@ -98,9 +98,20 @@ def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
     return array
 
 
+def _numbers(name: str, value: Any) -> Array:
+    """Return a value that was tapped as an array; raise `CaptureError` for what is none."""
+    try:
+        array = value if hasattr(value, "shape") else np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise CaptureError(
+            f"{name} is no array of numbers ({error}): give a tensor, an array or lists of equal length"
+        ) from None
+    return to_numpy(array, name)
+
+
 def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
     """Return ``[B, T]`` token values: as given, aligned from the right, or spread from one for each sample."""
-    array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
+    array = _numbers(name, value)
     B, T = layout.shape
     if array.ndim == 1 and B == 1 and array.size == T != len(layout.segments):
         array = array[None]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from regress.capture.anatomy import Head, dissect
+from regress.capture.arguments import check_arguments
 from regress.capture.batch import sessions
 from regress.capture.gradients import listening
 from regress.capture.initial_weights import FOLDER, write_initial_weights
@@ -104,6 +105,7 @@ def record(
             the end, if no forward pass was captured.
         DumpError: if the folder cannot be used or written.
     """
+    check_arguments(locals())
     world = World(given=mesh, sequence=1 if sequence_group is None else sequence_group.size())
     anatomy = dissect(model, decoder, head)
     refuse_flat(model)
@@ -115,6 +117,7 @@ def record(
         gradient=gradient,
         param=param,
         optimizer_state=optimizer_state,
+        every_n_steps=every_n_steps,
         token_gradient=token_gradient,
         temperature=temperature,
         classify=classify,
@@ -178,6 +181,8 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     told: dict[str, Any] = {
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
+        "kept": session.settings.kept,
+        "every_n_steps": session.settings.every_n_steps,
     }
     if weights:
         told["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}

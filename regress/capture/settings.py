@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Settings:
     gradient: bool | str = True
     param: bool | str = True
     optimizer_state: bool | str = True
+    every_n_steps: int = 1
     token_gradient: bool = False
     temperature: float | None = None
     classify: Classify | None = None
@@ -55,17 +57,45 @@ class Settings:
             "optimizer": bool(self.optimizer_state),
         }
 
+    @property
+    def kept(self) -> dict[str, bool | str]:
+        """Tensors of parameters that are kept, by type of record: all, none, or a pattern of their names."""
+        return {"gradient": self.gradient, "param": self.param, "optimizer": self.optimizer_state}
+
 
 def sample_key(value: Any) -> SampleKey:
-    """Return a sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one."""
+    """Return a sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one.
+
+    Raises:
+        CaptureError: for what is no id.
+    """
     if isinstance(value, tuple | list) and len(value) == 2:
-        return str(value[0]), int(value[1])
-    return str(value.item() if hasattr(value, "item") else value), 0
+        group, run = (_plain(part) for part in value)
+        if isinstance(group, str | int) and isinstance(run, int):
+            return str(group), run
+    elif isinstance(plain := _plain(value), str | int | float):
+        return str(plain), 0
+    raise CaptureError(
+        f"samples= tells the id {value!r}, but an id is a text, a number, or a pair of a group and a number: give one "
+        "for each sample, by row and column"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of torch or numpy as one of Python; anything else as it is."""
+    one = hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
+    return value.item() if one else value
 
 
 def as_keys(values: Any, count: int) -> list[SampleKey]:
-    """Return ids as keys, one for each sample; raise `CaptureError` for another number of them."""
-    keys = [sample_key(value) for value in values]
+    """Return ids as keys, one for each sample; raise `CaptureError` for another number of them, or what is none."""
+    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+        raise CaptureError(
+            f"samples= tells {values!r}, but the batch holds {count} samples: give a list of ids, one for each, by row "
+            "and column"
+        )
+    found = values.reshape(-1) if getattr(values, "ndim", 1) == 0 else values
+    keys = [sample_key(value) for value in found]
     if len(keys) != count:
         raise CaptureError(
             f"samples= tells {len(keys)} ids, but the batch holds {count} samples: give one "

@@ -148,6 +148,9 @@ EVERYWHERE = ("token_gradient", "entropy_gradient")
 RECOVERABLE = Source("token_gradient", "recoverable", "token_residual", "recoverable")
 """Mask of the tokens whose derivatives rounding does not hide; others are recorded as 0, and not compared."""
 
+ROUTER = "router_loss"
+"""A microbatch's part of the load-balancing loss of routers, which is in its loss and no sum over loss tokens."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)
@@ -168,7 +171,7 @@ SOURCES: tuple[Source, ...] = (
             *("kl", "policy_loss", "entropy_loss"),
         )
     ),
-    *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
+    *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss", ROUTER)),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
     *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
     RECOVERABLE,

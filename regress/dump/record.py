@@ -166,6 +166,12 @@ def _table_row(row: Any) -> tuple[str, str, tuple[int, ...]]:
 
 def check_name(name: str, type: str) -> str:
     """Return `name`, or raise `DumpError` when no file format could hold a tensor of that name."""
-    if not name or name in RESERVED or not name.isprintable() or len(name) > 1000:
+    if (
+        not isinstance(name, str)
+        or not name
+        or name in RESERVED
+        or not name.isprintable()
+        or len(name) > 1000
+    ):
         raise DumpError(f"tensor name {name!r} in {type!r} is reserved or not printable: choose another name")
     return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
@@ -130,11 +131,17 @@ class Recorder(Collector):
         rank: int = 0,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
-        if every_n_steps < 1:
+        if not isinstance(options, Mapping):
             raise DumpError(
-                f"dump_every_n_steps is {every_n_steps}, but steps are counted from 1: give 1 or more"
+                f"options={options!r} is no choice of records: give a dict such as {{'forward_data': True}}"
             )
-        self.folder = location(dump_dir)
+        if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int) or every_n_steps < 1:
+            raise DumpError(
+                f"dump_every_n_steps is {every_n_steps!r}, but steps are counted from 1: give 1 or more"
+            )
+        if not isinstance(dump_dir, str | os.PathLike) and not hasattr(dump_dir, "iterdir"):
+            raise DumpError(f"dump directory {dump_dir!r} is no path: give that of a folder")
+        self.folder = location(str(dump_dir) if isinstance(dump_dir, os.PathLike) else dump_dir)
         super().__init__(options, every_n_steps)
         self._format = format_named(format)
         self._provenance = provenance or Provenance()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
@@ -27,6 +27,7 @@ from regress.errors import DumpError
 _recorder: ContextVar[Collector | None] = ContextVar("regress_recorder", default=None)
 _where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
 _watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("regress_watcher", default=None)
+_PLACES = tuple(field.name for field in fields(Coordinates))
 
 
 class Layout(Protocol):
@@ -52,11 +53,23 @@ def tap(
     recorder = _recorder.get()
     if recorder is None:
         return
+    _check_tapped(type, tensors, layout, meta)
     where = _here(type)
     if recorder.wanted(type, where.step):
         recorder.add(type, where, {**(tensors or {}), **named}, _info(meta, layout))
         if (watcher := _watcher.get()) is not None:
             watcher(type, where)
+
+
+def _check_tapped(type: object, tensors: object, layout: object, meta: object) -> None:
+    """Refuse arguments of a tap that are none."""
+    if not isinstance(type, str):
+        raise DumpError(f"tap({type!r}) names no type of record: give a text such as 'forward_data' first")
+    for name, value in (("tensors", tensors), ("meta", meta)):
+        if value is not None and not isinstance(value, Mapping):
+            raise DumpError(f"tap({type!r}) has {name} that are no mapping of names: give a dict")
+    if layout is not None and not hasattr(layout, "to_json"):
+        raise DumpError(f"tap({type!r}) has a layout that is none: give a TokenLayout or a ShardLayout")
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,9 @@ def tap_trajectories(
     recorder = _recorder.get()
     if recorder is None:
         return
+    given: object = trajectories
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Trajectory) for one in given):
+        raise DumpError("tap_trajectories takes trajectories only: give a list of regress.Trajectory")
     where = _here("trajectory")
     if recorder.wanted("trajectory", where.step):
         place = {key: value for key, value in vars(where).items() if key != "step"}
@@ -164,6 +180,8 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
 
     Outside of any step, and without giving one, it does nothing. Yields the coordinates, if any.
     """
+    for name, value in coordinates.items():
+        _check_coordinate(name, value)
     outer = _where.get()
     if outer is None and coordinates.get("step") is None:
         yield None
@@ -179,6 +197,15 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
         raise
     _where.reset(token)
     _flush(where, outer)
+
+
+def _check_coordinate(name: str, value: object) -> None:
+    if name not in _PLACES:
+        raise DumpError(f"at({name}=...) is no coordinate: give some of {', '.join(_PLACES)}")
+    if name == "step" and type(value) is int:
+        return  # negative ones are those of other systems
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise DumpError(f"at({name}={value!r}) is no number: give a whole one, counted from 0")
 
 
 def _flush(where: Coordinates, outer: Coordinates | None) -> None:

@@ -60,6 +60,7 @@ def accumulate(
     *,
     loss_function: LossFunction | None = None,
     watch: Watch | None = None,
+    beside: Callable[[Microbatch], float] | None = None,
 ) -> Part:
     """Run forward and backward over microbatches, by all ranks together; return this rank's part of the loss.
 
@@ -71,8 +72,9 @@ def accumulate(
         microbatches: microbatches of this rank: the same tokens, or its part of them, under a layout.
         loss_function: loss of each token, with the signature of `token_loss`, which it is by default.
         watch: sees each microbatch with its log-probs and the parts of its loss.
+        beside: returns what the layers of the model add to the loss of a microbatch, which is recorded with it.
     """
-    losses = _Losses(policy, tokens, microbatches, objective, loss_function or token_loss, watch)
+    losses = _Losses(policy, tokens, microbatches, objective, loss_function or token_loss, watch, beside)
     with token_gradients.recorded(policy.backward_scale):
         shares = policy.forward_backward(microbatches, losses)
     return losses.part(shares)
@@ -112,9 +114,10 @@ class _Losses:
         objective: Objective,
         function: LossFunction,
         watch: Watch | None,
+        beside: Callable[[Microbatch], float] | None = None,
     ) -> None:
         self._policy, self._tokens, self._microbatches = policy, tokens, microbatches
-        self._objective, self._function, self._watch = objective, function, watch
+        self._objective, self._function, self._watch, self._beside = objective, function, watch, beside
         self._problems: list[RegressError] = []  # reported when all ranks have finished their passes
 
     def __call__(self, micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
@@ -138,7 +141,8 @@ class _Losses:
         share = _sum(micro, weights * terms.loss_K)
         metrics = token_metrics(terms)
         scale = self._policy.backward_scale
-        taps.loss(micro, part, out, terms, share, metrics, self._tokens, self._objective, scale)
+        router = None if self._beside is None else self._beside(micro)
+        taps.loss(micro, part, out, terms, share, metrics, self._tokens, self._objective, scale, router)
         if self._watch is not None:
             self._watch(micro, out, terms)
         return share, Share(share.detach(), metrics, _terms(micro, terms, weights, self._objective))

@@ -106,6 +106,12 @@ class RouterLoss:
         finally:
             self._active, self._weights = False, None
 
+    def share(self, micro: Microbatch) -> float:
+        """Return what the tokens of a microbatch contribute to the loss, inside of `of_update`."""
+        index = next(at for at, known in enumerate(self._microbatches) if known is micro)
+        assert self._weights is not None
+        return float((self._weights[index] * self._counts[index].probabilities).sum())
+
     def _shares(self, world: Ranks) -> tuple[float, list[Tensor]]:
         """Return the loss, and the weight of each expert's probability at a token of each microbatch, ``[E]`` each."""
         rows = [counts.rows for counts in self._counts]

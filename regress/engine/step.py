@@ -119,7 +119,14 @@ def train_step(
         nullcontext(0.0) if router is None else router.of_update(microbatches, world or SingleProcess())
     )
     with balanced as router_loss:
-        part = accumulate(policy, tokens, microbatches, objective, loss_function=loss_function)
+        part = accumulate(
+            policy,
+            tokens,
+            microbatches,
+            objective,
+            loss_function=loss_function,
+            beside=None if router is None else router.share,
+        )
     outcome = update(
         policy,
         optimizer,

@@ -84,17 +84,24 @@ def loss(
     whole: LossTokens,
     objective: Objective,
     backward_scale: float,
+    router: float | None = None,
 ) -> None:
-    """Tap the terms of one microbatch's loss token by token, and the loss."""
+    """Tap the terms of one microbatch's loss token by token, and the loss.
+
+    Args:
+        router: its share of the load-balancing loss of routers, a part of the loss that is no sum over loss tokens.
+    """
+    whole_share = share if router is None else share.double() + router
     meta = _at_targets(micro)
     layout = micro.place.targets
     if wanted("is_loss_debug"):
-        tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
+        tap("is_loss_debug", _loss_terms(micro, part, out, terms, whole_share), layout=layout, meta=meta)
     if wanted("loss"):
         meta |= _reduction(part, whole, objective, backward_scale)
         meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
         meta["metric_parts"] = {name: [m.total, m.count, m.kind] for name, m in metrics.items()}
-        tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
+        beside = {} if router is None else {"router_loss": torch.tensor(router, dtype=torch.float64)}
+        tap("loss", {**_loss(part, terms, whole_share), **beside}, layout=layout, meta=meta)
 
 
 def gradients(policy: Policy, pattern: str) -> None:

@@ -57,7 +57,7 @@ def columns_as_positions(patch: Patch) -> None:
     variants=("packed-dynamic",),
     tokens="behind another",
     probe="log_probs",
-    rules=("positions-not-passed",),
+    rules=("positions-not-passed", "position-embedding"),
     calibration=True,
     also=(
         Shown(

@@ -290,7 +290,7 @@ def last_layer_not_in_the_optimizer(patch: Patch) -> None:
     category="N",
     source="the_well#77: state of the optimizer that is not loaded",
     first="optimizer",
-    rules=("step-counter",),
+    rules=("step-counter", "moments-dropped"),
 )
 def state_not_loaded(run: Run) -> None:
     """The optimizer begins anew."""

@@ -19,7 +19,7 @@ UNTIL_THE_END: dict[str, Any] = {"steps": None, "variants": ("resume-at2",)}
     category="N",
     source="the_well#77",
     first="optimizer",
-    rules=("step-counter", "no-update"),
+    rules=("step-counter", "no-update", "moments-dropped"),
     **UNTIL_THE_END,
 )
 def optimizer_not_restored(patch: Patch) -> None:

@@ -31,7 +31,7 @@ from regress.grpo.ratios import importance_ratio
     tokens="all",
     probe="log_probs",
     # module: only the layer as a whole is recorded, and its rotary embeddings are among what is named
-    rules=("rotary", "module"),
+    rules=("rotary", "module", "long-context"),
     calibration=True,
 )
 def rotary_in_bfloat16(run: Run) -> None:

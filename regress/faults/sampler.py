@@ -217,7 +217,7 @@ class _Before(LogitsProcessor):
     cases=("rollout",),
     first="sampler_log_probs",
     steps=None,
-    rules=(),
+    rules=("sampler-log-probs",),
     source="TRL#4159",
     variants=("base",),
 )
@@ -245,7 +245,7 @@ def sampler_log_probs_before_the_temperature(patch: Patch) -> None:
     cases=("rollout",),
     first="sampler_log_probs",
     steps=None,
-    rules=(),
+    rules=("sampler-log-probs",),
     source="rllm#816",
     variants=("base",),
 )

@@ -142,14 +142,7 @@ class Repetition:
                 f"parameters and optimizer states after {named(update.at)} were not judged: AdamW had made updates "
                 "before it, and nothing tells its moments"
             ] = None
-        if router is not None:
-            self.notes[
-                "losses of microbatches were not judged: the trainer's hold the load-balancing loss of routers, the "
-                "engine's do not; gradients hold it on both sides"
-            ] = None
-        kept = without(
-            (*(("param", "optimizer") if unknown else ()), *(("loss",) if router is not None else ()))
-        )
+        kept = without(("param", "optimizer") if unknown else ())
         with self.context(), kept, forced(policy, self.given.experts(update)):
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
             tokens = self._tokens(known, batch, batch.partition(self._plan(update)))

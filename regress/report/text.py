@@ -29,12 +29,13 @@ def headline(verdict: Verdict, where: str = "") -> str:
 
     Args:
         where: name of the comparison, such as ``case/variant``; it stands in brackets together with the place
-            within it, if there is room. Without it no place is named.
+            within it, if there is room, else the place alone. Without it no place is named.
     """
     line = printable(f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}")
     place = printable(f" ({placed(where, verdict)})") if where else ""
-    if len(line) + len(place) <= WIDTH:
-        return line + place
+    for told in (place, f" ({verdict.place})" if where else ""):
+        if len(line) + len(told) <= WIDTH:
+            return line + told
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
 
 

@@ -28,6 +28,8 @@ _VALUES = (Status.DRIFT, Status.MASK)
 OF_A_RANK = "a rank"
 PLACES = ("rank", "micro", "copies")
 """Patterns of places, which are told as evidence whatever rule speaks."""
+_TOKENS = ("all_tokens", "positions_from", "positions_below", "sample", "long_samples", "short_samples")
+_PARTS = ("layer", "expert", "shard", "block", "from_module")
 AT_MOST = 3
 """Most causes that are named for one divergence."""
 
@@ -77,6 +79,7 @@ def diagnose(
         evidence = matched(rule, divergence, known)
         if evidence is not None:
             found.append((-specificity(rule), rule, evidence))
+    found = [row for row in found if not row[1].otherwise] or sorted(found, key=lambda row: row[0])[:1]
     if not found:
         return [_unknown(divergence, known)]
     apart = divergence.pattern("copies") is not None  # what is right elsewhere is wrong because of its rank
@@ -123,7 +126,14 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said, *beside))
     words = [first.detail] if rule.says and first.detail else []
     where = [p.words for p in divergence.patterns if p.id in PLACES]
+    if not rule.patterns and not rule.any_of:  # which are about one of them
+        where += [p.words for p in divergence.patterns if _tells_where(p.id)]
     return _evidence(divergence, [*dict.fromkeys((*words, *where, *proofs))])
+
+
+def _tells_where(id: str) -> bool:
+    """Return True for patterns of the tokens and parts that are affected."""
+    return id in (*_TOKENS, *_PARTS) or id.startswith(("class:", "names:", "mesh:"))
 
 
 def _found(id: str, divergence: Divergence) -> list[Pattern]:

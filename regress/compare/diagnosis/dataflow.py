@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from regress.compare.diagnosis.layers import LAST, layer_of, layer_order
 from regress.compare.quantities import order_of
@@ -44,6 +45,21 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "invariants": (),
 }
 """Inputs of each quantity within an update. Missing tokens, a break of coverage, break all that depends on them."""
+
+
+def inputs_under(objective: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the log-probs that quantities before them in the order of computation are made of.
+
+    A KL penalty in the rewards makes advantages of those that precede the updates, and rejection the loss mask. The
+    sampler has the weights of the first update, so that a wrong model shows there, module by module.
+    """
+    found: dict[str, tuple[str, ...]] = {"sampler_log_probs": ("log_probs",), "mismatch": ("log_probs",)}
+    if objective.get("kl_placement") == "reward" and objective.get("kl_coef"):
+        found["advantages"] = ("old_log_probs", "ref_log_probs")
+    if objective.get("rejection") and objective.get("correction_policy") != "current":
+        found["batch_inputs"] = ("old_log_probs",)
+    return found
+
 
 OPTIONAL = (
     *("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from regress.compare.diagnosis.dataflow import (
     depth,
     first_of,
     inputs_of,
+    inputs_under,
 )
 from regress.compare.diagnosis.patterns import Pattern, find_patterns, kinds_of
 from regress.compare.diagnosis.run_context import RunContext
@@ -111,12 +113,13 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if not failed:
         return None
-    first = first_of(failed)
+    objective = (scene or RunContext()).config.get("algorithm") or {}
+    first = _made_before(first_of(failed), failed, objective)
     there = [v for v in verdicts if _update(v.place) == _update(first.place)]
     alike = [v for v in there if v.quantity == first.quantity]
     wrong = sorted((v for v in alike if not v.ok), key=dataflow_key)
     held, unjudged = _inputs(first, there)
-    downstream, independent = _consequences(first, failed)
+    downstream, independent = _consequences(first, failed, inputs_under(objective))
     return Divergence(
         first,
         held,
@@ -129,6 +132,31 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
         _agreeing(there),
         _before(first, verdicts),
     )
+
+
+_FORWARD = ("activations", "log_probs")
+"""Quantities that a wrong model makes wrong before any log-probs that were computed before the updates."""
+
+
+def _made_before(first: Verdict, failed: Sequence[Verdict], objective: Mapping[str, Any]) -> Verdict:
+    """Return the failure that an apparently first one follows from under an objective; itself if it follows from none.
+
+    Microbatches whose loss mask is another hold other tokens, so that they tell nothing of a mask's own inputs.
+    """
+    needed = inputs_under(objective).get(first.quantity, ())
+    of_masks = first.quantity == "batch_inputs"
+    if not needed or (of_masks and not _MASK.search(first.name)):
+        return first
+    step, update = _update(first.place)
+    updates = (None, 0) if first.quantity in _OF_A_STEP else (update,)
+    own = [v for v in failed if v.place.step == step and v.place.update in updates]
+    masked = {v.place for v in own if of_masks and v.quantity == first.quantity}
+    own = [v for v in own if v.quantity in (*needed, *_FORWARD) and v.place not in masked]
+    return first_of(own) if any(v.quantity in needed for v in own) else first
+
+
+_OF_A_STEP = ("sampler_log_probs", "mismatch")
+_MASK = re.compile("response_mask|effective_valid")
 
 
 def _agreeing(there: Iterable[Verdict]) -> tuple[str, ...]:
@@ -194,13 +222,16 @@ def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:
     return [f"{first.quantity} {nearest}"]
 
 
-def _consequences(first: Verdict, failed: Sequence[Verdict]) -> tuple[dict[str, int], dict[str, int]]:
+def _consequences(
+    first: Verdict, failed: Sequence[Verdict], more: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Count, by quantity, the other failures that follow from the first, and those that do not."""
     downstream: dict[str, int] = {}
     independent: dict[str, int] = {}
     broken: dict[tuple[int | None, int | None], set[str]] = {}
     carried = False
     known = sorted(failed, key=dataflow_key)
+    early = (first.quantity, *more) if first.quantity in {q for own in more.values() for q in own} else ()
     for update in dict.fromkeys(_update(v.place) for v in known):
         own = [v for v in known if _update(v.place) == update]
         here = broken.setdefault(update, set())
@@ -209,6 +240,7 @@ def _consequences(first: Verdict, failed: Sequence[Verdict]) -> tuple[dict[str, 
                 here.add(verdict.quantity)
                 continue
             because = carried or verdict.quantity == first.quantity or _made_of(verdict.quantity, here)
+            because = because or (verdict.quantity in early and verdict.place.step == first.place.step)
             found = downstream if because else independent
             found[verdict.quantity] = found.get(verdict.quantity, 0) + 1
             if because:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from regress.compare.quantities import EVERYWHERE, Source
 from regress.layout import TokenFrame, TokenLayout
 
 _OF_LOGITS = ("log_probs", "entropy")
+_OF_POSITIONS = re.compile("wpe|pos_emb|position")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class FailureContexts:
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
                 yield Hypothesis("columns", columns)
+            elif source.quantity == "activations" and _OF_POSITIONS.search(source.name):
+                yield from self._of_columns(known, layout, leading)
 
         def sums() -> Iterator[Terms]:
             for found in self._guesses.sums(source.quantity):
@@ -88,6 +92,26 @@ class FailureContexts:
             usual=self._usual(source, placed, leading),
             grouped=source.quantity == "advantages",
         )
+
+    def _of_columns(
+        self, outputs: NDArray[Any], layout: TokenLayout, leading: tuple[int, ...]
+    ) -> Iterator[Hypothesis]:
+        """Yield the embeddings of the columns of a row, as far as golden tokens have these positions.
+
+        Args:
+            outputs: ``[frame.size, H]`` golden embeddings of positions.
+        """
+        positions = self.truth.get("batch_inputs", {}).get("position_ids")
+        if (
+            positions is None
+            or positions.shape != outputs.shape[:1]
+            or math.prod(leading) != math.prod(layout.shape)
+        ):
+            return
+        table = np.full((max(layout.shape[1], int(positions.max(initial=0)) + 1), *outputs.shape[1:]), np.nan)
+        table[positions] = outputs
+        columns = np.tile(table[: layout.shape[1]], (layout.shape[0], *[1] * (outputs.ndim - 1)))
+        yield Hypothesis("columns", columns.reshape(*leading, *outputs.shape[1:]), partial=True)
 
     def _usual(
         self, source: Source, placed: Callable[[NDArray[Any], float], NDArray[Any]], leading: tuple[int, ...]

@@ -39,12 +39,14 @@ class Hypothesis:
         numbers: further numbers of the pattern.
         values: in the shape of the golden tensor, NaN where it says nothing.
         direction: array of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
+        partial: True if it may say nothing of most of the affected values.
     """
 
     id: str
     values: Floats
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
+    partial: bool = False
 
 
 def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothesis:
@@ -80,7 +82,7 @@ def explains(
     """
     said = over & np.isfinite(guess.values)
     hits = int(said.sum())
-    if hits < _AT_LEAST or hits < 0.5 * int(over.sum()):
+    if hits < _AT_LEAST or (hits < 0.5 * int(over.sum()) and not guess.partial):
         return False
     values = guess.values[said]
     exact = not is_float(golden.dtype)

@@ -249,6 +249,8 @@ def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
         yield Pattern("positions_from", f"only positions >= {low}", {"position": low})
         if low == 1:
             yield Pattern("beyond_first", "every sample's first position, which sees no other, holds")
+        else:
+            yield Pattern("beyond_a_position", f"every position before {low} holds", {"position": low})
     elif high < held_low:
         yield Pattern("positions_below", f"only positions < {high + 1}", {"position": high + 1})
 

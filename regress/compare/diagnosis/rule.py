@@ -37,6 +37,7 @@ class Rule:
         claims: what it speaks of, which must be there: names in `regress.compare.diagnosis.proof.CLAIMS`.
         open: True if it says what to record, and so needs no inputs that hold.
         hint: True if it names one cause of several that are possible: it is told after all that are proven.
+        otherwise: True if it says where alone, and so is told only where no other rule knows more.
     """
 
     id: str
@@ -57,3 +58,4 @@ class Rule:
     claims: Collection[str] = ()
     open: bool = False
     hint: bool = False
+    otherwise: bool = False

@@ -70,6 +70,11 @@ whole tokens. Metrics of updates differ by up to 11.3 spacings (the least ratio 
 tools), those of steps by 4.9.
 """
 
+OF_LOG_PROBS = ("token_gradient", "ratio", "policy_loss", "token_loss", "loss")
+"""Functions of a token's log-prob that change, relative to their size, by no more than it does."""
+KAPPA = 4
+"""Margin over the response to a difference, as over the noise floors of the golden cases."""
+
 SEMANTICS = 1e-12
 """Relative bound in float64: correct layouts agree to 1e-13, the smallest real faults are at 1e-6."""
 
@@ -84,6 +89,9 @@ class Bounds:
         overrides: tolerances that the project sets by hand, before both.
         scale: factor on tolerances that are measured, of the table, or set by hand.
         precision: dtype that the actual side is declared to compute in, in place of those that are recorded.
+        moved: distance of the weights that were computed with, relative to their size, which tolerances of the table
+            grow by: they are responses to weights moved by one unit in the last place.
+        shifted: largest difference of log-probs and entropies that was found with them; None where none was compared.
     """
 
     given: Tolerance | None = None
@@ -92,6 +100,8 @@ class Bounds:
     overrides: Overrides = field(default_factory=Overrides)
     scale: float = 1.0
     precision: str | None = None
+    moved: float = 0.0
+    shifted: float | None = None
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -132,9 +142,23 @@ class Bounds:
         if entry is not None and found is None:
             return Tolerance(math.inf, basis=entry.basis, reason=f"not judged: {entry.reason}")
         if found is None:
-            return _by_dtype(quantity, dtype)
+            return self._grown(_by_dtype(quantity, dtype), quantity)
         case = f" (golden case {self.case})" if self.case else ""
         return replace(found, reason=f"{found.reason}{case}")
+
+    def _grown(self, tolerance: Tolerance, quantity: str) -> Tolerance:
+        """Add the response to weights that lie apart; parameters themselves are what moved."""
+        if not self.moved or quantity == "param":
+            return tolerance
+        multiple = EPS_MULTIPLES.get(quantity, COMMON)
+        response = multiple * self.moved
+        words = f"{multiple} x {self.moved:.2g}, by which the weights differ that it was computed with"
+        if quantity in OF_LOG_PROBS and self.shifted is not None and KAPPA * self.shifted < response:
+            response = KAPPA * self.shifted
+            words = f"{KAPPA} x {self.shifted:.2g}, by which the log-probs differ that it is a function of"
+        basis = {**tolerance.basis, "moved": self.moved}
+        relative = min(tolerance.relative + response, 0.5)
+        return replace(tolerance, relative=relative, basis=basis, reason=f"{tolerance.reason}; and {words}")
 
 
 @dataclass(frozen=True)

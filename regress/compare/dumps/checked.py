@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.dumps.gaps import gaps, lost_steps
 from regress.compare.dumps.listing import Listed, headers
 from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
@@ -43,6 +44,7 @@ def check_dump(path: str) -> list[Verdict]:
     open_side.cache_clear()
     side = open_side(path)
     found: list[Verdict] = []
+    found += lost_steps(side)
     for step, names in sorted(by_step(side).items()):
         records = headers(side, names)
         for name in names:
@@ -77,6 +79,7 @@ def _of_update(record: Listed) -> bool:
 
 def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
     yield from lost_ranks(side, records, place)
+    yield from gaps(side, records, place)
     yield from _unplaced(records, place)
     yield from _not_finite(side, records, place)
     for unit in single_units((path, path), side, (), records, place, Selection()):

@@ -100,7 +100,7 @@ class Updated:
             return cls()
         places, error, there = beyond
         own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
-        at, size = (_at(own.step, own.update), _at(other.step, other.update)), actual.array.size
+        at, size = (at_of(own.step, own.update), at_of(other.step, other.update)), actual.array.size
         found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
         if found.allowed is None:
             return cls(doubt=_doubt(name, place, error, size) if found.undecided(error, bound, size) else "")
@@ -202,11 +202,11 @@ def difference(
         chosen: elements of the parameter that are asked for.
         relative: tolerance of ``gradient`` and ``optimizer``, relative to the largest golden value.
     """
-    golden, actual = (_updates(side, last) for side, last in zip(sides, at, strict=True))
+    golden, actual = (updates_of(side, last) for side, last in zip(sides, at, strict=True))
     limit = None
     if adam is not None:
         limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
-    if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
+    if len(golden) != len(actual) or not from_the_start(golden) or not from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
     known = [_settings(side, own, name, adam) for side, own in zip(sides, (golden, actual), strict=True)]
@@ -232,7 +232,7 @@ def _scale(side: Side, made: Made, at: At, name: str) -> float:
     """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
     wanted = {f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None}
     found = 0.0
-    for record in _records(side, made.stage, at):
+    for record in records_of(side, made.stage, at):
         for tensor in wanted & record.tensors.keys():
             array = record.tensors[tensor]
             if array.size:
@@ -241,18 +241,18 @@ def _scale(side: Side, made: Made, at: At, name: str) -> float:
     return found
 
 
-def _updates(side: Side, last: At) -> list[At]:
+def updates_of(side: Side, last: At) -> list[At]:
     """Return the updates up to the last one of which gradients, states or parameters are recorded, in order."""
     kinds = ("gradient", "optimizer", "param")
-    places = {_at(where.step, where.update) for kind, where in side.entries.values() if kind in kinds}
+    places = {at_of(where.step, where.update) for kind, where in side.entries.values() if kind in kinds}
     return sorted(place for place in places if place <= last)
 
 
-def _at(step: int, update: int | None) -> At:
+def at_of(step: int, update: int | None) -> At:
     return step, update or 0
 
 
-def _from_the_start(updates: list[At]) -> bool:
+def from_the_start(updates: list[At]) -> bool:
     """Return True if no update is missing: steps from 0, and the updates of each step from 0."""
     known = set(updates)
     steps = [step for step, _ in updates]
@@ -276,7 +276,7 @@ def _settings(side: Side, updates: Iterable[At], name: str, told: Adam | None) -
     if told is not None:
         return [told for _ in updates]
     return [
-        next((own for r in _records(side, "optimizer", at) if (own := Adam.recorded(r.meta, name))), None)
+        next((own for r in records_of(side, "optimizer", at) if (own := Adam.recorded(r.meta, name))), None)
         for at in updates
     ]
 
@@ -285,34 +285,56 @@ def _made(
     side: Side, updates: Iterable[At], name: str, chosen: Chosen, settings: Iterable[Adam | None]
 ) -> Iterable[Mapping[str, Made]]:
     """Yield each update as its recorded state makes it, and as all gradients so far do, by stage; what is recorded."""
-    first: Floats | None = np.zeros(chosen.places.size)
-    second: Floats | None = np.zeros(chosen.places.size)
-    for count, (at, adam) in enumerate(zip(updates, settings, strict=True), 1):
+    moments = Moments(chosen)
+    for at, adam in zip(updates, settings, strict=True):
         assert adam is not None
+        yield moments.next(
+            adam, name, *([*records_of(side, stage, at)] for stage in ("gradient", "optimizer"))
+        )
+
+
+class Moments:
+    """The moments of some elements of a parameter, update by update: as they are recorded, or made of all gradients."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        self._chosen = chosen
+        self._first: Floats | None = np.zeros(chosen.places.size)
+        self._second: Floats | None = np.zeros(chosen.places.size)
+        self._count = 0
+
+    def next(
+        self, adam: Adam, name: str, gradients: Sequence[Record], states: Sequence[Record]
+    ) -> Mapping[str, Made]:
+        """Return the next update by what it was made of: gradients, moments, or both; what is recorded.
+
+        Args:
+            gradients, states: records of the gradients and of the optimizer's state, of all ranks.
+        """
+        self._count += 1
         beta1, beta2 = adam.betas
         found: dict[str, Made] = {}
-        moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
-        gradient, norm = _part(side, "gradient", at, name, chosen)
-        if gradient is None or first is None or second is None:
-            first = second = None
+        moment, square = (part_of(states, f"{name}/{key}", self._chosen)[0] for key in STATE)
+        gradient, norm = part_of(gradients, name, self._chosen)
+        if gradient is None or self._first is None or self._second is None:
+            self._first = self._second = None
         else:
             clipped = adam.clipped(gradient, norm)
-            first = beta1 * first + (1 - beta1) * clipped
-            second = beta2 * second + (1 - beta2) * clipped**2
-            found["gradient"] = Made(adam.direction(first, second, count), gradient, "gradient")
+            self._first = beta1 * self._first + (1 - beta1) * clipped
+            self._second = beta2 * self._second + (1 - beta2) * clipped**2
+            direction = adam.direction(self._first, self._second, self._count)
+            found["gradient"] = Made(direction, gradient, "gradient")
         if moment is not None and square is not None:
-            first, second = moment, square
-            found["optimizer"] = Made(
-                adam.direction(moment, square, count), moment, "optimizer", f"/{STATE[0]}"
-            )
-        yield found
+            self._first, self._second = moment, square
+            direction = adam.direction(moment, square, self._count)
+            found["optimizer"] = Made(direction, moment, "optimizer", f"/{STATE[0]}")
+        return found
 
 
-def _part(side: Side, stage: str, at: At, name: str, chosen: Chosen) -> tuple[Floats | None, object]:
-    """Return the chosen elements of a tensor, from all ranks that hold some, and the gradient's norm."""
+def part_of(records: Iterable[Record], name: str, chosen: Chosen) -> tuple[Floats | None, object]:
+    """Return the chosen elements of a tensor, from all records that hold some, and the gradient's norm."""
     shards: list[Shard] = []
     norm: object = None
-    for record in _records(side, stage, at):
+    for record in records:
         if name not in record.tensors or record.meta.get("rank_local"):
             continue
         try:
@@ -325,7 +347,7 @@ def _part(side: Side, stage: str, at: At, name: str, chosen: Chosen) -> tuple[Fl
     return chosen.values(shards), norm
 
 
-def _records(side: Side, stage: str, at: At) -> Iterable[Record]:
+def records_of(side: Side, stage: str, at: At) -> Iterable[Record]:
     for record, (kind, where) in side.entries.items():
-        if kind == stage and _at(where.step, where.update) == at:
+        if kind == stage and at_of(where.step, where.update) == at:
             yield side.read(record)

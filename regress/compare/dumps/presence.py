@@ -17,6 +17,7 @@ from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.untrained import is_zero, untrained
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
@@ -163,15 +164,22 @@ class Stage:
         for half, other in ((golden, actual), (actual, golden)):
             names = []
             for name in (name for name in half.names if name in wanted and name not in other.names):
-                if not other.side.writes(self.name, name) and not _lacks(other.side, half, self.name, name):
+                holders = half.having(name).records
+                lacks = untrained(self.name, name, holders, half.side, other.side)
+                if lacks is None and not other.side.writes(self.name, name):
                     self.planned.notes.append(
                         f"{self.name}/{name} is in the {half.has} dump only: {other.side.system} does not write it "
                         f"({other.side.folder}), so it was not compared"
+                    )
+                elif is_zero(self.name, name, holders, half.side):
+                    self.planned.notes.append(
+                        f"{self.name}/{name} is in the {half.has} dump only, and zero there, which is as good as none"
                     )
                 elif self.options.common:
                     names.append(name)
                 else:
                     source, detail = source_or_other(self.name, name), f"only in the {half.has} dump"
+                    detail += "" if lacks is None else f"; the {other.has} trainer has {lacks}"
                     yield one_sided(half.has, source.quantity, source.label, self._place_of(name), detail)
             if names:
                 more = others(len(names), "tensor", _ARE)
@@ -270,27 +278,6 @@ class Stage:
                 continue
             detail = f"{element(at, shape, name)} is held by no rank{others(count)}"
             yield Verdict.fault(Status.COVERAGE, QUANTITY, f"{self.name}/{name}", self.place, detail, count)
-
-
-def _lacks(side: Side, half: Half, stage: str, name: str) -> bool:
-    """Return True if an optimizer has this state of other parameters, and the other side's has moved this one.
-
-    A parameter that no gradient ever reached has moments of zero in some trainers, and none in others.
-    """
-    if stage != "optimizer":
-        return False
-    parameter, _, kind = name.rpartition("/")
-    records = (record for record, (type, _) in side.entries.items() if type == stage)
-    if not any(one.rpartition("/")[2] == kind for record in records for one in side.read(record).tensors):
-        return False
-    held = (half.side.read(record.name).tensors for record in half.having(name).records)
-    moments = (
-        values
-        for tensors in held
-        for one, values in tensors.items()
-        if one.startswith(f"{parameter}/") and values.ndim
-    )
-    return any(bool(np.any(values != 0)) for values in moments)
 
 
 def _missing(holders: Iterable[Listed], name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:

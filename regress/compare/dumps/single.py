@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import Listed
@@ -165,6 +166,15 @@ def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[
 def _stage(mesh: Mesh, rank: int) -> int:
     """Return the pipeline stage of a rank."""
     return mesh.coordinates(rank)["pp"] if rank < mesh.world_size else 0
+
+
+def stage_of_pipeline(side: Side) -> Callable[[int], int]:
+    """Return a function that tells the pipeline stage of a rank; the same for all where the mesh is unknown."""
+    try:
+        mesh = Mesh(**side.mesh)
+    except (TypeError, ConfigError):
+        return lambda _: 0
+    return partial(_stage, mesh)
 
 
 def _lost(name: str, place: Place, detail: str) -> Verdict:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
 from regress.compare.metrics.ulps import spacing
-from regress.compare.quantities import SHARES
+from regress.compare.quantities import ROUTER, SHARES
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
 from regress.compare.updates.plan import Plan
@@ -298,6 +298,9 @@ class _Update:
                     continue
                 products = weights.astype(np.float64) * terms.astype(np.float64)
                 total, actual = math.fsum(products.tolist()), record.tensors[share].reshape(-1)
+                beside = record.tensors.get(ROUTER)
+                if share == "loss" and beside is not None and beside.size == 1:  # no sum over loss tokens
+                    total += float(beside.reshape(-1)[0])
                 scale = math.fsum(np.abs(weights.astype(np.float64)).tolist()) * float(
                     np.abs(terms).max(initial=0.0)
                 )

@@ -93,7 +93,7 @@ class _Noted(LogitsProcessor):
     first="sampler_log_probs",
     steps=None,
     source="TRL#6789, vllm#42259",
-    rules=(),
+    rules=("sampler-log-probs",),
 )
 def sampler_log_probs_before_the_nucleus(patch: Patch) -> None:
     """Log-probs are those of the tempered logits before tokens were excluded."""

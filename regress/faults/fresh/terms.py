@@ -73,7 +73,7 @@ def samples_without_tokens_counted(patch: Patch) -> None:
     cases=("trl",),
     variants=("base",),
     first="entropy_loss",
-    rules=("token-loss",),
+    rules=("token-loss", "entropy-loss"),
     blind=("mean 1e-3",),
 )
 def entropy_averaged_over_padding(patch: Patch) -> None:

@@ -32,6 +32,7 @@ class Verl(System):
         "verl==0.9.1",
         "tensordict==0.15.3",
         "pyvers==0.2.3",
+        "orjson==3.11.4",
         "ray==2.60.0",
         "torchdata==0.11.0",
         "codetiming==1.4.0",
@@ -73,7 +74,7 @@ class Verl(System):
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
-        yield from (replace(cell, warm=True) for cell in CELLS)
+        yield from (replace(cell, warm=cell.case != "lora") for cell in CELLS)
 
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return the preset of the objective with old log-probs of the sampler, and AdamW without decay."""
@@ -115,13 +116,15 @@ class Verl(System):
 
         settings, case = self.cell.layout.settings, self.case
         kernel = {"flash": "cpu_varlen"}.get(settings.get("attention", ""), settings.get("attention", "sdpa"))
+        base = case.model / "base"
         given = {
             "use_remove_padding": True,
             "enable_gradient_checkpointing": False,
+            **(adapters_at(case.model) if base.is_dir() else {}),
             **settings.get("model", {}),
         }
         model = HFModelConfig(
-            path=str(case.model),
+            path=str(base if base.is_dir() else case.model),
             load_tokenizer=False,
             override_config={"attn_implementation": kernel},
             **given,
@@ -178,7 +181,7 @@ class Verl(System):
             self.folder,
             engine.module,
             token_gradient=True,
-            initial_weights=True,
+            initial_weights=self.cell.case != "lora",  # those of a model with adapters are not recorded
             activations=ACTIVATIONS,
             temperature=self.setting.temperature,
             samples=lambda given: self.keys,
@@ -291,6 +294,9 @@ class Verl(System):
             yield f"the optimizer has made {facts['optimizer_steps']} steps, {steps} of them before"
         if self.cell.layout.ranks > 1 and not facts["collectives"]:
             yield "nothing was communicated"
+        trained = [name for name, weight in self.engine.module.named_parameters() if weight.requires_grad]
+        if self.cell.case == "lora" and not all(".lora_" in name for name in trained):
+            yield f"it trains {len(trained)} parameters, not those of the adapters alone"
         if self.engine.use_remove_padding != all(shape[0] == 1 for shape in facts["inputs"]):
             yield f"the inputs have the shapes {facts['inputs']}"
         if "dynamic" in settings and facts["microbatches"] < 2 * self.cell.updates:
@@ -311,6 +317,13 @@ class Verl(System):
             distributed.destroy_process_group()
 
 
+def adapters_at(folder: Path) -> dict[str, Any]:
+    """Return the options of verl's model that load the trainable adapters of a folder of peft."""
+    from peft import PeftConfig
+
+    return {"lora_rank": PeftConfig.from_pretrained(str(folder)).r, "lora_adapter_path": str(folder)}
+
+
 class VerlOnItsPins(Verl):
     """Runs the same on the newest transformers and tensordict that verl 0.9.1 allows."""
 
@@ -319,7 +332,6 @@ class VerlOnItsPins(Verl):
         *(pin for pin in Verl.requirements if not pin.startswith(("tensordict", "pyvers"))),
         "tensordict==0.10.0",
         "pyvers==0.1.0",
-        "orjson==3.11.4",
         "transformers==5.10.4",
         "huggingface_hub==1.33.0",
         "tokenizers==0.22.2",

@@ -16,6 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
+from regress.compare.dumps.checked import check_dump
+from regress.dump.reader import DumpReader
+from regress.dump.recorder import Recorder
+from regress.dump.taps import at, recording
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.config import load_config
@@ -121,6 +125,19 @@ def assert_term(found: tuple[float, dict[str, Tensor]], expected: tuple[float, d
 @pytest.mark.parametrize("plan", PLANS)
 def test_over_the_mini_batch_it_is_that_of_transformers_under_every_layout(plan: str) -> None:
     assert_term(difference(PLANS[plan], "global"), theirs([[0, 1, 2, 3, 4]]))
+
+
+@pytest.mark.parametrize("scope", ["global", "microbatch"])
+def test_it_is_in_the_recorded_losses(scope: str, tmp_path: Path) -> None:
+    """Those of the microbatches add up to the loss of the update, and the dump holds what is true of every one."""
+    kinds = ("batch_inputs", "forward_data", "is_loss_debug", "loss")
+    with recording(Recorder(tmp_path, options=dict.fromkeys(kinds, True))), at(step=0, rank=0):
+        whole, _ = one_update(model_of(), PLANS["micro-2"], COEF, scope)
+    dump = DumpReader(tmp_path)
+    records = [dump.read(name).tensors for name in dump.names("loss")]
+    assert sum(float(found["loss"]) for found in records) == pytest.approx(whole, rel=1e-12)
+    assert sum(float(found["router_loss"]) for found in records) > 1e-3 * COEF
+    assert [verdict for verdict in check_dump(str(tmp_path)) if not verdict.ok] == []
 
 
 @pytest.mark.parametrize("plan", ["one", "micro-1", "micro-2", "micro-2-packed"])

@@ -92,15 +92,16 @@ def test_the_oracle_judges_precision_under_the_recorded_choice(runs: Path, tmp_p
 
 
 def test_the_load_balancing_loss_is_repeated(tmp_path: Path) -> None:
-    """It has no part in the losses of tokens, and the routers' gradients are those of both."""
+    """It is in the losses of microbatches and not in those of tokens, and the routers' gradients are those of both."""
     old = train(tmp_path / "first", model=tiny_mixture())
     train(tmp_path / "dump", model=tiny_mixture(), old=old, balance=0.5)
     settings = {**SETTINGS, "model.router_coef": 0.5}
     told = judge_dump(tmp_path / "dump", tmp_path / "told", preset="dapo", settings=settings)
     assert told.comparison.exit_code == 0, told.comparison.failed
+    assert any(verdict.quantity == "loss" for verdict in told.comparison.verdicts)
 
     silent = judge_dump(tmp_path / "dump", tmp_path / "silent", preset="dapo", settings=SETTINGS)
-    assert f"gradient/{GATE}.weight" in failed(silent.comparison)
+    assert {f"gradient/{GATE}.weight", "loss/loss"} <= failed(silent.comparison)
     assert not any(one.startswith("token_gradient") for one in failed(silent.comparison))
 
 

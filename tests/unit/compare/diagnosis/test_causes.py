@@ -136,6 +136,7 @@ WORDS = (
     *("the gradient of the last update", "the gradient plus its parameters times 0.1"),
     *("the gradient after it was clipped", "one scaled by 2", "the 2 parts of the tensor added up"),
     "the state after the gradient times -1",
+    *("the state after a gradient of zero", "the weight decay alone"),
     *("the loss with kl_coef 0.02", "the state of a first update", "the state after this update made twice"),
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}

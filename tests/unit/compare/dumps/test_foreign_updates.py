@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from click.testing import CliRunner
 
 from regress import Recorder, Segment, TokenLayout, at, recording, tap
 from regress.cli import main
-from regress.dump.manifest import Provenance
+from regress.dump.location import location
+from regress.dump.manifest import Provenance, read_manifest, write_manifest
 
 LAYOUT = TokenLayout((1, 12), (Segment(0, 0, 12, 0, 0),))
 
@@ -109,3 +111,102 @@ def test_a_version_that_is_a_text_is_told_as_one(tmp_path: Path) -> None:
     path = Path(token_gradient(tmp_path / "golden", 0.9)) / "manifest.json"
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": "1"'))
     assert "schema version '1', this release reads 1" in told(str(path.parent), str(path.parent), 2)
+
+
+def trained(
+    folder: Path, *names: str, kept: bool | str | None = True, zero: tuple[str, ...] = (), steps: int = 2
+) -> str:
+    """Write what `record` keeps of a trainer that trains some parameters."""
+    told = {} if kept is None else {"kept": {"gradient": kept, "param": kept, "optimizer": kept}}
+    origin = Provenance(config={"capture": {"system": "loop", "every_n_steps": 1, **told}})
+    options = dict.fromkeys(("batch_inputs", "forward_data", "gradient", "param"), True)
+    at_tokens = {"samples": [["g", 0]]}
+    with recording(Recorder(folder, options=options, provenance=origin)):
+        for step in range(steps):
+            with at(step=step, rank=0, micro=0):
+                ids = torch.arange(12)[None]
+                tap("batch_inputs", input_ids=ids, layout=LAYOUT, meta=at_tokens)
+                tap("forward_data", log_probs=-torch.ones(1, 12), layout=LAYOUT, meta=at_tokens)
+            with at(step=step, rank=0):
+                tap("gradient", {n: torch.zeros(3) if n in zero else torch.ones(3) for n in names})
+                tap("param", {n: torch.ones(3) for n in names})
+    return str(folder)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_parameter_that_one_trainer_freezes_is_a_failure(tmp_path: Path, swapped: bool) -> None:
+    sides = [trained(tmp_path / "all", "a", "b"), trained(tmp_path / "frozen", "a")]
+    text = told(*(reversed(sides) if swapped else sides), 1)
+    here, other = ("actual", "golden") if swapped else ("golden", "actual")
+    assert (
+        f"gradient b: only in the {here} dump; the {other} trainer has no gradient of b: it is frozen" in text
+    )
+    assert f"param b: only in the {here} dump; the {other} trainer has no trained value of b" in text
+
+
+def test_a_gradient_of_zero_is_as_good_as_none(tmp_path: Path) -> None:
+    """Some trainers have zeros where others have nothing, as for an expert without tokens."""
+    golden = trained(tmp_path / "golden", "a", "b", zero=("b",))
+    text = told(golden, trained(tmp_path / "actual", "a"), 0)
+    assert "gradient/b is in the golden dump only" in text
+
+
+@pytest.mark.parametrize("kept", ["^a$", None])
+def test_a_parameter_that_one_recording_left_out_is_none_that_is_frozen(
+    tmp_path: Path, kept: str | None
+) -> None:
+    golden = trained(tmp_path / "golden", "a", "b")
+    text = told(golden, trained(tmp_path / "actual", "a", kept=kept), 0)
+    assert "gradient/b is in the golden dump only" in text
+
+
+def without(folder: str, *parts: str) -> str:
+    """Remove records from a dump as if they had never been written."""
+    place = Path(folder)
+    manifest = read_manifest(location(folder))
+    files = {name: entry for name, entry in manifest.files.items() if not any(p in name for p in parts)}
+    for name in manifest.files.keys() - files.keys():
+        (place / name).unlink()
+    write_manifest(location(folder), replace(manifest, files=files))
+    return folder
+
+
+GAPS = {
+    "all forward_data": (
+        ("forward_data/",),
+        "no forward_data was recorded of the update, though batch_inputs was",
+    ),
+    "all inputs of a step": (
+        ("batch_inputs/step_000001",),
+        "no batch_inputs was recorded of the update, though forward_data was",
+    ),
+    "the parameters of a step": (("gradient/step_000001",), "gradient is missing, though param"),
+    "a step": (("step_000001",), "step 1 is missing among those that were recorded"),
+    "the first step": (("step_000000",), "step 0 is missing among those that were recorded"),
+}
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_a_single_dump_says_what_it_lacks(tmp_path: Path, gap: str) -> None:
+    parts, words = GAPS[gap]
+    folder = without(trained(tmp_path / "dump", "a", steps=3), *parts)
+    found = CliRunner().invoke(main, ["dump", "check", folder])
+    assert found.exit_code == 1, found.output
+    assert words in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize(("stage", "rank"), [("forward_data", 1), ("batch_inputs", 0)])
+def test_a_single_dump_says_what_a_microbatch_lacks(tmp_path: Path, stage: str, rank: int) -> None:
+    options = dict.fromkeys(("batch_inputs", "forward_data"), True)
+    with recording(Recorder(str(tmp_path / "dump"), options=options)):
+        for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            with at(step=0, rank=place[0], micro=place[1]):
+                told_of = {"samples": [["g", 2 * place[0] + place[1]]]}
+                tap("batch_inputs", input_ids=torch.arange(12)[None], layout=LAYOUT, meta=told_of)
+                tap("forward_data", log_probs=-torch.ones(1, 12), layout=LAYOUT, meta=told_of)
+    folder = without(str(tmp_path / "dump"), f"{stage}/step_000000_rank{rank}_micro1")
+    found = CliRunner().invoke(main, ["dump", "check", folder])
+    assert found.exit_code == 1, found.output
+    text = " ".join(found.output.split())
+    assert f"{stage} of microbatch 1 is missing" in text
+    assert f"rank{rank}/micro1" in text

@@ -20,13 +20,16 @@ from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
-from regress.layout import ShardLayout
+from regress.layout import Segment, ShardLayout, TokenLayout
 
 NAME = "layers.0.weight"
 SHAPE = (48, 40)
 RATE, EPS = 1e-3, 1e-8
 CONFIG = {"learning_rate": RATE, "betas": [0.9, 0.999], "eps": EPS, "weight_decay": 0.0, "max_grad_norm": 1.0}
 Array = NDArray[np.float32]
+GAIN = 4.0
+"""Relative change of log-probs over that of weights, about as in the golden cases."""
+LAYOUT = TokenLayout((1, 12), (Segment(0, 0, 12, 0, 0),))
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,17 @@ class Run:
     every: int = 1
     ranks: int = 1
     turned: bool = False
+    zeros: float = 0.01  # part of the gradients of which rounding alone is left
+    answers: bool = False  # log-probs that the weights give, of another layout where rounding differs
+    wrong_rate: tuple[int, float] = (-1, 1.0)  # an update, and the factor of its rate
+    wrong_answer: tuple[int, float] = (-1, 0.0)  # an update, and what is added to a log-prob of it
 
     def gradients(self) -> list[Array]:
         found = []
         for step in range(self.steps):
             rng = np.random.default_rng(step)
             whole = rng.standard_normal(SHAPE) * 1e-2
-            whole[rng.random(SHAPE) < 0.01] = 0.0  # true zeros, of which rounding alone is left
+            whole[rng.random(SHAPE) < self.zeros] = 0.0
             noise = np.random.default_rng(1000 + 7 * self.rounding + step).standard_normal(SHAPE) * 2e-9
             found.append((-(whole + noise) if self.turned else whole + noise).astype(np.float32))
         return found
@@ -60,10 +67,16 @@ class Run:
             torch.from_numpy(np.random.default_rng(5).standard_normal(SHAPE) * 0.05).float()
         )
         optimizer = torch.optim.AdamW([weight], lr=self.rate, eps=EPS, weight_decay=0.0)
+        start = weight.detach().clone()
         told = Provenance(config={"optimizer": CONFIG} if self.config else {})
-        options = dict.fromkeys(self.types, True)
+        options = dict.fromkeys((*self.types, *(["forward_data"] * self.answers)), True)
         with recording(Recorder(folder, options=options, every_n_steps=self.every, provenance=told)):
             for step, gradient in enumerate(self.gradients()):
+                if self.answers:
+                    self._answer(step, (weight.detach().double() - start.double()).reshape(-1))
+                optimizer.param_groups[0]["lr"] = self.rate * (
+                    self.wrong_rate[1] if step == self.wrong_rate[0] else 1.0
+                )
                 weight.grad = torch.from_numpy(gradient).clone() * self.sign
                 before = weight.detach().clone()
                 norm = torch.nn.utils.clip_grad_norm_([weight], 1.0)
@@ -76,6 +89,16 @@ class Run:
                     with at(step=step, rank=0):
                         tap("optimizer", state, meta=self._settings() if self.states else {})
         return folder
+
+    def _answer(self, step: int, moved: torch.Tensor) -> None:
+        """Record log-probs that change with the weights as those of a model do."""
+        rng = np.random.default_rng(11)
+        slopes = torch.from_numpy(rng.standard_normal((12, moved.numel()))) * GAIN / moved.numel() ** 0.5
+        log_probs = (-2 + torch.tanh(slopes @ moved / 0.05)).float()[None]
+        if step == self.wrong_answer[0]:
+            log_probs[0, 3] += self.wrong_answer[1]
+        with at(step=step, rank=0, micro=0):
+            tap("forward_data", log_probs=log_probs, layout=LAYOUT, meta={"samples": [["g", 0]]})
 
     def _settings(self) -> dict[str, Any]:
         rest = {"betas": [0.9, 0.999], "eps": EPS, "amsgrad": False, "maximize": False}
@@ -224,3 +247,51 @@ def test_a_bound_that_was_asked_for_is_kept(tmp_path: Path) -> None:
     golden, actual = Run(1).record(tmp_path / "golden"), Run(2).record(tmp_path / "actual")
     assert compare_sources(golden, actual, rtol=1e-6).exit_code == 1
     assert compare_sources(golden, actual, bitwise=True).exit_code == 1
+
+
+def _later(rounding: int, **changes: Any) -> Run:
+    """A run of six updates whose log-probs follow from its weights."""
+    return Run(rounding, steps=6, answers=True, **{**TOLD, **changes})
+
+
+@pytest.mark.parametrize("zeros", [0.01, 0.001, 0.0])
+@pytest.mark.parametrize("types", [BOTH, ("gradient", "param")])
+def test_what_earlier_updates_made_of_rounding_is_no_fault_of_later_ones(
+    zeros: float, types: tuple[str, ...], compared: Callable[..., Comparison]
+) -> None:
+    told = {"zeros": zeros, "types": types, "config": types != BOTH}
+    found = compared(_later(1, **told), _later(2, **told))
+    assert [str(verdict) for verdict in found.failed] == []
+    assert found.exit_code == 0
+    widened = [note for note in found.notes if "weights that differ before the update by" in note]
+    assert bool(widened) == bool(zeros)
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [({"wrong_answer": (4, 1e-3)}, "step4"), ({"wrong_answer": (0, 1e-4)}, "step0")],
+)
+def test_a_wrong_value_of_a_later_update_is_still_one(
+    fault: dict[str, Any], place: str, compared: Callable[..., Comparison]
+) -> None:
+    found = compared(_later(1, zeros=1e-4), _later(2, zeros=1e-4, **fault))
+    assert found.exit_code == 1
+    assert {(v.quantity, str(v.place).split("/")[0]) for v in found.failed} == {("log_probs", place)}
+
+
+@pytest.mark.parametrize("fault", [{"wrong_rate": (2, 1.01)}, {"wrong_rate": (2, 0.0)}, {"skip": (2,)}])
+def test_a_wrong_update_excuses_nothing(fault: dict[str, Any], compared: Callable[..., Comparison]) -> None:
+    """Nothing but rounding explains the difference of the weights, so that log-probs after it are wrong, too."""
+    found = compared(_later(1, zeros=0.0), _later(2, zeros=0.0, **fault))
+    failed = {(verdict.quantity, verdict.place.step) for verdict in found.failed}
+    assert ("log_probs", 3) in failed
+    assert not any(
+        "weights that differ before the update" in note for note in found.notes if "step 3" in note
+    )
+
+
+def test_without_parameters_nothing_is_excused(compared: Callable[..., Comparison]) -> None:
+    """Nothing tells how far the weights lie apart."""
+    types = ("gradient", "optimizer")
+    found = compared(_later(1, types=types), _later(2, types=types))
+    assert {verdict.quantity for verdict in found.failed} == {"log_probs"}
