@@ -36,11 +36,8 @@ REMOTE_FOLDERS = ("client", "service", "reference")
 
 
 def _run_here(replay: Replay, folder: Path) -> DumpReader:
-    if replay.world_size > 1:
-        from regress.replay.pool import shared_pool
-
-        shared_pool().warm()  # it and this process import torch at the same time
-    _import_engine()
+    if replay.world_size == 1:  # several ranks compute in processes of their own, and this one needs no torch
+        _import_engine()
     from regress.replay.run import replay as run
 
     return run(replay.case, replay.variant, replay.precision, folder)
@@ -56,6 +53,7 @@ def _serve_here(replay: Replay, folder: Path) -> RemoteReplay:
 @cache
 def _import_engine() -> None:
     with imported_for_good():
+        import regress.engine.build
         import regress.replay.run  # noqa: F401  # to be there
 
 

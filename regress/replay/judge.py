@@ -18,8 +18,8 @@ from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.golden.case import GoldenCase
+from regress.replay.beside import beside_of
 from regress.replay.metrics_file import judge_metrics_file
-from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision

@@ -17,8 +17,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.beside import Beside, OwnMicrobatch
-from regress.compare.dumps.golden import sampler_log_probs
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
@@ -136,34 +134,3 @@ class _Vocabulary:
 
     def __len__(self) -> int:
         return self._size
-
-
-def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, own: bool = True) -> Beside:
-    """Return what is known of an update of a case besides its golden values.
-
-    Args:
-        before: name of the update before it, if there is one.
-        own: True to compute its samples' own gradients where a hypothesis asks for them.
-    """
-    samples = case.trajectories()[update.step]
-    return Beside(
-        rewards={sample.key: float(sample.reward) for sample in samples},
-        sampler=sampler_log_probs(update.frame, samples),
-        gradients=OwnGradients(case, update, before) if own else None,
-        microbatches=_microbatches(update),
-        before={} if before is None else case.truth(before),
-    )
-
-
-def _microbatches(update: PlannedUpdate) -> dict[str, OwnMicrobatch]:
-    """Return the different microbatches of a plan, whose samples lie on some ranks, whole or in parts."""
-    ranks: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for rank, own in enumerate(update.layouts):
-        for number, place in enumerate(own):
-            samples = tuple(sorted({segment.sample for segment in place.whole.segments}))
-            if samples:
-                ranks.setdefault((number, samples), []).append(rank)
-    return {
-        f"microbatch {number} of rank {holders[0]}": OwnMicrobatch(number, tuple(holders), np.array(samples))
-        for (number, samples), holders in ranks.items()
-    }

@@ -1,6 +1,6 @@
 """Run of a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
 
-A single rank runs in this process; several run in a pool, or under a launcher.
+A single rank runs in this process; several run in a pool, or under a launcher, and then this process needs no torch.
 """
 
 from __future__ import annotations
@@ -9,33 +9,27 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+from typing import TYPE_CHECKING, Any
 
 from regress.dump.files import write_atomically
 from regress.dump.formats import format_named
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
-from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
-from regress.engine.environment import configure_torch
-from regress.engine.rollout import VAL
 from regress.errors import ConfigError
-from regress.faults.registry import installed
 from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
-from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.pool import shared_pool
-from regress.replay.program import replay_program
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
+if TYPE_CHECKING:
+    from regress.engine.build import Run
+
 FORMAT = format_named("safetensors")
-Prepare = Callable[[Run], None]
+Prepare = Callable[["Run"], None]
 """Function that changes a run before its first step, such as by a perturbation of its weights."""
 
 
@@ -69,6 +63,8 @@ def replay(
                 f"variant {variant.name} runs the whole program in processes of this machine's pool, which neither a "
                 "launcher starts nor a fault changes; leave it out"
             )
+        from regress.replay.program import replay_program
+
         return DumpReader(replay_program(case, variant, precision, folder, count, overrides, fault))
     config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
@@ -87,6 +83,10 @@ def run_steps(config: Config, prepare: Prepare | None = None, fault: str | None 
     """Run all training steps of a configuration, without evaluation, tracking or a final model; on every
     rank of it, with a fault if one is named.
     """
+    from regress.engine.build import build
+    from regress.faults.registry import installed
+    from regress.parallel.world import opened_world
+
     with (
         torch_settings(config.threads),
         installed(fault) as broken,
@@ -105,6 +105,8 @@ def run_steps(config: Config, prepare: Prepare | None = None, fault: str | None 
 
 def record_greedy(run: Run, step: int, folder: Path) -> None:
     """Sample the prompts of a step greedily, by all ranks together; the first one writes ``greedy/`` of a folder."""
+    from regress.engine.rollout import VAL
+
     trainer = run.trainer
     found = trainer.worker.rollout(step, trainer.prompts(step), VAL)
     if trainer.world.main:
@@ -127,6 +129,11 @@ def no_progress(_: str, __: int) -> Callable[[], None]:
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
     """Set threads and deterministic switches of the run; restore those of the surrounding process afterwards."""
+    import torch
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    from regress.engine.environment import configure_torch
+
     before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -11,8 +11,13 @@ import transformers.models.qwen3.modeling_qwen3
 import transformers.models.qwen3_moe.modeling_qwen3_moe
 from transformers import conversion_mapping
 
+import regress.engine.build
+import regress.engine.rollout
+import regress.faults.registry
 import regress.parallel.launch.rank
 import regress.parallel.policy
+import regress.parallel.world
+import regress.replay.program
 import regress.replay.run
 
 if hasattr(conversion_mapping, "get_checkpoint_conversion_mapping"):

@@ -29,7 +29,7 @@ from regress.faults import (
 from regress.faults.fault import Inject, injected
 from regress.faults.ranks import data, pipeline, state, sums, tensor
 from regress.golden.store import GoldenStore
-from regress.replay.fault_trial import variant_named
+from regress.replay.fault_trial import scheduled, variant_named
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
@@ -48,6 +48,7 @@ class Case:
         first: quantity and tensor.
         patterns: ids of patterns that must be found.
         rule: that must be among the diagnoses; empty if no more than the place can be known.
+        steps: replayed steps; None for all, where the first one does not show it.
     """
 
     inject: Inject
@@ -56,6 +57,7 @@ class Case:
     first: str
     patterns: Collection[str] = ()
     rule: str = ""
+    steps: int | None = 1
 
     @property
     def name(self) -> str:
@@ -222,6 +224,7 @@ CASES = (
         "optimizer model.embed_tokens.weight/exp_avg",
         ("formula",),
         "clip-of-gradients-left-out",
+        steps=None,
     ),
     Case(
         optimizer.epsilon_inside_the_correction,
@@ -261,8 +264,11 @@ def found(tmp_path: Path) -> Callable[[Case], Found]:
         chosen = Replay(GoldenStore(GOLDEN).case(case.case), VARIANTS[case.variant], Precision.FLOAT64)
         with injected(case.inject) as prepare:
             folder = tmp_path / case.name
-            dump = replay(chosen.case, chosen.variant, chosen.precision, folder, prepare=prepare)
-        verdicts = judge_replay(chosen.case, dump, chosen.plan, chosen.precision)
+            steps = None if scheduled(chosen) else case.steps
+            dump = replay(chosen.case, chosen.variant, chosen.precision, folder, steps=steps, prepare=prepare)
+        plan = [update for update in chosen.plan if steps is None or update.step < steps]
+        found = judge_replay(chosen.case, dump, plan, chosen.precision)
+        verdicts = [verdict for verdict in found if steps is None or (verdict.place.step or 0) < steps]
         scene = run_context_of(chosen, dump.manifest.provenance.config)
         divergence = find_divergence(verdicts, scene)
         assert divergence is not None, "not caught"

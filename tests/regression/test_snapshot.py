@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import snapshot
 
 from regress.compare.diagnosis.causes import UNKNOWN
+from regress.dump.reader import DumpReader
 
 KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
 ALL = snapshot.subjects()
@@ -30,6 +33,12 @@ BY_DEFAULT = (
     "healthy-dapo-packed-dynamic",
 )
 """One of each kind: log-ratios, logits, advantages, layers, gradients; and healthy ones."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[snapshot.Subject, int | None], DumpReader]:
+    """``good(one, steps)``: the healthy replay beside a subject, which runs once."""
+    return cache(lambda one, steps: one.dump(tmp_path_factory.mktemp("good") / "dump", steps=steps))
 
 
 def rows() -> list[Any]:
@@ -62,7 +71,9 @@ def require_alike(found: dict[str, Any], known: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("one", rows())
-def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, tmp_path: Path) -> None:
+def test_it_says_what_it_said_whichever_way_it_is_asked(
+    one: snapshot.Subject, good: Callable[[snapshot.Subject, int | None], DumpReader], tmp_path: Path
+) -> None:
     known = KNOWN[one.name]
     dump = one.dump(tmp_path / "bad", steps=known["steps"])
     scene, verdicts = snapshot.judged(one, dump)
@@ -71,8 +82,8 @@ def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, t
         key: known.get(key) for key in (*SAME, "broken")
     }
     assert counts(found, known) == counts(known, known)
-    good = replace(one, fault=None).dump(tmp_path / "good", steps=known["steps"])
-    for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(good.folder)):
+    healthy = good(replace(one, fault=None), known["steps"])
+    for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(healthy.folder)):
         scene, verdicts = snapshot.compared(golden, str(dump.folder))
         found = snapshot.told(verdicts, scene)
         require_alike(found, known)
