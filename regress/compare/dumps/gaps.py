@@ -29,6 +29,7 @@ def gaps(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdic
     """Yield verdicts on records that one update lacks."""
     yield from _whole_types(side, records, place)
     yield from _microbatches(side, records, place)
+    yield from exchanged(records, place)
     yield from _of_parameters(side, records, place)
 
 
@@ -81,6 +82,27 @@ def _microbatches(side: Side, records: Sequence[Listed], place: Place) -> Iterat
                 words = "" if micro is None else f" of microbatch {micro}"
                 detail = f"{stage}{words} is missing, though it has {min(stages)}: {REMEDY}"
                 yield _lost(stage, where, detail)
+
+
+def exchanged(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    """Yield verdicts on records of a microbatch that hold samples which its inputs do not."""
+    inputs = {
+        (record.key.rank, record.key.micro): set(record.samples)
+        for record in records
+        if record.key.stage == "batch_inputs" and record.samples
+    }
+    for record in records:
+        own = inputs.get((record.key.rank, record.key.micro))
+        if own is None or record.key.stage not in MICRO_STAGES:
+            continue
+        strange = next((key for key in record.samples if key not in own), None)
+        if strange is not None:
+            where = Place(place.step, place.update, record.key.rank, record.key.micro)
+            detail = (
+                f"{record.key} holds sample {strange[0]}/{strange[1]}, which its batch_inputs do not: records of ranks "
+                "or microbatches were exchanged; record again"
+            )
+            yield _lost(record.key.stage, where, detail)
 
 
 def _of_parameters(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
+from regress.compare.dumps.gaps import exchanged
 from regress.compare.dumps.holders import Holders, likeliest
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
 from regress.compare.dumps.match import Matching, numbered
@@ -102,8 +103,12 @@ class Update:
 
     def _lost(self, planned: Planned) -> None:
         """Add missing records of ranks of the actual mesh; where the golden dump lacks the same, add a problem."""
-        known = {verdict.detail for verdict in lost_ranks(self.sides[0], self.golden, self.place)}
-        for verdict in lost_ranks(self.sides[1], self.actual, self.place):
+        golden, actual = (
+            [*lost_ranks(side, records, self.place), *exchanged(records, self.place)]
+            for side, records in zip(self.sides, (self.golden, self.actual), strict=True)
+        )
+        known = {verdict.detail for verdict in golden}
+        for verdict in actual:
             if verdict.detail not in known:
                 planned.verdicts.append(verdict)
             else:

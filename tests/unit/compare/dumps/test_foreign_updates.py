@@ -11,7 +11,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from regress import Recorder, Segment, TokenLayout, at, recording, tap
+from regress import DumpReader, Recorder, Segment, TokenLayout, at, recording, tap
 from regress.cli import main
 from regress.dump.location import location
 from regress.dump.manifest import Provenance, read_manifest, write_manifest
@@ -243,3 +243,20 @@ def test_log_probs_of_a_captured_trainer_are_finite(tmp_path: Path, bad: float) 
     found = CliRunner().invoke(main, ["dump", "check", microbatches(tmp_path / "dump", 1.0, bad=bad)])
     assert found.exit_code == 1, found.output
     assert "1 of 12 values are NaN or infinite" in found.output
+
+
+def test_records_that_were_exchanged_between_microbatches(tmp_path: Path) -> None:
+    """Each value is at its own sample, and in the record of another microbatch."""
+    golden, actual = microbatches(tmp_path / "golden", 1.0, 1.0), tmp_path / "actual"
+    dump = DumpReader(golden)
+    options = dict.fromkeys(("batch_inputs", "forward_data", "loss", "token_gradient"), True)
+    with recording(Recorder(str(actual), options=options, provenance=dump.manifest.provenance)) as recorder:
+        for name in dump.names():
+            record = dump.read(name)
+            other = record.micro if record.type != "forward_data" else 1 - (record.micro or 0)
+            recorder.put(replace(record, micro=other))
+    for text in (
+        told(golden, str(actual), 1),
+        " ".join(CliRunner().invoke(main, ["dump", "check", str(actual)]).output.split()),
+    ):
+        assert "forward_data of rank 0 microbatch 0 holds sample g/1, which its batch_inputs do not" in text
