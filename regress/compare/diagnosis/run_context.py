@@ -48,15 +48,19 @@ class RunContext:
         except (ConfigError, KeyError, TypeError, ValueError, IndexError):
             return 0
 
-    def named_factor(self, alpha: float) -> tuple[str, list[tuple[str, str]]]:
-        """Name the run's numbers that equal a factor: ``(text of an exact factor or "", [(name, words)])``."""
-        found: list[tuple[str, str]] = []
-        known = {
+    @property
+    def extents(self) -> dict[str, tuple[int | None, str]]:
+        """Numbers of ranks and microbatches that a step is split over, by name, each with its words."""
+        return {
             "world_size": (self.world_size, "the number of ranks"),
             "micros": (self.micros, "the number of microbatches"),
             **{f"mesh_{name}": (size, f"the extent of {name}") for name, size in self.mesh.items()},
         }
-        for name, (size, words) in known.items():
+
+    def named_factor(self, alpha: float) -> tuple[str, list[tuple[str, str]]]:
+        """Name the run's numbers that equal a factor: ``(text of an exact factor or "", [(name, words)])``."""
+        found: list[tuple[str, str]] = []
+        for name, (size, words) in self.extents.items():
             if size is not None and size > 1:
                 if _close(alpha, size):
                     found.append((name, f"{words}, {size}"))

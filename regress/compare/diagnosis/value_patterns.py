@@ -152,8 +152,30 @@ def _scaled(
     exact, names = scene.named_factor(alpha)
     words = f"scaled by {exact or f'{alpha:.6g}'} (alpha={alpha:.6g}, residual {residual:.1g})"
     yield Pattern("scaled", words, numbers)
+    unproven = _counts_that_do_not_reach(alpha, same, judged, scene)
     for name, what in names:
-        yield Pattern(f"scaled:{name}", f"that factor is {what}", numbers)
+        if name not in unproven:
+            yield Pattern(f"scaled:{name}", f"that factor is {what}", numbers)
+
+
+def _counts_that_do_not_reach(
+    alpha: float, same: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext
+) -> frozenset[str]:
+    """Return the names of numbers of ranks or microbatches that a factor does not come from.
+
+    Such a number enters a sum or a mean over all of them, so that one place that holds is a counter-example, unless its
+    tolerance is too wide to tell. Ranks with other numbers of microbatches would have other factors.
+    """
+    hit = {id(verdict) for verdict in same}
+    alike = [verdict for verdict in judged if verdict.name == same[0].name]
+    held = [v.alpha for v in alike if id(v) not in hit]
+    if any(factor is not None and not _alike([alpha, factor]) for factor in held):  # None: values of zero
+        return frozenset(scene.extents)
+    micros: dict[int | None, set[int]] = {}
+    for place in (verdict.place for verdict in alike):
+        if place.micro is not None:
+            micros.setdefault(place.rank, set()).add(place.micro)
+    return frozenset(["micros"] if len({len(own) for own in micros.values()}) > 1 else ())
 
 
 def _factors(verdicts: Sequence[Verdict]) -> list[float] | None:

@@ -157,15 +157,17 @@ def trust_region_of_the_ratio(patch: Patch) -> None:
     category="K",
     fresh=True,
     source="DeepSeek-V3.2: a mask for negative advantages",
-    cases=("dppo_kl",),
+    cases=("cispo_kl",),
     variants=("base",),
     first=LOSS,
-    steps=None,
-    rules=("policy-loss", "reported"),  # the tokens that it counts, where the loss of none differs
-    blind=BLIND,
+    rules=("policy-loss",),
 )
 def mask_for_the_wrong_sign(patch: Patch) -> None:
-    """Samples far from the policy are left out where their advantage is positive, not where it is negative."""
+    """Samples far from the policy are left out where their advantage is positive, not where it is negative.
+
+    Case dppo_kl, which masks by the same rule, cannot show it in its loss: the correction by sequences gives each
+    sample beyond the threshold a weight of 0 already.
+    """
     right: Any = losses._on_policy
 
     def wrong(log_probs: Tensor, given: Any, objective: Any) -> Tensor:

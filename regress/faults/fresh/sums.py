@@ -130,7 +130,7 @@ def replicas_of_shards_not_summed(patch: Patch) -> None:
     first="gradient",
     names=EXPERTS,
     ranks=(0, 1, 2, 3),
-    rules=("experts-reduced", "not-reduced", "reduction"),
+    rules=("experts-reduced", "not-reduced", "reduction", "gradients"),
     blind=BACKWARD,
 )
 def experts_not_summed_over_replicas(run: Run) -> None:

@@ -301,3 +301,43 @@ def test_an_earlier_step_comes_first() -> None:
     found = find_divergence([drift("log_probs", step=1, micro=0), drift("optimizer", "w/step")])
     assert found is not None
     assert found.first.quantity == "optimizer"
+
+
+# rules that say where alone
+
+
+def told_of(*rules: Rule) -> list[str]:
+    first = Verdict(Status.DRIFT, "gradient", "w", Place(0, None, 0))
+    found = Divergence(first, ("loss",), (), patterns=(Pattern("zero", "all zero"),))
+    return [one.rule for one in diagnose(found, SCENE, rules)]
+
+
+WHERE = Rule("where", "it is here", at=("gradient",), otherwise=True)
+CLOSER = Rule(
+    "closer", "it is here, behind what holds", at=("gradient",), holds=("loss",), tensor="w", otherwise=True
+)
+CAUSE = Rule("cause", "this did it", at=("gradient",), patterns=("zero",))
+HINT = Rule("hint", "this may have done it", at=("gradient",), patterns=("zero",), hint=True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ((WHERE, CAUSE), ["cause"]),
+        ((CAUSE, WHERE, CLOSER), ["cause"]),
+        ((WHERE, HINT), ["hint"]),
+        ((WHERE, CLOSER), ["closer"]),
+        ((CLOSER, WHERE), ["closer"]),
+        ((WHERE, replace(CAUSE, patterns=("sign",))), ["where"]),
+        ((replace(WHERE, at=("loss",)),), ["unknown"]),
+    ],
+)
+def test_a_rule_that_says_where_alone_speaks_only_if_no_other_does(
+    rules: tuple[Rule, ...], told: list[str]
+) -> None:
+    assert told_of(*rules) == told
+
+
+def test_every_rule_of_a_place_alone_names_no_pattern() -> None:
+    for rule in (rule for rule in RULES if rule.otherwise):
+        assert not any((rule.patterns, rule.any_of, rule.what, rule.hint)), rule.id
