@@ -86,6 +86,8 @@ def dissect(
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{model!r} is no torch.nn.Module: give the model that is trained, wrapped or not")
     root = unwrapped(model)
+    if head is None and decoder is None and _output_embeddings(root) is None:
+        root = _held(root)
     found_head = _named(root, head, "head") if isinstance(head, str) else head
     found_decoder = _named(root, decoder, "decoder") if isinstance(decoder, str) else decoder
     if found_head is None:
@@ -107,6 +109,38 @@ def dissect(
         "no module: name "
         'the module that gives the last hidden state with record(decoder="model")'
     )
+
+
+def _held(root: nn.Module) -> nn.Module:
+    """Return the one language model that is trained within a module, such as that of a trainer's step; else the module.
+
+    Raises:
+        CaptureError: if it trains several.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in root.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if not inside and _output_embeddings(module) is not None and _trains(module):
+            found[name] = unwrapped(module)
+    if len(found) > 1:
+        raise CaptureError(
+            f"{type(root).__name__} trains several language models ({', '.join(found)}): give record the one that is "
+            "under test"
+        )
+    for name, module in found.items():
+        own = {id(p) for p in module.parameters()}
+        other = next((n for n, p in root.named_parameters() if p.requires_grad and id(p) not in own), None)
+        if other is not None:
+            raise CaptureError(
+                f"{type(root).__name__} trains {other} beside the language model {name}: give record that model alone, "
+                f'or name its parts with record(head="{name}.lm_head", decoder="{name}.model")'
+            )
+        return module
+    return root
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
 
 
 def _named(root: nn.Module, name: str, what: str) -> nn.Module:

@@ -20,7 +20,7 @@ from regress.explain.search import Found, search
 from regress.explain.statement import Explanation, Statement
 from regress.explain.terms import Policies, policies
 from regress.explain.update import Floats, Update, read_update
-from regress.explain.weights import rules
+from regress.explain.weights import RESAMPLED, rules
 from regress.grpo.presets import preset_values
 
 
@@ -66,7 +66,8 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     if readings:
         yield from loss.statements(found, readings, mask, known)
         yield from clip.clips(found, readings, mask, known)
-        yield from agreements(mask, known, readings, found, preset)
+        if not any(reading.rule.aggregation == RESAMPLED for reading in readings):
+            yield from agreements(mask, known, readings, found, preset)
     elif not advantages:
         yield from centred(mask, known)
 

@@ -94,7 +94,7 @@ def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:
     units: list[Floats] = []
     for rule in rules:
         own = rule.values[tokens]
-        if not len(own) or not np.isfinite(own).all():
+        if not len(own) or not np.isfinite(own).all() or not own.any():
             continue
         unit = own / _size(own)
         same = next((i for i, other in enumerate(units) if np.abs(unit - other).max() < 1e-12), None)
@@ -128,10 +128,11 @@ def _hypotheses(
         promising = near.setdefault(advantage.name, set())
         known_fits, ratio = _proportional(own, tried)
         for (i, members), (j, factor) in product(enumerate(classes), enumerate(ratios)):
+            counted = int(tokens[np.flatnonzero(members[0].values[tokens])[0]])
             for k, term in enumerate(terms):
                 if not first and (i, j, k) not in promising:
                     continue
-                match = Match(advantage, members, factor, term, _NOT_YET, int(tokens[0]))
+                match = Match(advantage, members, factor, term, _NOT_YET, counted)
                 found = known_fits.get((i, j, same[k]))
                 if found is None:
                     found = _fit(mask, known, match, tokens)

@@ -13,6 +13,9 @@ from regress.explain.update import Floats, Ints
 INTEGER = 3e-6
 """Relative error up to which a length that is read off a weight counts as a whole number (and at least 1e-4)."""
 
+RESAMPLED = "resampled"
+"""Aggregation of samples that count as often as they are drawn, which no `Objective` expresses."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -68,15 +71,26 @@ def scopes(mask: Mask) -> dict[str, tuple[str, Blocks]]:
 
 
 def rules(mask: Mask) -> list[Rule]:
-    """Return every rule whose weights follow from the tokens of the update."""
-    if not mask.complete:
-        return []
+    """Return every rule whose weights follow from the tokens of the update, or from how often samples are drawn."""
+    drawn = [*_drawn(mask)]
+    if drawn or not mask.complete:
+        return drawn
     return [
         rule
         for note, lengths in mask.counts().items()
         for scope, (words, blocks) in scopes(mask).items()
         for rule in _of_scope(mask, lengths.astype(np.float64), scope, words + note, blocks)
     ]
+
+
+def _drawn(mask: Mask) -> Iterator[Rule]:
+    """Yield the recorded weights of a run that says that samples count as often as they are drawn by their rewards."""
+    trainer = mask.update.config.get("trainer")
+    method = trainer.get("resampling", "none") if isinstance(trainer, dict) else "none"
+    weights = mask.update.get("is_loss_debug/weights")
+    if method != "none" and weights is not None:
+        words = f"as recorded, as often as its sample is drawn (trainer.resampling={method})"
+        yield Rule(RESAMPLED, "global", words, weights)
 
 
 def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Blocks) -> Iterator[Rule]:

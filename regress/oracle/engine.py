@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -183,15 +184,25 @@ def _start(trainer: Trainer, program: Program, step: int) -> UnfinishedStep | No
         return None
     samples = list(program.rollouts[step])
     minis = trainer.mini_batches(samples)
-    known = {name: _known(minis, name, value) for name, value in vars(given).items()}
-    return UnfinishedStep(samples, trainer.restored_mini_batches(samples, RecordedTokens(**known)))
+    masks = [
+        mask for mini in minis for mask in mini.batch.loss_masks
+    ]  # without what was rejected or not drawn
+    whole = trainer.loss_masks(samples)
+    kept = np.concatenate([np.asarray(mask, bool) for mask in masks])[
+        np.concatenate([np.asarray(mask, bool) for mask in whole])
+    ]
+    known = {name: _known(minis, name, value, kept) for name, value in vars(given).items()}
+    told = None if kept.all() else masks
+    return UnfinishedStep(samples, trainer.restored_mini_batches(samples, RecordedTokens(**known), told))
 
 
-def _known(minis: Sequence[MiniBatch], name: str, given: Array | float | None) -> Any:
-    """Return what is given of a quantity ``[K]``, else what the trainer computed."""
+def _known(
+    minis: Sequence[MiniBatch], name: str, given: Array | float | None, kept: NDArray[np.bool_]
+) -> Any:
+    """Return what is given of a quantity ``[K]``, else what the trainer computed, at the loss tokens that are kept."""
     own: list[Any] = [getattr(mini.tokens, name) for mini in minis]
     if given is None:
         return None if own[0] is None else torch.cat(own)
     if isinstance(given, float):
         return torch.full((sum(len(mini.tokens) for mini in minis),), given, dtype=torch.float64)
-    return torch.from_numpy(given.astype(np.float64))
+    return torch.from_numpy(given[kept].astype(np.float64))

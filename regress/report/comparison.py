@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
+from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.absent import absent_records
 from regress.compare.dumps.checked import run_context_of_side
@@ -16,6 +16,7 @@ from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found
+from regress.compare.verdicts.verdict import Verdict
 from regress.report.call import Call
 from regress.report.model import Report, Told
 from regress.report.tokens import TokenTable
@@ -65,7 +66,7 @@ def report_of(
         if divergence is not None:
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
-                diagnoses[name] = diagnose(divergence, context)
+                diagnoses[name] = _causes(comparison.verdicts, divergence, context)
     first = next(iter(found.values()))
     environment = {"golden": original(first.golden)} | {
         f"actual ({name})" if several else "actual": original(comparison.actual)
@@ -83,6 +84,26 @@ def report_of(
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),
         sections=sections or {},
     )
+
+
+def _causes(verdicts: Sequence[Verdict], divergence: Divergence, context: RunContext) -> list[Diagnosis]:
+    """Return the causes of a divergence; of a loss whose terms are not recorded those of its token gradients.
+
+    The loss of a microbatch is one number. Its derivatives by the log-probs tell the mask, the weight and the term of
+    each token, so that they prove what the number only shows.
+    """
+    found = diagnose(divergence, context)
+    terms = {"token_loss", "policy_loss", "weights"} & context.quantities
+    if divergence.first.quantity != "loss" or terms:
+        return found
+    place = divergence.first.place
+    rest = [verdict for verdict in verdicts if verdict.quantity != "loss"]
+    closer = find_divergence(rest, context)
+    if closer is None or closer.first.quantity != "token_gradient":
+        return found
+    if (closer.first.place.step, closer.first.place.update) != (place.step, place.update):
+        return found
+    return [one for one in diagnose(closer, context) if one.rule != UNKNOWN] or found
 
 
 def run_context_of(comparison: Comparison) -> RunContext:

@@ -21,7 +21,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError
 
 _MASKED = ("forward_data", "is_loss_debug")
-_FINITE = (*_MASKED, "loss", "gradient")
+_FINITE = (*_MASKED, "loss", "token_gradient", "gradient", "gradient_clipped", "optimizer", "param")
 """Stages in which no value may be NaN or infinite, and those of them where this holds at loss tokens only."""
 
 CHECKSUM = "weights_sha256"
@@ -100,6 +100,7 @@ def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
 
 def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
     """Yield verdicts on NaN and infinite values in gradients, losses and quantities of loss tokens."""
+    captured = bool(side.config.get("capture"))
     for record in (record for record in records if record.key.stage in _FINITE):
         tensors = side.read(record.name).tensors
         mask = tensors.get("effective_valid", tensors.get("response_mask"))
@@ -107,9 +108,10 @@ def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator
             if array.dtype.kind in "iub":
                 continue
             if record.key.stage in _MASKED:  # values beside the loss tokens may be anything
-                if mask is None or mask.shape != array.shape:
-                    continue
-                array = array[mask.astype(bool)]
+                if mask is not None and mask.shape == array.shape:
+                    array = array[mask.astype(bool)]
+                elif mask is not None or not captured or record.key.stage != "forward_data":
+                    continue  # of a captured trainer every log-prob is one of its model
             count = array.size - int(np.isfinite(array).sum())
             if count:
                 source = source_or_other(record.key.stage, name)

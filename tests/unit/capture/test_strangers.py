@@ -282,3 +282,82 @@ def test_nothing_is_ruled_out_that_the_dumps_do_not_tell(tmp_path: Path) -> None
     causes = " ".join(found.cause for found in diagnose(divergence))
     assert "its mask" in causes
     assert "temperature" in causes
+
+
+class Holder(nn.Module):
+    """A trainer's module that holds the model, as those of Lightning do."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+
+def test_the_one_model_that_a_module_trains_is_found(tmp_path: Path) -> None:
+    """Its parameters have the names that they have without the module, so that the two can be compared."""
+    inputs = padded(make_samples(4))
+    for name in ("held", "plain"):
+        model: Any = tiny_model()
+        frozen = tiny_model().requires_grad_(False)
+        given = Holder(policy=model, reference=frozen) if name == "held" else model
+        with record(tmp_path / name, given):
+            plain(model, torch.optim.SGD(model.parameters(), lr=0.1), inputs)
+    assert compare(tmp_path / "plain", tmp_path / "held").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            lambda: {"actor": tiny_model(), "critic": tiny_model()},
+            r"several language models \(actor, critic\)",
+        ),
+        (
+            lambda: {"actor": tiny_model(), "value": nn.Linear(2, 1)},
+            r'trains value.weight beside the language model actor.*record\(head="actor.lm_head"',
+        ),
+    ],
+)
+def test_a_module_that_trains_more_than_one_model_is_refused(tmp_path: Path, parts: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=words), record(tmp_path, Holder(**parts())):
+        pass
+
+
+class ColumnsFirst(nn.Module):
+    """A model whose layers get ``[T, B, H]``, and a gate within them that gets rows."""
+
+    def __init__(self, rows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = rows
+        self.embed = nn.Embedding(40, 8)
+        self.layer = Gated()
+        self.lm_head = nn.Linear(8, 40)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.embed(input_ids)
+        states = self.layer(states) if self.rows else self.layer(states.transpose(0, 1)).transpose(0, 1)
+        return self.lm_head(states)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+
+    def forward(self, states: Tensor) -> Tensor:
+        scores = self.gate(states.reshape(-1, 8)).softmax(-1)
+        return states * (1 + scores[:, :1].reshape(*states.shape[:2], 1))
+
+
+def test_rows_of_a_module_are_placed_by_what_the_modules_around_it_get(tmp_path: Path) -> None:
+    inputs = padded(make_samples(5))
+    for name in ("rows", "columns"):
+        model = ColumnsFirst(name == "rows")
+        with record(tmp_path / name, model, head="lm_head", activations="gate"):
+            loss = model(**inputs).log_softmax(-1)[..., 0].mean()
+            loss.backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+    found = compare(tmp_path / "rows", tmp_path / "columns")
+    assert [v.name for v in found.verdicts if v.quantity == "activations"] == ["layer.gate"]
+    assert not failed(found)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from safetensors.torch import load_file
 
+from regress import explain_dump
 from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory, from_record
 from regress.engine.config import load_config
@@ -25,6 +26,7 @@ from regress.grpo.presets import make_objective
 from regress.grpo.resampling import PF_PPO_METHODS, resampling_weights
 
 MakeConfig = Callable[..., Config]
+EXPLAINED = ("token_gradient", "forward_data", "batch_inputs")
 
 
 @settings(deadline=None)
@@ -113,7 +115,7 @@ def test_a_run_and_its_replay_draw_the_same_and_train_on_nothing_else(
         "debug.enable_data_dump=true",
         *(
             f"debug.dump_options.{name}=true"
-            for name in ("trajectory", "is_loss_debug", "param", "old_log_probs")
+            for name in ("trajectory", "is_loss_debug", "param", "old_log_probs", *EXPLAINED)
         ),
     )
     recorded = config(*own, f"output_dir={tmp_path / 'recorded'}")
@@ -136,6 +138,8 @@ def test_a_run_and_its_replay_draw_the_same_and_train_on_nothing_else(
     tokens = sum(sum(one.loss_mask) for one, count in zip(samples, counts.tolist(), strict=True) if count)
     record = next(one for one in first.records() if one.type == "is_loss_debug" and one.step == 0)
     assert int((torch.from_numpy(record.tensors["advantages"]) != 0).sum()) <= tokens
+    explained = explain_dump(folder, step=0, update=0)
+    assert explained.departures == ()
     plain = config("trainer.epochs=2", f"output_dir={tmp_path / 'plain'}")
     train(plain, console)
     weights = [load_file(Path(one.output_dir) / "final" / "model.safetensors") for one in (recorded, plain)]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from regress import DumpReader, GoldenStore, compare_sources, export_case
@@ -68,6 +69,26 @@ def test_another_objective_has_other_gradients(dense: Path, tmp_path: Path) -> N
     norms = {name: grad_norm(truth(dense, one, 1, tmp_path / name)) for name, one in others.items()}
 
     assert len({round(norm, 6) for norm in (grad_norm(own), *norms.values())}) == 4
+
+
+def test_given_advantages_are_those_of_the_samples_that_resampling_draws(dense: Path, tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {
+        "trainer.resampling": "max_min",
+        "trainer.mini_batch_size": None,
+        "algorithm.loss": "reinforce",
+        "algorithm.old_log_probs": "current",
+        "algorithm.kl_coef": 0.0,
+    }
+    dump = DumpReader(truth(dense, {**chosen, "advantages": 1.0}, 1, tmp_path))
+    used = [record.tensors for record in dump.records("is_loss_debug", step=0)]
+    advantages = np.concatenate([one["advantages"][one["effective_valid"].astype(bool)] for one in used])
+    masks = [
+        one["response_mask"].astype(bool) for one in (r.tensors for r in dump.records("batch_inputs", step=0))
+    ]
+    assert set(advantages.tolist()) == {1.0}
+    assert 0 < len(advantages) == sum(int(mask.sum()) for mask in masks)
+    (rollout,) = dump.records("trajectory", step=0)
+    assert len(advantages) < int(rollout.tensors["loss_mask"].sum())
 
 
 def test_learning_rate_of_the_export_gives_way_to_a_given_one(dense: Path, tmp_path: Path) -> None:

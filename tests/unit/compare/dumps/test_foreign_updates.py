@@ -210,3 +210,36 @@ def test_a_single_dump_says_what_a_microbatch_lacks(tmp_path: Path, stage: str, 
     text = " ".join(found.output.split())
     assert f"{stage} of microbatch 1 is missing" in text
     assert f"rank{rank}/micro1" in text
+
+
+def microbatches(folder: Path, *factors: float, bad: float | None = None) -> str:
+    """Write microbatches of a captured trainer, whose losses and token gradients have a factor each."""
+    origin = Provenance(config={"capture": {"system": "loop", "every_n_steps": 1}})
+    options = dict.fromkeys(("batch_inputs", "forward_data", "loss", "token_gradient"), True)
+    with recording(Recorder(folder, options=options, provenance=origin)):
+        for micro, factor in enumerate(factors):
+            of = {"samples": [["g", micro]]}
+            log_probs = -torch.linspace(1.0, 2.0, 12)[None]
+            if bad is not None:
+                log_probs[0, 3] = bad
+            with at(step=0, rank=0, micro=micro):
+                tap("batch_inputs", input_ids=torch.arange(12)[None] + micro, layout=LAYOUT, meta=of)
+                tap("forward_data", log_probs=log_probs, layout=LAYOUT, meta=of)
+                tap("loss", loss=torch.tensor(factor), layout=LAYOUT, meta=of)
+                values = torch.linspace(0.5, 1.5, 12)[None] * factor
+                tap("token_gradient", token_gradient=values, layout=LAYOUT, meta=of)
+    return str(folder)
+
+
+def test_token_gradients_prove_what_the_loss_of_a_microbatch_only_shows(tmp_path: Path) -> None:
+    golden = microbatches(tmp_path / "golden", 1.0, 1.0, 1.0)
+    text = told(golden, microbatches(tmp_path / "actual", 1.1, 1.1, 0.8), 1)
+    assert "compare: first loss" in text
+    assert "rule token-gradient-denominators; because token_gradient breaks" in text
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_log_probs_of_a_captured_trainer_are_finite(tmp_path: Path, bad: float) -> None:
+    found = CliRunner().invoke(main, ["dump", "check", microbatches(tmp_path / "dump", 1.0, bad=bad)])
+    assert found.exit_code == 1, found.output
+    assert "1 of 12 values are NaN or infinite" in found.output
