@@ -21,6 +21,9 @@ from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 PLACES = 1 << 24
 """Number of tokens that a layout may have, however small the tensors of its record are."""
 
+SMALL = 1 << 21
+"""Most bytes of the tensors of a record that is kept for who asks for one of its tensors after another."""
+
 FEW = 1 << 14
 """Most tokens of a frame that is remembered by what was read of it."""
 
@@ -190,7 +193,19 @@ def _told(
 _told_once = lru_cache(maxsize=256)(_told)
 
 
+def record_of(side: Source, name: str) -> Record:
+    """Return a record of a source; a small one is read once."""
+    return _small_record(side, name) or side.read(name)  # type: ignore[arg-type]  # sources are told apart by identity
+
+
+@lru_cache(maxsize=64)
+def _small_record(side: Source, name: str) -> Record | None:
+    record = side.read(name)
+    return record if sum(array.nbytes for array in record.tensors.values()) <= SMALL else None
+
+
 def forget() -> None:
     """Forget what was read: it may have changed since."""
     header.cache_clear()
+    _small_record.cache_clear()
     _told_once.cache_clear()

@@ -20,6 +20,7 @@ from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.alignment.token_overlap import BLOCK, Index
 from regress.compare.dumps.adam import STATE, Adam, Floats
 from regress.compare.dumps.findings import weight_beside
+from regress.compare.dumps.listing import record_of
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
@@ -350,4 +351,4 @@ def part_of(records: Iterable[Record], name: str, chosen: Chosen) -> tuple[Float
 def records_of(side: Side, stage: str, at: At) -> Iterable[Record]:
     for record, (kind, where) in side.entries.items():
         if kind == stage and at_of(where.step, where.update) == at:
-            yield side.read(record)
+            yield record_of(side, record)
