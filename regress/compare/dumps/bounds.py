@@ -70,8 +70,24 @@ whole tokens. Metrics of updates differ by up to 11.3 spacings (the least ratio 
 tools), those of steps by 4.9.
 """
 
-OF_LOG_PROBS = ("token_gradient", "ratio", "policy_loss", "token_loss", "loss")
-"""Functions of a token's log-prob that change, relative to their size, by no more than it does."""
+NOT_OF_WEIGHTS = ("param", "weights")
+"""Quantities whose tolerance does not grow: parameters are what moved, and token weights are counted."""
+OF_WEIGHTS = ("activations", "log_probs", "old_log_probs", "ref_log_probs", "entropy")
+"""Quantities that answer to the weights themselves; all others are made of these."""
+BACKWARD = (
+    "logit_gradient",
+    "gradient",
+    "gradient_clipped",
+    "grad_norm",
+    "optimizer",
+    "metrics",
+    "step_metrics",
+)
+"""Quantities that the backward pass makes, or that hold what it makes: sums in which terms cancel.
+
+They differ by more than log-probs do, as the table tells of them; other quantities change, relative to their size, by
+no more than the log-prob that they are a function of.
+"""
 KAPPA = 4
 """Margin over the response to a difference, as over the noise floors of the golden cases."""
 
@@ -147,15 +163,19 @@ class Bounds:
         return replace(found, reason=f"{found.reason}{case}")
 
     def _grown(self, tolerance: Tolerance, quantity: str) -> Tolerance:
-        """Add the response to weights that lie apart; parameters themselves are what moved."""
-        if not self.moved or quantity == "param":
+        """Add the response to weights that lie apart, as far as the log-probs found tell that there is one."""
+        if not self.moved or quantity in NOT_OF_WEIGHTS:
             return tolerance
         multiple = EPS_MULTIPLES.get(quantity, COMMON)
         response = multiple * self.moved
         words = f"{multiple} x {self.moved:.2g}, by which the weights differ that it was computed with"
-        if quantity in OF_LOG_PROBS and self.shifted is not None and KAPPA * self.shifted < response:
-            response = KAPPA * self.shifted
-            words = f"{KAPPA} x {self.shifted:.2g}, by which the log-probs differ that it is a function of"
+        if quantity not in OF_WEIGHTS and self.shifted is not None:
+            times = KAPPA * (multiple // EPS_MULTIPLES["log_probs"] if quantity in BACKWARD else 1)
+            if times * self.shifted < response:
+                response = times * self.shifted
+                words = (
+                    f"{times} x {self.shifted:.2g}, by which the log-probs differ that it is a function of"
+                )
         basis = {**tolerance.basis, "moved": self.moved}
         relative = min(tolerance.relative + response, 0.5)
         return replace(tolerance, relative=relative, basis=basis, reason=f"{tolerance.reason}; and {words}")
