@@ -41,8 +41,8 @@ class _Differs:
     """First difference of a sample.
 
     Attributes:
-        kind: ``given`` (prompt, or what the environment writes), ``drawn``, ``shorter``, ``longer``, ``marked`` (the
-            same tokens, others of which count as sampled).
+        kind: ``given`` (prompt, or what the environment and the chat template write), ``drawn``, ``shorter``,
+            ``longer``, ``marked`` (the same tokens, others of which count as sampled).
         at: position of it.
     """
 
@@ -103,7 +103,7 @@ _KINDS = {
 
 def _event(one: _Differs) -> str:
     if one.kind == "given":
-        return "the prompt or an answer of the environment is another"
+        return _given(one)
     if one.kind == "marked":
         side = (
             "counts as sampled and was not" if one.other.mask[one.at] else "does not count as sampled and was"
@@ -111,7 +111,29 @@ def _event(one: _Differs) -> str:
         return f"the tokens are the same and one {side}"
     if one.kind == "drawn":
         return f"token {int(one.other.tokens[one.at])} is drawn in place of {int(one.sample.tokens[one.at])}"
-    return f"the completion ends {'earlier' if one.kind == 'shorter' else 'later'}"
+    ended = "completion" if _sampled(one.sample, one.at - 1) and _drawn(one) else "conversation"
+    return f"the {ended} ends {'earlier' if one.kind == 'shorter' else 'later'}"
+
+
+def _given(one: _Differs) -> str:
+    if one.at < max(one.sample.prompt, one.other.prompt):
+        return "the prompt is another"
+    told = "an answer of the environment is another"
+    drawn = [_sampled(side, one.at) for side in (one.sample, one.other)]
+    there = [one.at < len(side.tokens) for side in (one.sample, one.other)]
+    if any(drawn) or not all(there):
+        ends = "earlier" if drawn[1] or not there[1] else "later"
+        return f"{told}: its tokens end {ends}"
+    return told
+
+
+def _drawn(one: _Differs) -> bool:
+    return _sampled(one.sample, one.at) or _sampled(one.other, one.at)
+
+
+def _sampled(side: _Sample, at: int) -> bool:
+    """Return True where a sample has a token that was sampled."""
+    return 0 <= at < len(side.tokens) and bool(side.mask[at])
 
 
 def _samples(record: Record) -> dict[str, _Sample] | None:
@@ -154,15 +176,21 @@ def _difference(golden: _Sample, actual: _Sample) -> _Differs | None:
 
 
 def _kind(golden: _Sample, actual: _Sample, at: int) -> str:
-    sampled = [at < len(one.tokens) and bool(one.mask[at]) for one in (golden, actual)]
+    """Return what the first difference is made of; behind a token that nobody sampled no completion can end."""
+    sampled = [_sampled(one, at) for one in (golden, actual)]
     there = [at < len(one.tokens) for one in (golden, actual)]
     if np.array_equal(golden.tokens, actual.tokens):
         return "marked"
-    if at < golden.prompt or not any(sampled):
-        return "given" if all(there) or at < golden.prompt else "longer" if there[1] else "shorter"
+    if at < max(golden.prompt, actual.prompt):
+        return "given"
     if all(sampled):
         return "drawn"
-    return "longer" if sampled[1] else "shorter"
+    behind_a_draw = _sampled(golden, at - 1)
+    if all(there) and not (behind_a_draw and any(sampled)):
+        return "given"  # the environment's tokens are others, or end elsewhere
+    if not behind_a_draw and not any(sampled):
+        return "given"  # its tokens are cut
+    return "longer" if sampled[1] or not there[0] else "shorter"
 
 
 def _distribution(wrong: Sequence[_Differs], tolerance: Tolerance | None) -> list[str]:

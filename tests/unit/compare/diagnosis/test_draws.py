@@ -75,6 +75,38 @@ def other_prompts(found: list[Trajectory]) -> None:
         one.tokens[1] = 9
 
 
+def without(*places: int) -> Change:
+    """Every sample without the tokens at these positions."""
+
+    def change(found: list[Trajectory]) -> None:
+        for one in found:
+            kept = np.setdiff1d(np.arange(len(one.tokens)), places)
+            assert one.log_probs is not None
+            one.tokens, one.loss_mask = ([part[i] for i in kept] for part in (one.tokens, one.loss_mask))
+            one.log_probs = one.log_probs[kept]
+
+    return change
+
+
+def with_one_more_of_the_template(found: list[Trajectory]) -> None:
+    for one in found:
+        assert one.log_probs is not None
+        one.tokens, one.loss_mask = (
+            [*part[:9], more, *part[9:]] for part, more in ((one.tokens, 22), (one.loss_mask, 0))
+        )
+        one.log_probs = np.insert(one.log_probs, 9, 0.0)
+
+
+def one_reply_and_other_draws(found: list[Trajectory]) -> None:
+    drawn([12] * 3)(found)
+    found[4].tokens[8] = 9
+
+
+def one_mask_and_other_draws(found: list[Trajectory]) -> None:
+    drawn([12] * 3)(found)
+    found[4].loss_mask = [*found[4].loss_mask[:7], 1, 1, *found[4].loss_mask[9:]]
+
+
 def less_likely(found: list[Trajectory]) -> None:
     drawn([12] * 6)(found)
     for one in found:
@@ -89,6 +121,14 @@ CASES: dict[str, tuple[Change, str]] = {
     "another end": (shortened, "sampler-end"),
     "another mask": (replies_marked, "rollout-mask"),
     "other prompts": (other_prompts, "rollouts-given"),
+    "a reply without its last token": (without(8), "rollouts-given"),
+    "a reply without its first token": (without(7), "rollouts-given"),
+    "a reply with one token more": (with_one_more_of_the_template, "rollouts-given"),
+    "a conversation that ends within a reply": (without(*range(8, 14)), "rollouts-given"),
+    "another reply and other draws": (one_reply_and_other_draws, "rollouts-given"),
+    "another mask and other draws": (one_mask_and_other_draws, "rollout-mask"),
+    "no second turn": (without(*range(7, 14)), "sampler-end"),
+    "a turn one token short": (without(6), "sampler-end"),
     "at the first token": (drawn([3, 3, 3]), "sampler"),
     "another reward": (lambda found: setattr(found[0], "reward", 0.0), "rollout-records"),
 }
@@ -114,6 +154,21 @@ def test_what_is_known_of_a_sampler(name: str) -> None:
     assert found.startswith(SAMPLED)
     assert told(found)[0] == rule
     assert "other-rollouts" not in told(found)
+
+
+@pytest.mark.parametrize(
+    ("change", "event"),
+    [
+        (other_prompts, "the prompt is another"),
+        (without(8), "an answer of the environment is another: its tokens end earlier"),
+        (with_one_more_of_the_template, "an answer of the environment is another: its tokens end later"),
+        (without(*range(8, 14)), "an answer of the environment is another: its tokens end earlier"),
+        (without(6), "the completion ends earlier"),
+        (without(*range(7, 14)), "the conversation ends earlier"),
+    ],
+)
+def test_the_part_of_a_conversation_that_differs_first_is_named(change: Change, event: str) -> None:
+    assert f", where {event};" in f"{words(change)};"
 
 
 def test_rollouts_that_had_to_be_repeated_are_other_rollouts() -> None:
