@@ -131,8 +131,10 @@ class TokenGradients:
         if policy is None or reference is None or kl is None:
             return None
         gap = policy - reference
-        if estimator in ("k1", "k2"):
+        if estimator in ("k1", "k2") or estimator.endswith("+"):  # with a plus that of k2
             slope = np.ones_like(gap) if estimator == "k1" else gap
+        elif estimator == "abs":
+            slope = np.sign(gap)
         elif estimator == "k3":
             slope = 1.0 - np.exp(-gap)
             for values, key in ((gap, "kl_log_ratio_clamp"), (kl, "kl_clamp")):

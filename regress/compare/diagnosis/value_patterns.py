@@ -7,6 +7,7 @@ tensors: one number is always some multiple of another.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ EXPLAINED = LEFT
 AT_LEAST = 8
 """Fewest elements of one tensor that prove a factor, offset or formula; less of each of several tensors will do."""
 _ALIKE = 1e-4
+_ADAPTER = re.compile(r"\blora_(embedding_)?[AB]\b")
+"""Names of the factors of low-rank adapters, which are multiplied by a scale of their own."""
 _TOLD = 3  # formulas that are named
 _FEW = 8
 """Elements of a tensor below which it need not speak for a hypothesis that all others prove."""
@@ -141,6 +144,8 @@ def _scaled(
         return
     if whole and all(v in failed or not v.scale for v in judged):
         yield Pattern("everywhere", "the same factor in every tensor", {"tensors": len(failed)})
+        if all(_ADAPTER.search(verdict.name) for verdict in failed):
+            yield Pattern("adapters", "every tensor with a gradient is a factor of an adapter")
     residual = max((v.residual or 0.0) for v in same)
     if abs(alpha) < 1e-12:
         yield Pattern("zero", "all zero")

@@ -24,7 +24,10 @@ from regress.parallel.segments import attend
     variants=("tp4",),
     first="activations transformer.h.0",
     names=AFTER_BLOCK_0,
-    rules=("module",),  # names its weights; nothing is wrong with the sums among ranks
+    rules=(
+        "module",  # names its weights; nothing is wrong with the sums among ranks
+        "tensor-exchange",  # accepted after the first run: names a rank's part of the weights
+    ),
 )
 def fused_projection_cut_in_one_piece(patch: Patch) -> None:
     """A rank holds neighbouring columns of queries, keys and values side by side, not its heads of each."""
@@ -65,7 +68,11 @@ def gradients_of_gathered_keys_averaged(patch: Patch) -> None:
     variants=("dp2-cp2-packed",),
     first="activations model.layers.0",
     names=AFTER_ATTENTION,
-    rules=("module", "precision"),
+    rules=(
+        "module",
+        "precision",
+        "context-exchange",  # accepted after the first run: names what ranks of a sequence exchange, and a dtype
+    ),
 )
 def heads_return_in_bfloat16(patch: Patch) -> None:
     """What heads have made of all columns is rounded to half precision before it goes back to its columns."""

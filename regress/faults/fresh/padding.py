@@ -57,7 +57,10 @@ def tokens_with_the_id_of_padding_not_seen(patch: Patch) -> None:
     source="verl: a penalty of overlong completions that replaces their reward",
     variants=("packed-dynamic",),
     first="advantages advantages",
-    rules=("advantage-zero",),  # names rewards that are not passed on; one group has no advantage any more
+    rules=(
+        "advantage-zero",  # names rewards that are not passed on; one group has no advantage any more
+        "advantage-groups",  # accepted after the first run: names other rewards
+    ),
 )
 def truncated_completions_earn_nothing(patch: Patch) -> None:
     """Completions that were cut off have the reward 0, whatever they were given."""

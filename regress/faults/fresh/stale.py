@@ -26,7 +26,10 @@ from regress.parallel.relay import relay
     first="gradient",
     ranks=(0, 1),
     update=1,
-    rules=("backward-or-accumulation",),  # names what becomes of gradients over ranks
+    rules=(  # names what becomes of gradients over ranks
+        "backward-or-accumulation",
+        "gradients",  # accepted after the first run: names the sum over ranks, of which token gradients leave no doubt
+    ),
 )
 def gradient_of_a_rank_one_update_late(patch: Patch) -> None:
     """One rank enters the sum with its gradient of the update before, from the second update on."""

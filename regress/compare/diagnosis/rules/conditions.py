@@ -113,6 +113,7 @@ CONDITIONS: dict[str, Condition] = {
     "gradients_not_known_to_agree": lambda found, _: "gradient" not in found.agree,
     "no_term_of_the_loss": lambda found, _: found.first.quantity not in ("gradient", *_TERMS),
     "activations_unjudged": lambda found, _: "activations" in found.unjudged,
+    "loss_unjudged": lambda found, _: "loss" in found.unjudged,
     "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,
     "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),
     "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),

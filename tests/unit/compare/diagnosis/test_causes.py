@@ -164,6 +164,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield replace(base, before=("param",))
         for id in ("tied", "everywhere", "names:step counters"):
             yield replace(base, patterns=(*told, Pattern(id, id)))
+        yield replace(base, unjudged=("loss",), patterns=(*told, Pattern("everywhere", "everywhere")))
 
 
 def scene_of(rule: Rule) -> RunContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from regress.compare.diagnosis.patterns import find_patterns
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 
 TIGHT = Tolerance(1e-12, reason="a test")
 SCENE = RunContext(world_size=2, micros=2, mesh={"dp": 2})
@@ -93,6 +94,54 @@ def test_ranks_with_other_numbers_of_microbatches_have_other_factors() -> None:
     found = ids([times(2.0, *place) for place in PLACES[:-1]])
     assert "scaled:world_size" in found
     assert "scaled:micros" not in found
+
+
+ADAPTERS = [
+    f"model.layers.{layer}.self_attn.q_proj.lora_{side}.default.weight" for layer in (0, 1) for side in "AB"
+]
+WHOLE = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"]
+
+
+def gradients(names: Sequence[str], factor: float = 0.5, silent: str = "-") -> list[Verdict]:
+    """Return verdicts on gradients times a factor; those whose names have a part are zero."""
+    verdicts = [
+        times(
+            factor,
+            0,
+            None,
+            quantity="gradient",
+            size=20 * (silent not in name),
+            scale=3.0 * (silent not in name),
+        )
+        for name in names
+    ]
+    return [replace(one, name=name) for one, name in zip(verdicts, names, strict=True)]
+
+
+ALONE = RunContext(world_size=1, micros=2)
+LOSS = Verdict(Status.OK, "loss", "loss", Place(0, None, 0, 0), count=4)
+
+
+@pytest.mark.parametrize("silent", ["-", "lora_A"])
+@pytest.mark.parametrize("before", [(), (LOSS,)])
+@pytest.mark.parametrize("scene", [ALONE, RunContext(world_size=2, micros=1, mesh={"dp": 2})])
+def test_a_factor_of_adapters_alone_may_be_their_scale(
+    silent: str, before: Sequence[Verdict], scene: RunContext
+) -> None:
+    told = rules(*before, *gradients(ADAPTERS, silent=silent), scene=scene)
+    assert told == ["gradient-of-adapters"]
+
+
+def test_a_factor_of_more_than_adapters_is_not_their_scale() -> None:
+    every = [LOSS, *gradients([*ADAPTERS, *WHOLE], silent="lora_A")]
+    assert rules(*every, scene=ALONE)[0] == "gradient-divided-by-microbatches"
+    some = [LOSS, *gradients(ADAPTERS), *gradients(WHOLE, factor=1.0)]
+    assert not {"gradient-of-adapters", "gradient-divided-by-microbatches"} & {*rules(*some, scene=ALONE)}
+
+
+def test_accumulation_is_told_only_behind_a_loss_that_holds() -> None:
+    assert rules(LOSS, *gradients(WHOLE), scene=ALONE)[0] == "gradient-divided-by-microbatches"
+    assert rules(*gradients(WHOLE), scene=ALONE) == ["gradient-size-of-microbatches"]
 
 
 @pytest.mark.parametrize(
