@@ -47,7 +47,7 @@ def value_patterns(
     rounded = found[0].rounded if complete and len({item.rounded for item in found}) == 1 else None
     if rounded is None:  # which leaves equal values with equal errors, as a factor does
         yield from _scaled(same, failed, judged, scene)
-    yield from _adds_up(same, failed)
+    yield from _adds_up(same, failed, scene)
     if not complete:
         return
     offsets = [item.offset for item in found]
@@ -208,27 +208,45 @@ def _independent(verdicts: Sequence[Verdict]) -> bool:
     return len({(verdict.scale, verdict.max_error) for verdict in verdicts}) > 1
 
 
-def _adds_up(same: Sequence[Verdict], failed: Sequence[Verdict]) -> Iterator[Pattern]:
+def _adds_up(same: Sequence[Verdict], failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
     """Yield a pattern where ranks hold parts of a gradient that add up to the golden one, in every tensor.
 
-    The factor of closest approach is linear in a tensor, so those of the parts add up to that of their sum, 1.
+    The factor of closest approach is linear in a tensor, so those of the parts add up to that of their sum, 1. Shards
+    of one tensor have the same name: where all ranks together tell nothing, those with one coordinate of the mesh do.
     """
-    if same[0].quantity != "gradient":
+    if same[0].quantity != "gradient" or _factors(same) is not None:
         return
-    copies: dict[tuple[str, float, int], list[Verdict]] = {}
+    for dimension in ("", *(name for name, size in scene.mesh.items() if size > 1)):
+        several = _copies(failed, dimension, scene)
+        factor = _sum_of_parts(several)
+        if factor is not None:
+            times = "" if factor == 1.0 else f" times {factor:g}"
+            among = f" over the ranks of one coordinate {dimension}" if dimension else ""
+            words = f"parts on each rank, which add up to the golden ones{times}{among}"
+            yield Pattern("parts", words, {"tensors": len(several), "factor": factor})
+            return
+
+
+def _copies(failed: Sequence[Verdict], dimension: str, scene: RunContext) -> list[list[Verdict]]:
+    """Return the verdicts on each tensor, or on each of its shards along a dimension, that several ranks hold."""
+    copies: dict[tuple[str, float, int, int], list[Verdict]] = {}
     for verdict in failed:
-        if verdict.status is Status.DRIFT and verdict.place.rank is not None:
-            copies.setdefault((verdict.name, verdict.scale, verdict.count), []).append(verdict)
-    several = [own for own in copies.values() if len(own) > 1]
-    if not several or sum(own[0].count for own in several) < AT_LEAST or _factors(same) is not None:
-        return
+        rank = verdict.place.rank
+        if verdict.status is Status.DRIFT and rank is not None:
+            shard = scene.coordinate(rank, dimension) if dimension else 0
+            copies.setdefault((verdict.name, verdict.scale, verdict.count, shard), []).append(verdict)
+    return [own for own in copies.values() if len(own) > 1]
+
+
+def _sum_of_parts(several: Sequence[Sequence[Verdict]]) -> float | None:
+    """Return the number of times that the parts of each tensor add up to the golden one; None if they do not."""
+    if not several or sum(own[0].count for own in several) < AT_LEAST:
+        return None
+    if not any(len(_different(own)) > 1 for own in several):
+        return None
     totals = [_total(own) for own in several]
     ranks = len(several[0])
-    factor = next((k for k in (1.0, float(ranks), 1.0 / ranks) if all(_is(t, k) for t in totals)), None)
-    if factor is not None and any(len(_different(own)) > 1 for own in several):
-        times = "" if factor == 1.0 else f" times {factor:g}"
-        words = f"parts on each rank, which add up to the golden ones{times}"
-        yield Pattern("parts", words, {"tensors": len(several), "factor": factor})
+    return next((k for k in (1.0, float(ranks), 1.0 / ranks) if all(_is(t, k) for t in totals)), None)
 
 
 def _is(total: float | None, factor: float) -> bool:

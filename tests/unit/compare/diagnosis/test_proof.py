@@ -163,6 +163,24 @@ def test_parts_on_ranks_that_add_up_are_found_and_others_are_not(seed: int, rank
     assert "parts" not in ids(other, world_size=ranks)
 
 
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(seed=st.integers(0, 10_000), replicas=st.integers(2, 3))
+def test_parts_of_shards_add_up_shard_by_shard(seed: int, replicas: int) -> None:
+    parts = np.random.default_rng(seed).standard_normal((replicas, 2, 2, 20))  # [dp, ep, tensor, element]
+    golden = parts.sum(axis=0)
+    scale = float(np.abs(golden).max())
+    verdicts = [
+        replace(judged(parts[dp, ep, i], golden[ep, i], name=f"w{i}", rank=2 * dp + ep), scale=scale)
+        for i in range(2)
+        for dp in range(replicas)
+        for ep in range(2)
+    ]
+    mesh = {"pp": 1, "dp": replicas, "cp": 1, "tp": 1, "ep": 2}
+    assert "parts" in ids(verdicts, world_size=2 * replicas, mesh=mesh)
+    other = [replace(v, alpha=(v.alpha or 0.0) + 1e-3) if v.place.rank == 0 else v for v in verdicts]
+    assert "parts" not in ids(other, world_size=2 * replicas, mesh=mesh)
+
+
 def test_one_wrong_element_of_one_rank_is_no_rank_with_other_weights() -> None:
     golden = np.random.default_rng(0).standard_normal((6, 8))
     wrong = golden.copy()
