@@ -73,6 +73,11 @@ def open_file(path: Path | str) -> IO[bytes]:
         raise
 
 
+def is_hole(found: os.stat_result) -> bool:
+    """Return True for a large file of which hardly anything is stored: to read it would take time for nothing."""
+    return found.st_size > _LARGE and found.st_blocks * 512 * _SPARSE < found.st_size
+
+
 def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     """Return the bytes of an ordinary file.
 
@@ -85,7 +90,7 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     with open_file(path) as file:
         found = os.fstat(file.fileno())
         size = found.st_size
-        if size > _LARGE and found.st_blocks * 512 * _SPARSE < size:
+        if is_hole(found):
             raise OSError(errno.EFBIG, f"it has {size} bytes, nearly all of them a hole", str(path))
         if limit is None:
             return file.read()

@@ -15,7 +15,7 @@ from typing import Any
 
 from regress.doctor.issue import clean
 from regress.dump.files import Stamp
-from regress.inputs import parse_json
+from regress.inputs import is_hole, parse_json
 
 JSON_LIMIT = 64 * 2**20
 """Bytes of the largest JSON file that is parsed; a trainer_state.json of 100000 logged steps has 20 MiB."""
@@ -118,7 +118,10 @@ class Tree:
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:  # noqa: PTH123  # of a handle
-                _refuse_special(os.fstat(handle))
+                found = os.fstat(handle)
+                _refuse_special(found)
+                if is_hole(found):
+                    raise Unreadable(f"has {found.st_size} bytes, nearly all of them a hole")
                 yield file
         except FileNotFoundError:
             raise Missing("is missing") from None

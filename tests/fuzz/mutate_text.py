@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from copy import deepcopy
 from random import Random
@@ -103,7 +104,7 @@ def _value(old: Any, random: Random) -> Any:
     if isinstance(old, int):
         return random.choice((old + 1, old - 1, -old, old * 2, old + 2**40, float(old), str(old), [old]))
     if isinstance(old, float):
-        return random.choice((old * 2, -old, int(old), str(old), 1e300))
+        return random.choice((old * 2, -old, int(old) if math.isfinite(old) else 0, str(old), 1e300))
     if isinstance(old, str):
         return random.choice((old + "x", old[:-1], old.upper(), [old], {old: old}, 7))
     if isinstance(old, list):

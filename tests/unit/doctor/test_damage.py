@@ -196,3 +196,13 @@ def test_a_resume_waits_for_no_pipe_and_no_bomb(tmp_path: Path) -> None:
     (run.folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 2}\n')
     with pytest.raises(DumpError, match="line 2 is no row of metrics"):
         read_rows(run.folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint-4/regress_state.json"])
+def test_files_that_are_a_hole_are_not_read(run: Run, name: str) -> None:
+    """Without a look at what is stored, the doctor reads 20 GiB of nothing."""
+    os.truncate(run.folder / name, 20 << 30)
+    with alarm():
+        result = doctor(run.folder, "--diagnose")
+    assert result.exit_code
+    assert "21474836480 bytes, nearly all of them a hole" in " ".join(result.output.split())
