@@ -199,7 +199,7 @@ def check(ctx: click.Context, path: str) -> None:
 
     Masks and padding are disjoint, tokens and weights add up, advantages of a group sum to 0, ratios match the
     log-probs (exactly 1 on policy), log-probs and entropies lie in their range, losses are the sums of their
-    terms, and replicas hold the same bytes.
+    terms, records name the same token ids, replicas hold the same bytes, and nothing is NaN or filled with zeros.
 
     Exit codes: 0 all hold, 1 one does not, 2 nothing could be checked.
     """

@@ -183,6 +183,8 @@ def _gather(
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
                 )
+    if samples_of == "token_gradient":
+        _refuse_shapeless(gradients, values)
     recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
     trajectories = recorded or [*rollouts]
     rollout, note = _match(trajectories, frame, values)
@@ -215,6 +217,16 @@ def _segments(record: Record) -> list[tuple[SampleKey, int]]:
     except (KeyError, TypeError, ValueError):
         return []
     return list(zip(keys, (segment.stop for segment in layout.segments), strict=False))
+
+
+def _refuse_shapeless(gradients: Sequence[Record], values: Mapping[str, Floats]) -> None:
+    """Raise `CompareError` where no token gradient lies in a grid of tokens, so that none was read."""
+    if "token_gradient/token_gradient" in values:
+        return
+    record = gradients[0]
+    tensor = record.tensors.get("token_gradient")
+    shape = "is missing" if tensor is None else f"has the shape {tensor.shape}, not [rows, columns] of tokens"
+    raise CompareError(f"token_gradient in {record.type} of {record.where.stem} {shape}: record it again")
 
 
 def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame:

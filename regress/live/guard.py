@@ -19,10 +19,11 @@ from torch.optim.optimizer import (
 from regress.capture.gradients import listening
 from regress.errors import GuardError
 from regress.live.adapters import Watch, attach, model_of
+from regress.live.arguments import chosen_checks, refuse_options
 from regress.live.groups import GroupSums
 from regress.live.losses import Losses
 from regress.live.microbatch import Microbatch, Recompute, open_microbatch
-from regress.live.mismatch import TOLERANCE, mismatch
+from regress.live.mismatch import mismatch
 from regress.live.replicas import differing, replica_groups
 from regress.live.shares import alike, share_of, uneven
 from regress.live.tokens import EPS, not_finite, off_policy
@@ -63,16 +64,10 @@ def guard(
         replica_group: process group whose ranks hold the same plain parameters, where DDP does not tell it.
 
     Raises:
-        GuardError: for an unknown rule or dtype, or a trainer without a model.
+        GuardError: for an unknown rule or dtype, an option of another type, or a trainer without a model.
     """
-    chosen = tuple(CHECKS if checks is None else checks)
-    asked: list[tuple[str, Iterable[str]]] = [(name, CHECKS) for name in chosen]
-    asked += [(sampler_dtype, TOLERANCE)] if sampler_dtype else []
-    for name, known in asked:
-        if name not in known:
-            raise GuardError(f"guard knows no {name!r}: choose of {', '.join(known)}")
-    if action not in ("raise", "warn"):
-        raise GuardError(f"guard(action={action!r}) is neither 'raise' nor 'warn'")
+    chosen = chosen_checks(checks)
+    refuse_options(action, sampler_dtype, centered, group_size, data_rank, replica_group)
     return Guard(
         trained,
         action,

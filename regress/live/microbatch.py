@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,11 @@ def open_microbatch(
     Raises:
         GuardError: if a value does not fit the log-probs ``[B, T]``.
     """
+    values = {"loss_mask": loss_mask, **tokens, "advantages": advantages}
+    _refuse_types(values, {"samples": samples, "groups": groups})
+    if not isinstance(log_probs, Tensor) or not log_probs.is_floating_point():
+        kind = log_probs.dtype if isinstance(log_probs, Tensor) else type(log_probs).__name__
+        raise GuardError(f"guard.batch(log_probs=...) is of type {kind}: give a tensor of log-probs, [B, T]")
     if log_probs.dim() != 2:
         raise GuardError(
             f"guard.batch(log_probs=...) has the shape {list(log_probs.shape)}: give one for each token, [B, T]"
@@ -105,6 +110,21 @@ def open_microbatch(
         samples=None if samples is None else [_plain(value) for value in samples],
         groups=None if groups is None else [_plain(value) for value in groups],
     )
+
+
+def _refuse_types(tensors: Mapping[str, Any], ids: Mapping[str, Any]) -> None:
+    """Raise `GuardError` for values of a microbatch that are no tensors, and for ids that are no sequence of them."""
+    for name, value in tensors.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise GuardError(f"guard.batch({name}=...) is of type {type(value).__name__}: give a tensor")
+    for name, value in ids.items():
+        if value is not None and (isinstance(value, str | bytes) or not hasattr(value, "__len__")):
+            raise GuardError(
+                f"guard.batch({name}=...) is of type {type(value).__name__}: give a sequence with an id for each row"
+            )
+        for one in value if isinstance(value, Sequence) else ():
+            if not isinstance(one, Hashable):
+                raise GuardError(f"guard.batch({name}=...) has the id {one!r}: give texts, numbers or tuples")
 
 
 def _spread(advantages: Tensor, B: int, T: int) -> Tensor:

@@ -233,3 +233,103 @@ def test_a_named_pipe_is_no_file_to_wait_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(bad / name)
     for code, _ in (compare(bad, bad), run("dump", "check", bad), run("explain", bad)):
         assert code == 2
+
+
+def emptied(stage: str, *names: str) -> Change:
+    """Fill tensors of a stage with zeros, all of them where none is named."""
+
+    def change(one: Record) -> Record:
+        if one.type != stage:
+            return one
+        zeros = {name: np.zeros_like(one.tensors[name]) for name in names or one.tensors}
+        return replace(one, tensors={**one.tensors, **zeros})
+
+    return change
+
+
+def weights(one: Record) -> Record:
+    return replace(one, type="param") if one.type == "gradient" else one
+
+
+def with_norm(one: Record) -> Record:
+    return replace(one, meta={"grad_norm": 3.5}) if one.type == "gradient" else one
+
+
+def with_entropy(value: float) -> Change:
+    def change(one: Record) -> Record:
+        if one.type != "forward_data":
+            return one
+        told = {"entropy": np.full((2, COLUMNS), value), "log_probs": np.zeros((2, COLUMNS))}
+        return replace(one, tensors={**one.tensors, **told})
+
+    return change
+
+
+def after(*changes: Change) -> Change:
+    def change(one: Record) -> Record:
+        for own in changes:
+            one = own(one)
+        return one
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (emptied("forward_data", "log_probs"), "a log-prob is 0 only where the policy is certain"),
+        (with_entropy(1.5), "a log-prob is 0 only where the policy is certain"),
+        (after(with_norm, emptied("gradient")), "gradient: each of 8 values is 0, though grad_norm is 3.5"),
+        (after(weights, emptied("param")), "param: each of 8 values is 0, which no trained model's are"),
+    ],
+)
+def test_zeros_that_cannot_be_are_found_without_a_golden(tmp_path: Path, change: Change, words: str) -> None:
+    code, said = run("dump", "check", dump(tmp_path / "bad", change=change))
+    assert (code, words in said) == (1, True)
+
+
+@pytest.mark.parametrize("change", [with_entropy(1e-3), emptied("gradient"), with_norm, weights])
+def test_zeros_that_can_be_are_no_damage(tmp_path: Path, change: Change) -> None:
+    """A certain policy, gradients of samples without advantages, and values that are none."""
+    assert run("dump", "check", dump(tmp_path / "good", change=change))[0] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_token_ids_that_contradict_each_other_are_found_without_a_golden(tmp_path: Path, rank: int) -> None:
+    def named(wrong: int | None) -> Change:
+        def change(one: Record) -> Record:
+            ids = np.arange(2 * COLUMNS).reshape(2, COLUMNS)
+            if one.type == "gradient":  # the inputs stand in for it
+                return record("batch_inputs", one.rank or 0, input_ids=ids)
+            ids = ids + (np.arange(COLUMNS) == 4) * (one.rank == wrong)
+            return replace(one, tensors={**one.tensors, "input_ids": ids})
+
+        return change
+
+    assert run("dump", "check", dump(tmp_path / "good", change=named(None)))[0] == 0
+    code, said = run("dump", "check", dump(tmp_path / "bad", change=named(rank)))
+    assert code == 1
+    assert "all records of a token name the same token id: the token id in forward_data" in said
+    assert f"of rank {rank} microbatch 0 at sample g{rank}/0" in said
+
+
+def test_token_gradients_without_a_grid_are_no_traceback(tmp_path: Path) -> None:
+    def flat(one: Record) -> Record:
+        if one.type != "forward_data":
+            return one
+        return replace(one, type="token_gradient", tensors={"token_gradient": np.ones(2 * COLUMNS)})
+
+    code, said = run("explain", dump(tmp_path / "bad", ranks=(0,), mesh={"world_size": 1}, change=flat))
+    assert code == 2
+    assert "token_gradient of step_000000_rank0_micro0 has the shape (12,), not [rows, columns] of" in said
+
+
+@pytest.mark.parametrize("shards", [-7, "x", [None]])
+def test_shards_that_are_no_mapping_are_no_traceback_and_not_ignored(tmp_path: Path, shards: Any) -> None:
+    def change(one: Record) -> Record:
+        return replace(one, meta={"shards": shards}) if one.type == "gradient" else one
+
+    good, bad = dump(tmp_path / "good"), dump(tmp_path / "bad", change=change)
+    for code, said in (compare(good, bad), run("dump", "check", bad)):
+        assert code == 1
+        assert "weight in gradient of rank 0 has no usable shard layout" in said

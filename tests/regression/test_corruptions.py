@@ -102,7 +102,9 @@ def test_a_token_off_by_one(padded: tuple[Replay, DumpReader], tmp_path: Path) -
         ids[row, col] += 1
         return ids
 
-    (found,) = judged(padded, tmp_path / "dump", changed(at("batch_inputs", 1, 2), "input_ids", bump))
+    mutate = changed(at("batch_inputs", 1, 2), "input_ids", bump)
+    found, beside = judged(padded, tmp_path / "dump", mutate)
+    assert invariant_of(beside) == ("token_ids", Place(1))  # forward_data names the other one
     assert (found.status, found.quantity, found.place) == (Status.MASK, "batch_inputs", Place(1, None, 0, 2))
     assert found.worst is not None
     assert found.worst.where.startswith(where)

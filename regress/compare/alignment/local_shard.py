@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,6 +32,12 @@ whole_layout = lru_cache(maxsize=1024)(ShardLayout.whole)
 """The layout of a whole tensor of a shape."""
 
 
+def told_shards(record: Record) -> Mapping[str, Any]:
+    """Return ``meta["shards"]``; what is no mapping of tensors stands beside each, as none of them is placed by it."""
+    shards: Any = record.meta.get("shards") or {}
+    return shards if isinstance(shards, Mapping) else dict.fromkeys(record.tensors, shards)
+
+
 def local_shard(key: Key, record: Record, name: str) -> Shard:
     """Return a tensor of a record as a shard; it is whole unless ``meta["shards"]`` says otherwise.
 
@@ -39,7 +45,7 @@ def local_shard(key: Key, record: Record, name: str) -> Shard:
         CompareError: if the entry is no shard layout, or not one of this local tensor.
     """
     array = record.tensors[name]
-    shards: Any = record.meta.get("shards") or {}
+    shards = told_shards(record)
     if name not in shards:
         return Shard(array, whole_layout(array.shape), key)
     try:

@@ -13,6 +13,7 @@ from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import check_single, lost_ranks, single_units
+from regress.compare.dumps.unwritten import unwritten
 from regress.compare.quantities import STEP_STAGES, source_or_other
 from regress.compare.updates.checked import QUANTITY, REASON
 from regress.compare.updates.coverage import QUANTITY as COVERAGE
@@ -82,6 +83,7 @@ def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> 
     yield from gaps(side, records, place)
     yield from _unplaced(records, place)
     yield from _not_finite(side, records, place)
+    yield from unwritten(side, records, place)
     for unit in single_units((path, path), side, (), records, place, Selection()):
         yield from (finding.verdict for finding in check_single(unit))
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from regress.compare.alignment.keys import Key, key_of
+from regress.compare.alignment.local_shard import told_shards
 from regress.compare.alignment.places import Places, Told, told_tokens
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.sides import open_side
@@ -122,7 +123,7 @@ def listed(name: str, record: Record) -> Listed:
         except CompareError as error:
             spans, rows, problem = None, None, str(error)
     tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
-    shards: Any = record.meta.get("shards") or {}
+    shards = told_shards(record)
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
     return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light, bare)

@@ -20,6 +20,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.metrics.ulps import spacing
 from regress.compare.quantities import ROUTER, SHARES
 from regress.compare.updates.checked import Checked
+from regress.compare.updates.contradictions import check_certain, check_token_ids
 from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
@@ -30,6 +31,8 @@ from regress.dump.record import Record
 from regress.layout import TokenFrame
 
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
+_NAMING = ("batch_inputs", "forward_data")
+"""Stages whose records name the ids of their tokens."""
 _MEANS = ("token-mean", "seq-mean-token-mean")
 _TERMS = {
     "loss": "elementwise_loss",
@@ -75,7 +78,9 @@ class _Update:
             ),
             "weight_sum": (self._weights, "the weights of a mean add up to 1"),
             "advantages": (self._advantages, "advantages of a group add up to 0"),
+            "token_ids": (self._token_ids, "all records of a token name the same token id"),
             "log_probs": (self._log_probs, "no log-prob is above 0"),
+            "certain": (self._certain, "a log-prob is 0 only where the policy is certain"),
             "entropy": (self._entropies, "entropies lie between 0 and the logarithm of the vocabulary"),
             "given_logits": (self._given_logits, "log-probs and entropies are those of the recorded logits"),
             "on_policy": (self._on_policy, "at the first update every ratio is 1"),
@@ -219,6 +224,23 @@ class _Update:
                 for _, canonical, (values,) in self._values(stage, [name]):
                     wide = values.astype(np.float64)
                     known.elements(np.minimum(wide, 0.0), wide, 0.0, self._token(canonical, name))
+
+    def _token_ids(self, known: Checked) -> None:
+        rows = (row for stage in _NAMING for row in self._records(stage, once=False))
+        found = []
+        for key, record in rows:
+            ids = record.tensors.get("input_ids")
+            if ids is not None and ids.shape == self.placed.layouts[key].shape and ids.dtype.kind in "iu":
+                canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
+                found.append((str(key), canonical, ids.reshape(-1)[local]))
+        check_token_ids(known, found, self.frame.size, self._token)
+
+    def _certain(self, known: Checked) -> None:
+        both = {key: pair for key, _, pair in self._values("forward_data", ["log_probs", "entropy"])}
+        found = self._values("forward_data", ["log_probs"])
+        check_certain(
+            known, ((str(key), values, both[key][1] if key in both else None) for key, _, (values,) in found)
+        )
 
     def _entropies(self, known: Checked) -> None:
         vocabulary = self._vocabulary

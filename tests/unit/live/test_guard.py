@@ -307,3 +307,43 @@ def test_replicas_that_come_apart_stop_both_ranks(tmp_path: Path) -> None:
 def test_other_runs_on_two_ranks(fault: str, words: str, tmp_path: Path) -> None:
     told = ranks(fault, tmp_path)
     assert all(words in one for one in told), told
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"checks": 5}, r"guard\(checks=5\) is no list of rules: choose of finite"),
+        ({"checks": "finite"}, r"guard\(checks='finite'\) is no list of rules"),
+        ({"checks": [[]]}, r"guard knows no \[\]: choose of finite"),
+        ({"sampler_dtype": []}, r"guard knows no \[\]: choose of float64"),
+        ({"action": None}, r"guard\(action=None\) is neither 'raise' nor 'warn'"),
+        ({"centered": "no"}, r"guard\(centered='no'\) is neither True nor False"),
+        ({"group_size": 0}, r"guard\(group_size=0\) is no whole number from 1"),
+        ({"group_size": "2"}, r"guard\(group_size='2'\) is no whole number from 1"),
+        ({"group_size": 1.5}, r"guard\(group_size=1.5\) is no whole number from 1"),
+        ({"data_rank": -1}, r"guard\(data_rank=-1\) is no whole number from 0"),
+        ({"replica_group": 5}, r"guard\(replica_group=5\) is no process group"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(GuardError, match=words):
+        guard(nn.Linear(1, 1), **options)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"log_probs": None}, "log_probs=...\\) is of type NoneType: give a tensor of log-probs"),
+        ({"log_probs": torch.zeros(2, 3, dtype=torch.int64)}, "log_probs=...\\) is of type torch.int64"),
+        ({"loss_mask": [[1, 1, 1]] * 2}, "loss_mask=...\\) is of type list: give a tensor"),
+        ({"advantages": [1.0, 2.0]}, "advantages=...\\) is of type list: give a tensor"),
+        ({"old_log_probs": "x"}, "old_log_probs=...\\) is of type str: give a tensor"),
+        ({"routing": 5}, "routing=...\\) is of type int: give a tensor"),
+        ({"samples": 5}, "samples=...\\) is of type int: give a sequence with an id for each row"),
+        ({"samples": "ab"}, "samples=...\\) is of type str: give a sequence with an id for each row"),
+        ({"groups": [[], []]}, r"groups=...\) has the id \[\]: give texts, numbers or tuples"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(values: dict[str, Any], words: str) -> None:
+    with guard(nn.Linear(1, 1)) as watch, pytest.raises(GuardError, match=words):
+        watch.batch(**{"log_probs": torch.zeros(2, 3), **values})

@@ -99,7 +99,7 @@ def test_what_is_right_holds(dtype: str) -> None:
     for seed in range(20):
         found = check(records(seed, dtype))
         assert [verdict.detail for verdict in found.values() if not verdict.ok] == []
-        names = "masks tokens weight_sum advantages log_probs entropy on_policy ratio loss"
+        names = "masks tokens weight_sum advantages log_probs certain entropy on_policy ratio loss"
         assert {*found} == {*names.split()}
         assert all(verdict.count for verdict in found.values())
 
