@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regress.dump.location import Location
 from regress.errors import DumpError
-from regress.inputs import open_file
+from regress.inputs import open_file, require_stored
 
 TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
 
@@ -83,6 +83,7 @@ def file_stamp(path: Path) -> Stamp:
     """Return the stamp of a file, read in parts; raises `DumpError` if it cannot be read."""
     try:
         with open_file(path) as file:
+            require_stored(file, path)
             digest = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # a buffered file
             return Stamp(file.tell(), digest.hexdigest())
     except OSError as error:

@@ -125,7 +125,7 @@ def _tensor(name: str, entry: Any, body: memoryview) -> Array:
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(start), int(end)]}:
             if code not in _DTYPES:
                 raise Damage(
-                    f"its tensor {name!r} has the type {code}",
+                    f"its tensor {name!r} has the type {code[:80]!r}",
                     f"types that can be compared are {', '.join(_DTYPES)}",
                 )
             dtype = DTYPES[_DTYPES[code]]

@@ -207,7 +207,7 @@ def unknown_type(folder: Path) -> None:
         (cut_off, "claims the bytes 40:360 of 357; it was cut off or changed"),
         (empty_file, "cannot be read as tensors: it is empty"),
         (two_names, "two of its tensors have the name 'ids'; give each a name of its own"),
-        (unknown_type, "its tensor 'ids' has the type F4; types that can be compared are BOOL"),
+        (unknown_type, "its tensor 'ids' has the type 'F4'; types that can be compared are BOOL"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from regress.dump.files import file_stamp
 from regress.dump.reader import read_all
 from regress.errors import DumpError, RegressError
 from regress.interop.payloads import read_payload
@@ -235,3 +237,12 @@ def test_nested_values_end(tmp_path: Path) -> None:
         deep = (deep, deep)
     torch.save(deep, tmp_path / "y.pt")
     assert len(tensors_in(tmp_path / "y.pt")) == 1
+
+
+def test_no_hash_is_made_of_a_hole(tmp_path: Path) -> None:
+    """To hash 20 GiB of nothing takes half a minute."""
+    path = tmp_path / "x.bin"
+    path.touch()
+    os.truncate(path, 20 << 30)
+    with pytest.raises(DumpError, match="it has 21474836480 bytes, nearly all of them a hole"):
+        file_stamp(path)
