@@ -78,14 +78,6 @@ def is_hole(found: os.stat_result) -> bool:
     return found.st_size > _LARGE and found.st_blocks * 512 * _SPARSE < found.st_size
 
 
-def require_stored(file: IO[bytes], path: Path | str) -> int:
-    """Return the size of an open file; raises `OSError` if it is a hole."""
-    found = os.fstat(file.fileno())
-    if is_hole(found):
-        raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, nearly all of them a hole", str(path))
-    return found.st_size
-
-
 def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     """Return the bytes of an ordinary file.
 
@@ -96,7 +88,10 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
         OSError: if it cannot be read, is no ordinary file, or has more bytes than that.
     """
     with open_file(path) as file:
-        size = require_stored(file, path)
+        found = os.fstat(file.fileno())
+        size = found.st_size
+        if is_hole(found):
+            raise OSError(errno.EFBIG, f"it has {size} bytes, nearly all of them a hole", str(path))
         if limit is None:
             return file.read()
         data = file.read(limit + 1) if size <= limit else b""

@@ -128,6 +128,6 @@ def _entry(path: Location, format: Format, start: StartingPlace) -> Entry:
             f"{path} was recorded as {path.suffix.removeprefix('.')} before {start.stated} and would be continued as "
             f"{format.name}; keep the dump format, or choose another dump directory"
         )
-    stamp = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
     (record,) = read_all(path)
+    stamp = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
     return Entry(record.type, record.where, stamp, file_sums(path))

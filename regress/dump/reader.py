@@ -175,7 +175,11 @@ class DumpReader:
         """
         path, entry = self._file(name)
         if not entry.sums:
-            _require(path, entry, file_stamp(path) if isinstance(path, Path) else stamp_of(_load(path)))
+            _require(
+                path,
+                entry,
+                file_stamp(path, entry.stamp.size) if isinstance(path, Path) else stamp_of(_load(path)),
+            )
             return
         try:
             found = damaged_chunk(path, entry.sums, entry.stamp.size, None if span is None else [span])

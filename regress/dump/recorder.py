@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from regress.dump.continuation import Place, Position, StartingPlace, continued
@@ -141,7 +142,11 @@ class Recorder(Collector):
             )
         if not isinstance(dump_dir, str | os.PathLike) and not hasattr(dump_dir, "iterdir"):
             raise DumpError(f"dump directory {dump_dir!r} is no path: give that of a folder")
-        self.folder = location(str(dump_dir) if isinstance(dump_dir, os.PathLike) else dump_dir)
+        self.folder = location(
+            dump_dir
+            if isinstance(dump_dir, Path) or not isinstance(dump_dir, os.PathLike)
+            else Path(dump_dir)
+        )
         super().__init__(options, every_n_steps)
         self._format = format_named(format)
         self._provenance = provenance or Provenance()

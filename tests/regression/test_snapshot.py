@@ -47,10 +47,17 @@ def rows() -> list[Any]:
 
 
 def counts(row: dict[str, Any], known: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Numbers of verdicts on what there was when the snapshot was taken; stages that are new are covered, too."""
+    """Numbers of verdicts on what there was when the snapshot was taken.
+
+    Stages that are new are covered, too, and invariants that are new hold.
+    """
     rest = {name: found for name, found in row["counts"].items() if name in known["counts"]}
-    wrong = {status: count for status, count in rest["coverage"].items() if status != "ok"}
-    return {**rest, "coverage": wrong}
+    wrong = {
+        name: {status: count for status, count in rest[name].items() if status != "ok"}
+        for name in ("coverage", "invariants")
+        if name in rest
+    }
+    return {**rest, **wrong}
 
 
 SAME = ("first", "held", "patterns", "rules")

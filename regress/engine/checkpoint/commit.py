@@ -98,7 +98,7 @@ def _require(folder: Location, name: str, stamp: Stamp) -> None:
     path = _below(folder, name)
     try:
         _require_regular(path)
-        found = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
+        found = file_stamp(path, stamp.size) if isinstance(path, Path) else stamp_of(path.read_bytes())
     except (ValueError, DumpError) as error:
         raise CheckpointError(
             f"{path} cannot be used ({error}); copy the checkpoint again, or resume from another one"

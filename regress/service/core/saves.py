@@ -76,7 +76,8 @@ class SaveStore:
             for name, stamp in listed["files"].items():
                 if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                     raise DumpError(f"{name} lies outside of it")
-                found = file_stamp(path / name)
+                size = stamp[0] if stamp and isinstance(stamp[0], int) else None
+                found = file_stamp(path / name, size)
                 if [found.size, found.sha256] != stamp:
                     raise DumpError(f"{name} has changed")
         except (OSError, ValueError, KeyError, RegressError) as error:
