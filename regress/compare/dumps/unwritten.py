@@ -29,8 +29,9 @@ def unwritten(side: Side, records: Sequence[Listed], place: Place) -> Iterator[V
 
 def _norm(record: Listed) -> float:
     norm = record.meta.get("grad_norm")
-    real = isinstance(norm, int | float) and not isinstance(norm, bool)
-    return float(norm) if real and math.isfinite(norm) else 0.0  # type: ignore[arg-type]  # a number
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not math.isfinite(norm):
+        return 0.0
+    return float(norm)
 
 
 def _verdict(side: Side, records: Sequence[Listed], stage: str, place: Place, why: str) -> Iterator[Verdict]:

@@ -75,7 +75,7 @@ def gradients_of_gathered_keys_averaged(patch: Patch) -> None:
     ),
 )
 def heads_return_in_bfloat16(patch: Patch) -> None:
-    """What heads have made of all columns is rounded to half precision before it goes back to its columns."""
+    """Outputs of heads for all columns are rounded to half precision before they go back to their columns."""
     right: Any = attend
     patch.setattr(ulysses, "attend", lambda *args: rounded(right(*args)))
 

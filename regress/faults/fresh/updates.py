@@ -27,7 +27,7 @@ BLIND = ("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclos
 
 @dataclass(frozen=True)
 class Moments:
-    """What AdamW knows of a parameter when it has updated its moments: `number` counts its updates from 1."""
+    """State of AdamW for a parameter, once its moments are updated: `number` counts its updates from 1."""
 
     gradient: Tensor
     first: Tensor

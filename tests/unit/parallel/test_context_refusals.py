@@ -1,4 +1,4 @@
-"""What context parallelism refuses: heads, models, queries and columns that do not fit."""
+"""Refusals of context parallelism: heads, models, queries and columns that do not fit."""
 
 from __future__ import annotations
 
