@@ -40,6 +40,7 @@ def judge_replay(
     *,
     truth: Callable[[str], Truth] | None = None,
     tolerance: Callable[[str], Tolerance | None] | None = None,
+    explained: bool = True,
 ) -> list[Verdict]:
     """Return all verdicts on a dump, in the order of computation.
 
@@ -47,9 +48,13 @@ def judge_replay(
         plan: expected updates of the replay.
         truth: golden values of an update, in place of the stored ones.
         tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
+        explained: False where no verdict is diagnosed: a failure then does not tell what is affected, which takes most
+            of the time where much fails.
     """
     bound = tolerance or stored_tolerances(case, precision)
-    return list(verdicts_in_order(case, dump, plan, precision, truth or case.truth, bound))
+    return list(
+        verdicts_in_order(case, dump, plan, precision, truth or case.truth, bound, explained=explained)
+    )
 
 
 def verdicts_in_order(
@@ -59,6 +64,8 @@ def verdicts_in_order(
     precision: Precision,
     golden: Callable[[str], Truth],
     bound: Callable[[str], Tolerance | None],
+    *,
+    explained: bool = True,
 ) -> Iterator[Verdict]:
     """Yield the verdicts of `judge_replay`; who stops at the first that fails leaves the later updates unread."""
     text = token_text(case)
@@ -79,7 +86,7 @@ def verdicts_in_order(
                 dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
-                beside=beside_of(case, update, earlier.get(update.where)),
+                beside=beside_of(case, update, earlier.get(update.where)) if explained else None,
             )
             yield from invariants_of(dump, update, records)
             seen.append(values)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -48,6 +51,30 @@ def faults(world: Any, tolerances: Any) -> Callable[..., list[Verdict]]:
         return [v for v in verdicts if not v.ok]
 
     return of
+
+
+def test_without_explanations_the_verdicts_are_the_same(
+    world: Any, tolerances: Any, plan: BatchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts failures alone does not pay for what they have in common."""
+
+    def move(tensors: dict[str, Any]) -> None:
+        tensors["log_probs"] += 1.0
+
+    records = changed(world.records(plan), "forward_data", 1, move)
+    judge = partial(
+        judge_update,
+        records,
+        world.truth,
+        world.frame,
+        tolerances,
+        place=(0, None),
+        planned=world.planned(plan),
+    )
+    explained = judge()
+    assert any(verdict.affected is not None for verdict in explained)
+    monkeypatch.setattr(FailureContext, "affected", None)
+    assert judge(beside=None) == [replace(verdict, affected=None) for verdict in explained]
 
 
 def changed(
