@@ -21,6 +21,7 @@ from regress.golden.case import GoldenCase
 from regress.replay.beside import beside_of
 from regress.replay.metrics_file import judge_metrics_file
 from regress.replay.plan import PlannedUpdate
+from regress.replay.read_once import trajectories_of, truth_of
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
 
@@ -53,7 +54,7 @@ def judge_replay(
     """
     bound = tolerance or stored_tolerances(case, precision)
     return list(
-        verdicts_in_order(case, dump, plan, precision, truth or case.truth, bound, explained=explained)
+        verdicts_in_order(case, dump, plan, precision, truth or truth_of(case), bound, explained=explained)
     )
 
 
@@ -72,7 +73,7 @@ def verdicts_in_order(
     seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
-    for step in case.trajectories():
+    for step in trajectories_of(case):
         yield from rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             values, records = golden(update.where), records_of(dump, update)
@@ -103,7 +104,7 @@ def judge_twin(
     verdicts: list[Verdict] = []
     bound = stored_tolerances(case, Precision.FLOAT32)
     rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
-    for step in case.trajectories():
+    for step in trajectories_of(case):
         verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             records = records_of(dump, update)
