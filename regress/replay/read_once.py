@@ -26,7 +26,7 @@ def trajectories_of(case: GoldenCase) -> dict[int, list[Trajectory]]:
 
 
 def truth_of(case: GoldenCase) -> Callable[[str], Truth]:
-    """Return the function of an update's name that returns its golden values; nobody changes them."""
+    """Return the function of an update's name that returns its golden values; those that are kept are read-only."""
     if _size(case) > LIMIT:
         return case.truth
     kept = _TRUTHS.setdefault(case, {})
@@ -34,6 +34,8 @@ def truth_of(case: GoldenCase) -> Callable[[str], Truth]:
     def of(where: str) -> Truth:
         if where not in kept:
             kept[where] = case.truth(where)
+            for array in (array for tensors in kept[where].values() for array in tensors.values()):
+                array.flags.writeable = False
         return kept[where]
 
     return of

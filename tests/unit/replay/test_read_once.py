@@ -43,6 +43,8 @@ def test_a_case_is_read_once_and_another_opening_of_it_again(reads: list[str]) -
         assert trajectories_of(case)
         assert truth_of(case)(WHERE)
     assert reads == ["trajectories", WHERE]
+    with pytest.raises(ValueError, match="read-only"):
+        truth_of(case)(WHERE)["loss"]["loss"][...] = 0.0
     assert truth_of(again)(WHERE).keys() == truth_of(case)(WHERE).keys()
     trajectories_of(again)
     assert reads == ["trajectories", WHERE, WHERE, "trajectories"]
