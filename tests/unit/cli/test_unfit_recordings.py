@@ -191,23 +191,24 @@ def test_training_and_evaluation_confused(case: Any) -> None:
         says="TMP/rollouts/val/step_000000.safetensors: group 'eval-0000' run 0 was recorded in evaluation but train "
         "mode asks for it; give the other folder",
     )
-    (rollouts / "manifest.json").unlink()
     (rollouts / "val").rename(rollouts / "evaluated")
     (rollouts / "train").rename(rollouts / "val")
     (rollouts / "evaluated").rename(rollouts / "train")
     case.refuses(
         *rolled(rollouts),
-        says="TMP/rollouts is no complete dump: …; record again or correct the path",
+        says="TMP/rollouts has additional 1 record files (train/step_000002.safetensors); they are not of this run: "
+        "move them away",
     )
 
 
 def test_rollouts_without_the_evaluation_asked_for(case: Any) -> None:
-    rollouts = case.rollouts()
-    for path in (rollouts / "val").iterdir():
-        path.unlink()
-    (rollouts / "manifest.json").unlink()
+    folder = case.folder / "unevaluated"
+    case.trains(
+        "rollout_mock.enable=true", f"rollout_mock.dump_dir={folder}", f"output_dir={case.folder / 'other'}"
+    )
+    case.trains(*rolled(folder))
     case.refuses(
-        *rolled(rollouts),
+        *rolled(folder),
         "evaluation.every_n_steps=1",
-        says="TMP/rollouts is no complete dump: …; record again or correct the path",
+        says="TMP/unevaluated/val does not exist: check the path, or record this step first",
     )
