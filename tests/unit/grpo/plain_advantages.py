@@ -12,6 +12,7 @@ import torch
 
 from regress.grpo.advantages import token_advantages
 from regress.grpo.fields import ObjectiveFields
+from tests.unit.grpo.plain_losses import doubles
 
 NAN = math.nan
 
@@ -75,9 +76,6 @@ def found(given: Batch, penalized: bool = False, rewards: Any = None, **fields: 
     known = {"weights", "positions", "reward_weights", "baselines"} & set(fields)
     extra: dict[str, Any] = {name: fields.pop(name) for name in known}
     objective = ObjectiveFields(**fields)
-
-    def doubles(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float64)
 
     return token_advantages(
         doubles(given.rewards if rewards is None else rewards),
