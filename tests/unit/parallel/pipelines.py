@@ -42,8 +42,12 @@ def group_of(ranks: int, patience: int = 60, use: str = "") -> ProcessGroup:
     """The first or second half of the world, or all of it; one for each use."""
     timeout = datetime.timedelta(seconds=patience)
     if ranks == dist.get_world_size():
-        return dist.new_group(timeout=timeout)
-    halves = [dist.new_group([0, 1], timeout=timeout), dist.new_group([2, 3], timeout=timeout)]
+        whole: ProcessGroup = dist.new_group(timeout=timeout)
+        return whole
+    halves: list[ProcessGroup] = [
+        dist.new_group([0, 1], timeout=timeout),
+        dist.new_group([2, 3], timeout=timeout),
+    ]
     return halves[dist.get_rank() // 2]
 
 
@@ -131,7 +135,7 @@ def difference(value: Tensor | None, expected: Tensor | None) -> float:
     assert value.dtype == expected.dtype
     if not expected.numel():
         return 0.0 if value.shape == expected.shape else float("inf")
-    return ((value - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
+    return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-300))
 
 
 def worst(answers: list[dict[str, Any]]) -> float:
@@ -140,6 +144,5 @@ def worst(answers: list[dict[str, Any]]) -> float:
     last = [answer for answer in answers if "values" in answer]
     assert last
     assert all(answer["none"] == [] and answer["zeros"] for answer in answers if answer not in last)
-    return max(
-        error for answer in answers for error in (*answer["gradients"].values(), *answer.get("values", ()))
-    )
+    errors = [e for answer in answers for e in (*answer["gradients"].values(), *answer.get("values", ()))]
+    return float(max(errors))

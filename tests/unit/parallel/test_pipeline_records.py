@@ -28,7 +28,7 @@ def records(folder: str, schedule: str, per_rank: int, checkpointing: bool) -> d
     """Return the records of a step by type, microbatch and name, of one process and of this rank."""
     micros = microbatches_of(4)
     group = group_of(2)
-    case = {"family": "qwen3", "tied": True, "checkpointing": checkpointing}
+    case: dict[str, Any] = {"family": "qwen3", "tied": True, "checkpointing": checkpointing}
 
     def tapped(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, None]:
         value, _ = loss(micro, out)
@@ -37,7 +37,7 @@ def records(folder: str, schedule: str, per_rank: int, checkpointing: bool) -> d
 
     plain = LocalPolicy(model_of(**case), entropy_gradient=True)
     modules = {name: module for name, module in plain.model.named_modules() if name}
-    found = {}
+    found: dict[str, Any] = {}
     with recorded(modules, f"{folder}/plain{dist.get_rank()}", found, "plain"):
         plain.forward_backward(micros, tapped)
     pipeline = pipeline_of(model_of(**case), schedule, 2, per_rank)

@@ -77,10 +77,10 @@ def narrow_errors() -> dict[str, Any]:
     narrow = torch.bfloat16
     pipeline = Pipeline(stages, group, schedule="gpipe", run=run, hidden_dtype=narrow)
     pipeline.forward_backward(micros, loss, project)
-    expected = dict(whole.named_parameters())
+    expected: dict[str, Any] = dict(whole.named_parameters())
+    own: dict[str, Any] = dict(stages.named_parameters())
     gradients = {
-        name: difference(p.grad.full_tensor(), expected[name].grad.full_tensor())
-        for name, p in stages.named_parameters()
+        name: difference(p.grad.full_tensor(), expected[name].grad.full_tensor()) for name, p in own.items()
     }
     return {"names": set(expected), "gradients": gradients, "values": []}
 
