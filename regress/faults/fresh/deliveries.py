@@ -50,9 +50,9 @@ def only_own_shards_reach_the_sampler(patch: Patch) -> None:
     source="verl#7495: a synchronization of matrices alone",
     cases=("rollout",),
     variants=("rollout-tp2",),
-    first="trajectory",
+    first="sampler_log_probs",  # norms moved little: the same tokens are drawn, with other log-probs
     steps=None,
-    rules=SAMPLED_FROM,
+    rules=("sampler-not-updated", "sampler-log-probs"),
 )
 def norms_not_sent_to_the_sampler(patch: Patch) -> None:
     """The sampler receives matrices; the weights of its norms stay as they were at the beginning."""
