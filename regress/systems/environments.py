@@ -194,6 +194,14 @@ def _variables(folder: Path) -> dict[str, str]:
     }
 
 
+_IMPORT = """\
+import sys
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(name)
+"""
+
+
 def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"a Python at {folder} cannot be made")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
@@ -209,10 +217,15 @@ def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
         else [*tool, *target, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", *wanted]
     )
     _run(command, f"{', '.join(wanted)} cannot be installed")
+    variables = {**os.environ, **_variables(folder), **system.environ}
+    python = str(folder / "bin" / "python")
     if system.builds:
-        variables = {**os.environ, **_variables(folder), **system.environ}
-        python = str(folder / "bin" / "python")
         _run([python, "-c", system.builds], f"{system.name} cannot compile what it needs", variables)
+    _run(
+        [python, "-c", _IMPORT, *system.modules],
+        f"{system.name} is installed and cannot be imported",
+        variables,
+    )
     (folder / READY).write_text(json.dumps({"installed": list(wanted)}, indent=1) + "\n")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -73,3 +74,4 @@ def make_ragged(seed: int, *, groups: int = 3, empty: bool = False, tools: bool 
 
 
 seeds = st.integers(0, 10**6)
+quick = settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))

@@ -186,7 +186,7 @@ CASES = matrix()
 
 
 def test_every_preset_is_compared() -> None:
-    # those that are not here are compared function by function, in test_verl_functions.py
+    # the others are compared function by function, in test_verl_losses.py and test_verl_advantages.py
     assert {case.preset for case in CASES} == set(SETTINGS) <= set(PRESETS)
     assert len({case.id for case in CASES}) == len(CASES) >= 40
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Precision
-
-sys.path.insert(0, str(Path(__file__).parent))
-from diagnosed_faults import CHANGES, Change
+from tests.regression.changes.change import Change
+from tests.regression.diagnosed_faults import CHANGES
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BY_DEFAULT = (

@@ -41,6 +41,11 @@ class Verl(System):
         "importlib_metadata==10.2.0",
         "zipp==4.1.2",
         "msgpack==1.2.4",
+        "requests==2.34.2",
+        "charset-normalizer==3.5.2",
+        "idna==3.20",
+        "urllib3==2.8.0",
+        "certifi==2026.10.18",
     )
     modules: tuple[str, ...] = (
         "ray",

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.unit.doctor.builder import RUN_ID, STEPS, Run
+from tests.unit.doctor.builder import RUN_ID, Run
+from tests.unit.doctor.damages import (
+    MANIFEST,
+    TRAINER,
+    C,
+    flip_a_bit,
+    foreign,
+    half_written,
+    link_out,
+    lose_a_shard,
+    named_pipe,
+    not_finite,
+    pickled,
+    remove,
+    replaced,
+    tear,
+    torn_metrics,
+    traverse,
+    waiting,
+    write,
+)
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 REPAIRED, ASIDE, LEFT = "repaired", "moved aside", "left"
@@ -44,159 +59,41 @@ class Broken:
     lora: bool = False
 
 
-def _tear(name: str) -> Callable[[Run], None]:
-    def tear(run: Run) -> None:
-        path = run.folder / name
-        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
-
-    return tear
-
-
-def _remove(name: str, *, seal: bool = False) -> Callable[[Run], None]:
-    def remove(run: Run) -> None:
-        path = run.folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if seal:
-            run.seal(path.parent)
-
-    return remove
-
-
-def _write(name: str, content: bytes) -> Callable[[Run], object]:
-    return lambda run: (run.folder / name).write_bytes(content)
-
-
-def _flip_a_bit(run: Run) -> None:
-    path = run.checkpoint() / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-3] ^= 1
-    path.write_bytes(data)
-
-
-def _not_finite(run: Run) -> None:
-    weights = {"lm_head.weight": np.array([1.0, np.nan, np.inf], dtype=np.float32)}
-    save_file(weights, run.checkpoint() / "model.safetensors")
-    run.seal(run.checkpoint())
-
-
-def _pickled(run: Run) -> None:
-    (run.checkpoint() / "model.safetensors").rename(run.checkpoint() / "pytorch_model.bin")
-    run.seal(run.checkpoint())
-
-
-def _lose_a_shard(run: Run) -> None:
-    folder = run.checkpoint()
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    index = {"lm_head.weight": "model-00001-of-00002.safetensors", "x": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    run.seal(folder)
-
-
-def _named_pipe(run: Run) -> None:
-    path = run.checkpoint() / "model.safetensors"
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _link_out(run: Run) -> None:
-    outside = run.folder.parent / "outside.json"
-    path = run.checkpoint() / "config.json"
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-def _traverse(run: Run) -> None:
-    stamp = {"size": 1, "sha256": "0" * 64}
-    files = json.loads((run.folder / MANIFEST).read_text())["files"]
-    run.write_manifest(run.checkpoint(), {"files": files | {"../../outside": stamp}})
-
-
-def _half_written(run: Run) -> None:
-    """A writer that was killed: a temporary folder beside the checkpoints, without manifest."""
-    half = run.folder / ".partial-checkpoint-6"
-    shutil.copytree(run.checkpoint(), half)
-    (half / "manifest.json").unlink()
-    (half / "state" / f".partial-{_dead_process()}-manifest.json").write_text('{"files": {')
-    _age(half)
-
-
-def _waiting(run: Run) -> None:
-    (run.folder / "wandb_backup").mkdir()
-    run.write_json("wandb_backup/step_000003.json", {"schema_version": 1, "step": 3, "rows": []})
-
-
-def _replaced(run: Run) -> None:
-    """A writer that was killed while it gave a new checkpoint the name of an old one."""
-    old = run.checkpoint().rename(run.folder / f".replaced-{C}")
-    _age(old)
-
-
-def _age(folder: Path) -> None:
-    an_hour_ago = time.time() - 3600
-    for path in (folder, *folder.rglob("*")):
-        os.utime(path, (an_hour_ago, an_hour_ago))
-
-
-def _dead_process() -> int:
-    process = os.fork()
-    if process == 0:
-        os._exit(0)
-    os.waitpid(process, 0)
-    return process
-
-
-def _foreign(run: Run) -> None:
-    """Lay what Hugging Face's Trainer leaves: no state of ours, no manifest, pickled optimizer."""
-    for step in STEPS:
-        for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
-            (run.checkpoint(step) / name).unlink()
-        shutil.rmtree(run.checkpoint(step) / "state")
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
-            (run.checkpoint(step) / name).write_bytes(b"PK\x03\x04 not opened by anybody")
-
-
-def _torn_metrics(run: Run) -> None:
-    with (run.folder / "metrics.jsonl").open("a") as file:
-        file.write('{"segment": 0, "sequ')
-
-
-C, EARLIER = "checkpoint-4", "checkpoint-2"
-MANIFEST, TRAINER = f"{C}/manifest.json", f"{C}/trainer_state.json"
 REBUILT = (MANIFEST, TRAINER)
 
 BROKEN = [
     # the commit
     Broken(
         "no_manifest",
-        _remove(MANIFEST),
+        remove(MANIFEST),
         {"incomplete_checkpoint": MEDIUM, "tracking_step_offset": LOW},
         ASIDE,
     ),
-    Broken("torn_manifest", _tear(MANIFEST), {"corrupted_manifest": HIGH}, ASIDE),
+    Broken("torn_manifest", tear(MANIFEST), {"corrupted_manifest": HIGH}, ASIDE),
     Broken(
         "manifest_of_an_unfinished_write",
         lambda run: run.write_manifest(run.checkpoint(), {"complete": False}),
         {"incomplete_checkpoint": HIGH},
         ASIDE,
     ),
-    Broken("manifest_points_outside", _traverse, {"unsafe_path": HIGH}, ASIDE),
+    Broken("manifest_points_outside", traverse, {"unsafe_path": HIGH}, ASIDE),
     # weights
-    Broken("no_weights", _remove(f"{C}/model.safetensors"), {"missing_model_weights": HIGH}, ASIDE),
-    Broken("torn_weights", _tear(f"{C}/model.safetensors"), {"corrupted_model_weights": HIGH}, ASIDE),
-    Broken("one_bit_of_the_weights", _flip_a_bit, {"checksum_mismatch": HIGH}, ASIDE),
+    Broken("no_weights", remove(f"{C}/model.safetensors"), {"missing_model_weights": HIGH}, ASIDE),
+    Broken("torn_weights", tear(f"{C}/model.safetensors"), {"corrupted_model_weights": HIGH}, ASIDE),
+    Broken("one_bit_of_the_weights", flip_a_bit, {"checksum_mismatch": HIGH}, ASIDE),
     Broken(
         "header_of_an_exabyte",
-        _write(f"{C}/model.safetensors", (1 << 60).to_bytes(8, "little") + b"{}"),
+        write(f"{C}/model.safetensors", (1 << 60).to_bytes(8, "little") + b"{}"),
         {"corrupted_model_weights": HIGH},
         ASIDE,
     ),
-    Broken("weights_not_finite", _not_finite, {"nonfinite_weights": HIGH}, ASIDE),
-    Broken("pickled_weights", _pickled, {"pickled_weights": HIGH}, ASIDE),
-    Broken("a_shard_is_missing", _lose_a_shard, {"missing_model_weights": HIGH}, ASIDE),
-    Broken("weights_are_a_pipe", _named_pipe, {"unsafe_path": HIGH}, ASIDE),
+    Broken("weights_not_finite", not_finite, {"nonfinite_weights": HIGH}, ASIDE),
+    Broken("pickled_weights", pickled, {"pickled_weights": HIGH}, ASIDE),
+    Broken("a_shard_is_missing", lose_a_shard, {"missing_model_weights": HIGH}, ASIDE),
+    Broken("weights_are_a_pipe", named_pipe, {"unsafe_path": HIGH}, ASIDE),
     # trainer_state.json, which is made again of what the checkpoint knows
-    Broken("no_trainer_state", _remove(TRAINER), {"missing_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
-    Broken("torn_trainer_state", _tear(TRAINER), {"corrupted_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
+    Broken("no_trainer_state", remove(TRAINER), {"missing_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
+    Broken("torn_trainer_state", tear(TRAINER), {"corrupted_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
     Broken(
         "trainer_state_lacks_keys",
         lambda run: run.change(TRAINER, lambda tree: (tree.pop("epoch"), tree.pop("best_metric")), seal=True),
@@ -213,14 +110,14 @@ BROKEN = [
     ),
     Broken(
         "trainer_state_is_a_list",
-        lambda run: (_write(TRAINER, b"[]")(run), run.seal(run.checkpoint())),
+        write(TRAINER, b"[]", seal=True),
         {"trainer_state_read_error": HIGH},
         REPAIRED,
         REBUILT,
     ),
     Broken(
         "trainer_state_nested_deeply",
-        _write(TRAINER, b"[" * 200_000),
+        write(TRAINER, b"[" * 200_000),
         {"corrupted_checkpoint_file": HIGH},
         REPAIRED,
         (TRAINER,),
@@ -232,33 +129,33 @@ BROKEN = [
         REPAIRED,
         (f"{C}/model-extra.safetensors",),
     ),
-    Broken("notes_of_the_user", _write(f"{C}/notes.txt", b"my notes"), {"unlisted_file": LOW}),
+    Broken("notes_of_the_user", write(f"{C}/notes.txt", b"my notes"), {"unlisted_file": LOW}),
     # files that other checkpoints of the run hold too
     Broken(
         "no_config",
-        _remove(f"{C}/config.json"),
+        remove(f"{C}/config.json"),
         {"missing_checkpoint_file": HIGH},
         REPAIRED,
         (f"{C}/config.json",),
     ),
     Broken(
         "torn_config",
-        _tear(f"{C}/config.json"),
+        tear(f"{C}/config.json"),
         {"corrupted_checkpoint_file": HIGH},
         REPAIRED,
         (f"{C}/config.json",),
     ),
-    Broken("config_is_a_link_outside", _link_out, {"unsafe_path": HIGH}, REPAIRED, (f"{C}/config.json",)),
+    Broken("config_is_a_link_outside", link_out, {"unsafe_path": HIGH}, REPAIRED, (f"{C}/config.json",)),
     Broken(
         "no_tokenizer",
-        _remove(f"{C}/tokenizer.json"),
+        remove(f"{C}/tokenizer.json"),
         {"missing_checkpoint_file": HIGH},
         REPAIRED,
         (f"{C}/tokenizer.json",),
     ),
     Broken(
         "no_adapter_config",
-        _remove(f"{C}/adapter_config.json"),
+        remove(f"{C}/adapter_config.json"),
         {"missing_checkpoint_file": HIGH},
         REPAIRED,
         (f"{C}/adapter_config.json",),
@@ -266,13 +163,13 @@ BROKEN = [
     ),
     Broken(
         "no_adapter",
-        _remove(f"{C}/adapter_model.safetensors"),
+        remove(f"{C}/adapter_model.safetensors"),
         {"missing_model_weights": HIGH},
         ASIDE,
         lora=True,
     ),
     # the state that cannot be derived
-    Broken("no_state", _remove(f"{C}/regress_state.json"), {"missing_checkpoint_file": HIGH}, ASIDE),
+    Broken("no_state", remove(f"{C}/regress_state.json"), {"missing_checkpoint_file": HIGH}, ASIDE),
     Broken(
         "state_of_a_later_release",
         lambda run: run.change(
@@ -281,7 +178,7 @@ BROKEN = [
         {"unsupported_schema": HIGH},
         LEFT,
     ),
-    Broken("no_optimizer_state", _remove(f"{C}/state/optimizer"), {"missing_checkpoint_file": HIGH}, ASIDE),
+    Broken("no_optimizer_state", remove(f"{C}/state/optimizer"), {"missing_checkpoint_file": HIGH}, ASIDE),
     Broken(
         "folder_was_renamed",
         lambda run: run.checkpoint().rename(run.folder / "checkpoint-9"),
@@ -292,14 +189,14 @@ BROKEN = [
     # curriculum
     Broken(
         "torn_curriculum_state",
-        _tear("curriculum_state.json"),
+        tear("curriculum_state.json"),
         {"corrupted_curriculum_state": MEDIUM},
         REPAIRED,
         ("curriculum_state.json",),
     ),
     Broken(
         "no_curriculum_state_in_the_checkpoint",
-        _remove(f"{C}/curriculum_state.json"),
+        remove(f"{C}/curriculum_state.json"),
         {"missing_checkpoint_file": HIGH},
         REPAIRED,
         (f"{C}/curriculum_state.json",),
@@ -342,7 +239,7 @@ BROKEN = [
         lambda run: run.change("wandb_sync_state.json", lambda tree: tree.update(run_id="another")),
         {"tracking_run_mismatch": MEDIUM},
     ),
-    Broken("rows_wait_for_a_tracker", _waiting, {"unsent_backups": LOW}),
+    Broken("rows_wait_for_a_tracker", waiting, {"unsent_backups": LOW}),
     Broken(
         "tracker_is_ahead",
         lambda run: run.write_json("wandb_sync_state.json", run.tracking(150)),
@@ -350,28 +247,26 @@ BROKEN = [
     ),
     Broken(
         "torn_tracking_state",
-        _tear("wandb_sync_state.json"),
+        tear("wandb_sync_state.json"),
         {"corrupted_tracking_state": MEDIUM},
         REPAIRED,
         ("wandb_sync_state.json",),
     ),
     Broken(
         "curriculum_was_never_logged",
-        _write("metrics.jsonl", b'{"step": 4, "eval_avg_test_pass_rate": 0.5}\n'),
+        write("metrics.jsonl", b'{"step": 4, "eval_avg_test_pass_rate": 0.5}\n'),
         {"no_curriculum_logs": LOW},
     ),
     Broken(
         "torn_metrics",
-        _torn_metrics,
+        torn_metrics,
         {"torn_metrics": LOW},
         REPAIRED,
         ("metrics.jsonl",),
     ),
     Broken(
         "a_damaged_line_of_metrics",
-        lambda run: _write("metrics.jsonl", b'\0\0\0\n{"segment": 0, "sequence": 1, "time": 1, "step": 0}\n')(
-            run
-        ),
+        write("metrics.jsonl", b'\0\0\0\n{"segment": 0, "sequence": 1, "time": 1, "step": 0}\n'),
         {"corrupted_metrics": HIGH},
         REPAIRED,
         ("metrics.jsonl",),
@@ -379,12 +274,12 @@ BROKEN = [
     # leftovers
     Broken(
         "replaced_checkpoint",
-        _replaced,
+        replaced,
         {"leftover": LOW, "tracking_step_offset": LOW},
         REPAIRED,
         (C, f".replaced-{C}"),
     ),
-    Broken("half_written_checkpoint", _half_written, {"leftover": LOW}, REPAIRED, (".partial-*",)),
+    Broken("half_written_checkpoint", half_written, {"leftover": LOW}, REPAIRED, (".partial-*",)),
     # the next run against the checkpoint
     Broken(
         "other_lengths",
@@ -456,7 +351,7 @@ BROKEN = [
         {"dependency_mismatch": MEDIUM},
     ),
     # of another trainer
-    Broken("of_another_trainer", _foreign, {"foreign_checkpoint": LOW}),
+    Broken("of_another_trainer", foreign, {"foreign_checkpoint": LOW}),
 ]
 
 HEALTHY = [

@@ -16,6 +16,8 @@ from regress.grpo.marks import Compared, Marks, marks_of, normalized_weights
 from regress.grpo.objective import Objective
 from regress.grpo.samples import Samples
 
+pytest.register_assert_rewrite("tests.unit.grpo.plain_losses")  # it compares values, too
+
 FEATURES, VOCABULARY, LONGEST = 3, 7, 6
 
 

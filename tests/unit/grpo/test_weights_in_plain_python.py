@@ -10,10 +10,9 @@ import torch
 from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights, token_weights
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.inputs import InputError
+from tests.unit.grpo.plain_losses import LENGTHS, SEQUENCE
 
-LENGTHS = [3, 0, 1, 4, 2]
 COMPLETIONS = [5, 2, 1, 4, 6]
-SEQUENCE = [sample for sample, length in enumerate(LENGTHS) for _ in range(length)]
 PARTITION = [[4, 0], [], [1], [2, 3]]
 RULES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 LIMIT = 7

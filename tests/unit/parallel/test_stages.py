@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import FAMILIES
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -28,13 +29,6 @@ from regress.parallel.schedules import (
 )
 from regress.parallel.stages import blocks_of_stage, cut, owners_of, split, tied_parameters
 
-SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": SMALL,
-    "qwen3": {**SMALL, "head_dim": 8},
-    "qwen3_moe": {**SMALL, "moe_intermediate_size": 8},
-    "gpt2": {"n_embd": 16, "n_head": 2},
-}
 TOKENS = torch.tensor([[1, 2, 3, 4, 5], [7, 6, 5, 4, 3]])
 POSITIONS = torch.tensor(
     [[0, 1, 2, 3, 4], [0, 1, 2, 3, 0]]
@@ -242,7 +236,7 @@ def test_a_schedule_says_how_many_microbatches_it_takes(schedule: str, count: in
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_split_backward_pass_needs_its_parameters(schedule: str) -> None:
-    """What goes wrong otherwise is in `test_pipeline.py`."""
+    """What goes wrong otherwise is in `test_sharded_stages.py`."""
     chosen = [f"parallel.pp_schedule={schedule}", "parallel.pp=2", "parallel.fsdp=2"]
     load_config(overrides=[*chosen, "parallel.reshard_after_forward=false"], environ={})
     if "zero_bubble" not in schedule:

@@ -7,7 +7,7 @@ from typing import Any
 
 from service_double import LORALESS
 
-from regress.service.api import Operation, Status
+from regress.service.api import Operation, ServiceError, Status
 from regress.service.core.service import CoreService
 
 # processes are forked from one that has imported the engine
@@ -24,6 +24,13 @@ def ended(service: CoreService, operation: Operation) -> Operation:
     found = service.operation(operation.id, timeout=GUARD)
     assert found.status in (Status.DONE, Status.FAILED), f"{operation.id} does not end"
     return found
+
+
+def failure(service: CoreService, operation: Operation) -> ServiceError:
+    """Return the error of an operation, which must fail."""
+    error = ended(service, operation).error
+    assert error is not None, "it has not failed"
+    return error
 
 
 def result(service: CoreService, operation: Operation) -> Any:

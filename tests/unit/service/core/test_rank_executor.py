@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import service_double
 from launched_ranks import launched
-from service_calls import PROCESSES, ended, new_model, result
+from service_calls import PROCESSES, failure, new_model, result
 from service_double import PARAMS, request
 
 from regress.errors import RegressError
@@ -51,14 +51,11 @@ def test_a_rank_that_fails_is_named_and_its_model_restored(
     result(service, service.run_pass(model, 1, request(3)))
     result(service, service.optim_step(model, 2, PARAMS))
     saved = result(service, service.save(model, 3, "before", SaveKind.STATE))
-    failed = ended(service, service.run_pass(model, 4, request(5, rank=1, rank_does=does)))
-    assert failed.error is not None
-    assert failed.error.code == "rank_failed"
-    assert sentence in str(failed.error)
-    assert f"{model} stands at step 1, its save {saved.path}" in str(failed.error)
-    refused = ended(service, service.optim_step(model, 5, PARAMS))
-    assert refused.error is not None
-    assert refused.error.code == "interrupted"
+    error = failure(service, service.run_pass(model, 4, request(5, rank=1, rank_does=does)))
+    assert error.code == "rank_failed"
+    assert sentence in str(error)
+    assert f"{model} stands at step 1, its save {saved.path}" in str(error)
+    assert failure(service, service.optim_step(model, 5, PARAMS)).code == "interrupted"
     assert result(service, service.load(model, 6, saved.path, optimizer=True)) == saved
     assert result(service, service.run_pass(model, 7, request(4))).metrics["loss:sum"] == 7
     assert result(service, service.optim_step(model, 8, PARAMS)).step == 2
@@ -71,7 +68,7 @@ def test_a_model_that_lost_nothing_goes_on_after_another_ended_the_ranks(service
     result(service, service.run_pass(model, 1, request(3)))
     result(service, service.optim_step(model, 2, PARAMS))
     result(service, service.save(model, 3, "kept", SaveKind.STATE))
-    assert ended(service, service.run_pass(other, 1, request(1, rank=1, rank_does="dies"))).error is not None
+    failure(service, service.run_pass(other, 1, request(1, rank=1, rank_does="dies")))
     assert result(service, service.run_pass(model, 4, request(4))).metrics["loss:sum"] == 7
 
 

@@ -1,4 +1,4 @@
-"""The service over any host: order, repetition, cancellation, limits, saves and ends."""
+"""Operations of a service over any host: order, repetition, cancellation, limits and failures."""
 
 from __future__ import annotations
 
@@ -12,22 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from service_calls import GUARD, ended, new_model, result
-from service_double import LORALESS, PARAMS, opened, request
+from service_calls import GUARD, ended, failure, new_model, result
+from service_double import PARAMS, request
 
-from regress.service.api import ModelSpec, SamplingRequest, SaveKind, ServiceError, Status
-from regress.service.core.executor import InProcess
+from regress.service.api import SamplingRequest, SaveKind, ServiceError, Status
 from regress.service.core.service import CoreService
 
 Serve = Callable[..., CoreService]
 KINDS = st.sampled_from(["pass", "forward", "refused", "optim", "unreadable", "cancelled"])
-
-
-def failure(service: CoreService, operation: Any) -> ServiceError:
-    """Return the error of an operation, which must fail."""
-    error = ended(service, operation).error
-    assert error is not None, "it has not failed"
-    return error
 
 
 def submit(service: CoreService, model: str, seq: int, kind: str) -> Any:
@@ -176,93 +168,17 @@ def test_results_are_kept_for_some_time_after_they_were_read(serve: Serve) -> No
     assert service.run_pass(model, 1, request(1)).id == passed.id, "it would be executed twice"
 
 
-def test_gradients_and_names_of_saves(serve: Serve) -> None:
-    service = serve()
-    model = new_model(service)
-    result(service, service.run_pass(model, 1, request(3)))
-    error = failure(service, service.save(model, 2, "early", SaveKind.STATE))
-    assert error.code == "pending_gradients"
-    assert "has gradients of 1 passes since its last optimizer step, which no save keeps" in str(error)
-    assert result(service, service.save(model, None, "early", SaveKind.SAMPLER)).step == 0
-    result(service, service.optim_step(model, 3, PARAMS))
-    saved = result(service, service.save(model, 4, "kept", SaveKind.STATE))
-    assert (saved.path, saved.step) == (f"{model}/state/kept", 1)
-    assert failure(service, service.save(model, 5, "kept", SaveKind.STATE)).code == "exists"
-    assert result(service, service.save(model, 6, "kept", SaveKind.STATE, overwrite=True)) == saved
-    assert list(service.saves(model))[1:] == [saved]
-    for name in ("../x", "a/b", "", ".hidden", "x" * 129, "a\0"):
-        with pytest.raises(ServiceError, match="is no name of a save"):
-            service.save(model, None, name, SaveKind.STATE)
-    for path in ("../../etc", f"{model}/state/../state/kept", "/etc/passwd", f"{model}/state/other"):
-        assert failure(service, service.load(model, None, path, optimizer=True)).code == "not_found"
-
-
-def test_saves_without_a_name_are_kept_for_the_newest(serve: Serve, tmp_path: Path) -> None:
-    service = serve(unnamed=2)
-    model = new_model(service)
-    paths = [result(service, service.save(model, seq, None, SaveKind.SAMPLER)).path for seq in (1, 2, 3)]
-    named = result(service, service.save(model, 4, "stays", SaveKind.SAMPLER)).path
-    assert [saved.path for saved in service.saves(model)] == [*paths[1:], named]
-    assert len(list((tmp_path / "state" / "saves").iterdir())) == 3
-
-
-def test_models_of_saves_and_kinds_of_saves(serve: Serve) -> None:
-    service = serve()
-    model = new_model(service)
-    session = model.split(":")[0]
-    result(service, service.run_pass(model, 1, request(3)))
-    result(service, service.optim_step(model, 2, PARAMS))
-    weights = result(service, service.save(model, 3, "w", SaveKind.WEIGHTS))
-    sampler = result(service, service.save(model, 4, "s", SaveKind.SAMPLER))
-    info = result(service, service.create_model_from(session, 2, weights.path, optimizer=False))
-    assert (info.model_id, info.step) == (f"{session}:train:2", 1)
-    for path, optimizer, text in [
-        (weights.path, True, "has no optimizer state; load its weights alone"),
-        (sampler.path, False, "is a save for samplers, which no training goes on from"),
-    ]:
-        assert text in str(failure(service, service.load(model, None, path, optimizer=optimizer)))
-    found = service.create_sampler(session, 1, path=sampler.path, base_model=None)
-    assert found == service.create_sampler(session, 1, path=sampler.path, base_model=None)
-    assert result(service, service.sample(found, SamplingRequest(np.array([1])))).step == 1
-    with pytest.raises(ServiceError, match="exists with other weights"):
-        service.create_sampler(session, 1, path=weights.path, base_model=None)
-    with pytest.raises(ServiceError, match="there is no save"):
-        service.create_sampler(session, 2, path="../x", base_model=None)
-
-
-def test_a_full_disk_fails_the_save_and_leaves_the_earlier_ones(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = serve()
-    model = new_model(service)
-    saved = result(service, service.save(model, 1, "kept", SaveKind.STATE))
-    from service_double import HistoryHost
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(HistoryHost, "save", full)
-        error = failure(service, service.save(model, 2, "lost", SaveKind.STATE))
-    assert error.code == "storage_full"
-    assert str(error).startswith("the disk of the service is full; earlier saves are valid")
-    assert [entry.name for entry in service.saves(model)] == ["kept"]
-    assert len(list((tmp_path / "state" / "saves").iterdir())) == 1
-    assert result(service, service.load(model, 3, saved.path, optimizer=True)) == saved
-
-
 def test_a_journal_that_cannot_be_written_refuses_before_a_number_is_spent(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = serve()
     model = new_model(service)
-    from regress.service.core import journal
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(journal.os, "write", full)
+        patched.setattr("regress.service.core.journal.os.write", full)
         with pytest.raises(ServiceError, match="cannot write its journal") as caught:
             service.run_pass(model, 1, request(3))
         assert caught.value.retryable
@@ -297,67 +213,6 @@ def test_an_operation_that_takes_too_long_fails_and_its_model_is_restored(serve:
     assert result(service, service.run_pass(model, 4, request(4))).metrics["loss:sum"] == 4
 
 
-def test_creation_is_repeated_never_and_fails_by_name(serve: Serve) -> None:
-    service = serve(models=2)
-    session = service.create_session({"owner": "me"})
-    first = service.create_model(session, 1, LORALESS)
-    assert service.create_model(session, 1, LORALESS).id == first.id
-    info = result(service, first)
-    assert service.model_info(info.model_id) == info
-    conflict = service.create_model(session, 1, ModelSpec("tiny", metadata={"other": 1}))
-    assert "was used for another model" in str(failure(service, conflict))
-    broken = service.create_model(session, 2, ModelSpec("tiny", metadata={"fails": 1}))
-    assert str(failure(service, broken)) == "it fails"
-    result(service, service.create_model(session, 3, LORALESS))
-    with pytest.raises(ServiceError, match="2 models are open; close one"):
-        service.create_model(session, 4, LORALESS)
-    with pytest.raises(ServiceError, match="'huge' is not offered; choose one of tiny"):
-        service.create_model(session, 5, ModelSpec("huge"))
-    with pytest.raises(ServiceError, match="there is no session 'x'"):
-        service.create_model("x", 1, LORALESS)
-    assert service.session_metadata(session) == {"owner": "me"}
-
-
-def test_sessions_that_end_close_their_models_behind_what_is_queued(serve: Serve) -> None:
-    service = serve(session_ttl=GUARD)
-    model = new_model(service)
-    session = model.split(":")[0]
-    last = service.run_pass(model, 1, request(3, seconds=0.1))
-    service.finish_session(session)
-    service.finish_session(session)
-    with pytest.raises(ServiceError, match=r"there is no model or sampler .*, or it is closed"):
-        service.run_pass(model, 2, request(3))
-    assert result(service, last).metrics["loss:sum"] == 3
-    with pytest.raises(ServiceError, match=f"session {session} is finished"):
-        service.touch_session(session)
-    assert service.drain(GUARD)
-    assert service.metrics()["models"] == 0
-
-
-def test_a_session_without_a_sign_of_life_is_finished(serve: Serve) -> None:
-    service = serve(session_ttl=0.1)
-    model = new_model(service)
-    end = time.monotonic() + GUARD
-    while service.metrics()["models"] and time.monotonic() < end:
-        time.sleep(0.05)
-    with pytest.raises(ServiceError, match="closed"):
-        service.run_pass(model, 1, request(3))
-
-
-def test_a_service_that_drains_executes_what_is_queued_and_accepts_nothing(serve: Serve) -> None:
-    service = serve()
-    model = new_model(service)
-    queued = [service.run_pass(model, seq, request(seq, seconds=0.05)) for seq in range(1, 5)]
-    stuck = service.run_pass(model, 9, request(9))
-    assert service.drain(GUARD)
-    assert service.health()["status"] == "draining"
-    assert [result(service, operation).metrics["loss:sum"] for operation in queued] == [1, 3, 6, 10]
-    assert "has not arrived and the service is stopping" in str(failure(service, stuck))
-    with pytest.raises(ServiceError, match="the service is stopping") as caught:
-        service.run_pass(model, 5, request(5))
-    assert caught.value.retryable
-
-
 def test_many_clients_at_once_are_each_served_in_their_order(serve: Serve) -> None:
     service = serve(models=16)
     sums: dict[int, list[float]] = {}
@@ -373,34 +228,3 @@ def test_many_clients_at_once_are_each_served_in_their_order(serve: Serve) -> No
     for thread in threads:
         thread.join(GUARD)
     assert sums == {number: [float(number * seq) for seq in range(1, 31)] for number in range(1, 9)}
-
-
-def test_a_session_and_a_sample_are_made_once_over_a_restart(tmp_path: Path) -> None:
-    """A client that did not hear the answer sends the same again, maybe to the next service."""
-    first = CoreService(InProcess(opened), tmp_path)
-    session = first.create_session({"owner": "me"}, key="me 1")
-    assert first.create_session({"owner": "me"}, key="me 1") == session
-    assert (
-        len({first.create_session({}), first.create_session({}), first.create_session({}, key="me 2")}) == 3
-    )
-    sampler = first.create_sampler(session, 0, path=None, base_model="tiny")
-    asked = SamplingRequest(np.array([1, 2]), seed=3)
-    sent = first.sample(sampler, asked, 7)
-    result(first, sent)
-    assert first.sample(sampler, asked, 7).id == sent.id
-    assert first.sample(sampler, asked, 3).id != sent.id  # it orders nothing
-    assert first.sample(sampler, asked).id != first.sample(sampler, asked).id
-    first.drain(GUARD)
-    first.close()
-    for _ in range(2):  # of the journal as it was, and as a start has written it anew
-        second = CoreService(InProcess(opened), tmp_path)
-        assert second.create_session({"owner": "me"}, key="me 1") == session
-        assert second.sample(sampler, asked, 7).id == sent.id
-        assert "is no longer kept" in str(failure(second, second.sample(sampler, asked, 7)))
-        other = second.sample(sampler, SamplingRequest(np.array([1, 2]), seed=4), 7)
-        assert "seq_id 7 of" in str(failure(second, other))
-        second.close()
-    third = CoreService(InProcess(opened), tmp_path)
-    third.finish_session(session)
-    assert third.create_session({"owner": "me"}, key="me 1") != session
-    third.close()
