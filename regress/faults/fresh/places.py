@@ -50,7 +50,12 @@ def completions_count_positions_anew(patch: Patch) -> None:
     variants=("left-mbs3",),
     first="activations transformer.h.0",
     names=AFTER_BLOCK_0,
-    rules=("module", "padding-neighbours", "inputs-hold"),  # the second one names a mask that is off by one
+    rules=(
+        "padding-seen",
+        "module",
+        "padding-neighbours",
+        "inputs-hold",
+    ),  # the second one names a mask that is off by one
 )
 def first_token_behind_padding_hidden(patch: Patch) -> None:
     """In a row with padding on its left the first token is taken for padding: no other token sees it."""

@@ -24,6 +24,7 @@ from regress.parallel.segments import ContextSegments
     first="activations transformer.h.0",
     names=AFTER_BLOCK_0,
     rules=(
+        "packed-leak",
         "context-exchange",  # names the order of zigzag parts, and the mask of local columns
         "long-context",  # only the later of a rank's two parts is wrong: names a block of a kernel, and a mask
         "module",
