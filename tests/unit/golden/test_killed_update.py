@@ -187,7 +187,7 @@ def test_the_recovery_killed_at_every_step(
     old, new, made = ends
     every = extent == "all"
     moments = 0
-    for step in range(len(made) - 1, 0, -3 if every else -23):
+    for step in range(len(made) - 1, 0, -3 if every else -19):
         killed = update.copy(tmp_path / f"at{step}")
         assert forked(lambda killed=killed: update.write(killed), step) is None  # type: ignore[misc]  # the same
         whole = shutil.copytree(killed, tmp_path / "recovered")
@@ -196,7 +196,7 @@ def test_the_recovery_killed_at_every_step(
         end = content(whole)
         assert end in (old, new)
         shutil.rmtree(whole)
-        for moment in range(0, len(last), 2 if every else 11):
+        for moment in range(0, len(last), 2 if every else 13):
             root = shutil.copytree(killed, tmp_path / "again")
             assert forked(lambda root=root: opened(root), moment) is None  # type: ignore[misc]  # the same
             opened(root)
