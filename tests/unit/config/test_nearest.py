@@ -30,7 +30,7 @@ def typos(draw: st.DrawFn) -> tuple[str, str]:
     return key, wrong
 
 
-@settings(max_examples=30, deadline=None)
+@settings(deadline=None)
 @given(typos())
 def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
     """Several keys are named only if one character makes the typo of each (top_p, top_k)."""
