@@ -25,7 +25,6 @@ from regress.replay.run import replay
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Precision
 
-
 GOLDEN = Path(__file__).parents[3] / "golden"
 
 
