@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Container
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2] / "regress"
 
@@ -215,33 +216,66 @@ def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
 
 HEAVY = """
 import importlib, os, sys, traceback
-import numpy  # which most of them import, and which imports none of the others
-for module in sys.argv[1:]:
+
+def child(action):
     if os.fork() == 0:
         try:
-            importlib.import_module(module)
-            print(module, *sorted({"torch", "transformers", "pandas"} & sys.modules.keys()), flush=True)
+            action()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
     os.wait()
+
+def heavy():
+    return sorted({"torch", "transformers", "pandas"} & sys.modules.keys())
+
+def report(module):
+    importlib.import_module(module)
+    print(module, *heavy(), flush=True)
+
+def others_of(modules):
+    for module in modules:
+        importlib.import_module(module)
+    others = [] if heavy() else [name for name in sys.modules if name.partition(".")[0] != "regress"]
+    os.write(writer, " ".join(others).encode())
+
+reader, writer = os.pipe()
+child(lambda: others_of(sys.argv[1:]))
+os.close(writer)
+for name in open(reader).read().split():  # light packages, imported once rather than in each child
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+assert not heavy()
+for module in sys.argv[1:]:
+    child(lambda: report(module))
 """
 
 
-@cache
-def heavy_imports() -> dict[str, list[str]]:
-    """Module -> the heavy packages that it imports, each in a process without what others import."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAVY, *TORCH_FREE], stdout=subprocess.PIPE, text=True, check=True, timeout=240
-    )
-    return {module: found for module, *found in map(str.split, done.stdout.splitlines())}
+@pytest.fixture(scope="session")
+def heavy_imports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Module -> the heavy packages that it imports, each in a process without what others of ours import.
+
+    Found once, whichever xdist workers ask.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    told = shared / "heavy-imports"
+    with FileLock(f"{told}.lock"):
+        if not told.exists():
+            command = [sys.executable, "-c", HEAVY, *TORCH_FREE]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
+            told.write_text(done.stdout)
+    return {module: found for module, *found in map(str.split, told.read_text().splitlines())}
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_loads_without_torch(module: str) -> None:
-    assert module in heavy_imports(), f"{module} cannot be imported"
-    assert not heavy_imports()[module]
+def test_loads_without_torch(module: str, heavy_imports: dict[str, list[str]]) -> None:
+    assert module in heavy_imports, f"{module} cannot be imported"
+    assert not heavy_imports[module]
 
 
 def test_no_file_imports_itself_through_others() -> None:
