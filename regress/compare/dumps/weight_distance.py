@@ -78,6 +78,8 @@ def weight_distances(sides: tuple[Side, Side], relative: Relative) -> dict[At, D
             break
         if number:
             found[at] = distance
+        if at == shared[-1]:
+            break  # no update begins with what it leaves
         moved = weights.update(at, relative(distance.relative))
         if moved is None:
             break
