@@ -212,6 +212,5 @@ _WHITENED: dict[str, dict[str, Any]] = {
     "reward": {"advantage": "reinforce_plus_plus"},
     _BASELINES["grpo"]: {"advantage": "reinforce_plus_plus_baseline"},
     f"{_BASELINES['grpo']}, {_SCALES['group']}": {"advantage": "gdpo", "scale": "group"},
-    f"{_BASELINES['grpo']}, {_SCALES['batch']}": {"advantage": "gdpo", "scale": "batch"},
 }
 """Rules that are whitened over tokens, in words and as fields of an `Objective`."""

@@ -116,19 +116,34 @@ def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
 def _outside(mask: Mask, missing: Bools, values: Floats) -> Bools:
     """Return the missing tokens whose value lies beyond that of every token with a gradient and the same sign."""
     inside = mask.policy & ~np.isnan(values)
-    signs = _signs(mask)
     found = np.zeros_like(missing)
-    for sign in (1, -1):
-        own = inside & (signs == sign)
-        top, bottom = values[own].max(initial=-np.inf), values[own].min(initial=np.inf)
-        found |= missing & (signs == sign) & ((values > top) | (values < bottom))
+    for own, at in _signs(mask):
+        for sign in (1, -1):
+            same = inside & (own == sign)
+            top, bottom = values[same].max(initial=-np.inf), values[same].min(initial=np.inf)
+            found |= missing & (at == sign) & ((values > top) | (values < bottom))
     return found
 
 
-def _signs(mask: Mask) -> Floats:
-    """Return the sign of each token's advantage, taken from the other tokens of its sample."""
-    total = np.bincount(mask.update.sample[mask.policy], -mask.g[mask.policy], minlength=len(mask.speaking))
-    return np.asarray(np.sign(total)[mask.update.sample], np.float64)
+def _signs(mask: Mask) -> Iterator[tuple[Floats, Floats]]:
+    """Yield signs of the advantages of tokens with a gradient, and of tokens without one.
+
+    They are recorded, or those that the other tokens of the sample have together. Where a sample has tokens of both
+    signs, each may also have its own, and one without a gradient may have either.
+    """
+    recorded = mask.update.get("is_loss_debug/advantages")
+    if recorded is not None:
+        yield np.sign(recorded), np.sign(recorded)
+        return
+    sample, g = mask.update.sample, np.where(mask.policy, -np.nan_to_num(mask.g), 0.0)
+    size = len(mask.speaking)
+    together = np.sign(np.bincount(sample, g, minlength=size))[sample]
+    yield together, together
+    mixed = np.bincount(sample, np.abs(g), minlength=size) > np.abs(
+        np.bincount(sample, g, minlength=size)
+    ) * (1 + 1e-9)
+    for sign in (1.0, -1.0):
+        yield np.sign(g), np.where(mixed[sample], sign, 0.0)
 
 
 def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:

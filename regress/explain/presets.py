@@ -186,7 +186,8 @@ class _Model:
         elif self._kl or objective.kl_coef:
             values |= {"kl_coef": self._kl}
         aggregation = values.get("aggregation", objective.aggregation)
-        if aggregation == "seq-mean-token-sum-norm" and self._length is not None:
+        free = aggregation == "seq-mean-token-sum-norm" and objective.norm_rule == "maximum"
+        if free and self._length is not None:
             values |= {"norm_length": self._length}
         values |= {"entropy_coef": 0.0}
         return make_objective(name, **values)

@@ -55,7 +55,7 @@ ADVANTAGES = {
     "opo": f"{MEAN} weighted by length (OPO)",
     "gpg": f"{MEAN}, not divided",  # no reward of the bench is 0
     "grpo_passk": BEST + ", {scale}",
-    "gdpo": MEAN + ", {scale}, " + WHITE,
+    "gdpo": f"{MEAN}, divided by the standard deviation of the group, {WHITE}",
     "remax": "as recorded",
     "gae": "as recorded",
     "optimal_token_baseline": "as recorded",
@@ -188,12 +188,16 @@ def cap_of(objective: Objective) -> float | None:
 
 
 def preset_cases() -> list[Case]:
-    return [
-        preset_case(
-            name, Run(100 + number, accumulation=(2, 4, 1)[number % 3], off_policy=(0.0, 0.2)[number % 2])
-        )
-        for number, name in enumerate(PRESETS)
-    ]
+    cases = []
+    for number, name in enumerate(PRESETS):
+        accumulation = (2, 4, 1)[number % 3]
+        if make_objective(name).advantage == "grpo_passk":
+            accumulation = (
+                1  # one sample of a group has an advantage: a microbatch has too few tokens for a temperature
+            )
+        run = Run(100 + number, accumulation=accumulation, off_policy=(0.0, 0.2)[number % 2])
+        cases.append(preset_case(name, run))
+    return cases
 
 
 CASES = [*trl_cases(), *preset_cases()]
