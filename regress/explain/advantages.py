@@ -78,37 +78,55 @@ _SCALES = {
     "batch": "divided by the standard deviation of the batch",
     "none": "not divided",
 }
+_BASELINES = {
+    "grpo": "reward minus the mean of the group",
+    "rloo": "reward minus the mean of the others of the group",
+    "grpo_passk": "best reward of the group minus the second best, for the best sample alone",
+}
 
 
 def _of_objective(update: Update) -> Iterator[Advantages]:
     """Yield rules with one value per sample that an `Objective` can express."""
-    for estimator, scale in product(("grpo", "rloo"), _SCALES):
-        baseline = "mean of the group" if estimator == "grpo" else "mean of the others of the group"
-        words = f"reward minus the {baseline}, {_SCALES[scale]}"
+    for estimator, scale in product(_BASELINES, _SCALES):
+        words = f"{_BASELINES[estimator]}, {_SCALES[scale]}"
         for ddof in (1, 0) if scale != "none" else (1,):
-            kind = "" if scale == "none" else f" ({'sample' if ddof else 'population'} deviation)"
+            kind = "" if scale == "none" else f" ({_deviation(ddof)})"
             for eps in EPSILONS if scale != "none" else (0.0,):
                 fields = {"advantage": estimator, "scale": scale, "ddof": ddof, "eps": eps}
                 values = _by_objective(update, fields)
+                if values is None:
+                    continue
                 shown = {k: v for k, v in fields.items() if scale != "none" or k in ("advantage", "scale")}
                 yield Advantages(words + kind, _each(update, values), shown, None if scale == "none" else eps)
 
 
-def _by_objective(update: Update, fields: dict[str, Any]) -> Floats:
-    """Return one advantage per trajectory, by the functions that our own trainer uses."""
+def _deviation(ddof: int) -> str:
+    return f"{'sample' if ddof else 'population'} deviation"
+
+
+def _by_objective(update: Update, fields: dict[str, Any]) -> Floats | None:
+    """Return one advantage per trajectory, by the functions that our own trainer uses; None where they have none."""
     import torch
 
     from regress.grpo.advantages import token_advantages
+    from regress.grpo.inputs import InputError
     from regress.grpo.presets import make_objective
 
     rewards = torch.from_numpy(_rewards(update))
     groups = torch.from_numpy(groups_of(update))
-    return token_advantages(rewards, groups, torch.arange(len(rewards)), make_objective(**fields)).numpy()
+    each = torch.arange(len(rewards))
+    try:
+        return np.asarray(
+            token_advantages(rewards, groups, each, make_objective(**fields)).numpy(), np.float64
+        )
+    except InputError:  # such as a group of one sample, which has no second best
+        return None
 
 
 def _of_samples(update: Update) -> Iterator[Advantages]:
-    """Yield rules with one value per sample that no field of an `Objective` expresses."""
+    """Yield rules with one value per sample that have no scale to choose."""
     rewards, groups = _rewards(update), groups_of(update)
+    used = int(np.count_nonzero(rewards))
     lengths = np.array([sum(t.loss_mask) for t in update.trajectories], np.float64)
     rules: dict[str, Callable[[], Floats]] = {
         "the reward itself": lambda: rewards,
@@ -126,11 +144,22 @@ def _of_samples(update: Update) -> Iterator[Advantages]:
             _leave_one_out(rewards, groups)
         ),
     }
+    if 0 < used < len(rewards):  # else the rule is that of the group's mean
+        rules[
+            "reward minus the mean of the group, times samples over those of a reward other than 0 (GPG)"
+        ] = lambda: (
+            (rewards - _per_group(groups, rewards) / np.bincount(groups)[groups]) * len(rewards) / used
+        )
     for name, rule in rules.items():
         with np.errstate(all="ignore"):
             values = rule()
         if np.isfinite(values).all():
-            yield Advantages(name, _each(update, values))
+            fields = next(({"advantage": own} for word, own in _NAMED.items() if name.endswith(word)), {})
+            yield Advantages(name, _each(update, values), fields)
+
+
+_NAMED = {"(OPO)": "opo", "(GPG)": "gpg"}
+"""Estimators of an `Objective` among the rules of samples, by the end of their words."""
 
 
 def _per_group(groups: Ints, values: Floats) -> Floats:
@@ -159,20 +188,29 @@ def _of_tokens(update: Update) -> Iterator[Advantages]:
     masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
     sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)
     where = {int(t): i for i, t in enumerate(update.rollout)}
-    for estimator, ddof in product(("reinforce_plus_plus", "reinforce_plus_plus_baseline"), (1, 0)):
-        fields: dict[str, Any] = {"advantage": estimator, "ddof": ddof}
-        found = token_advantages(
-            torch.from_numpy(_rewards(update)),
-            torch.from_numpy(groups_of(update)),
-            torch.from_numpy(sequence),
-            make_objective(**fields),
-        ).numpy()
-        values = np.full(update.frame.size, np.nan)
-        for number, mask in enumerate(masks):
-            if number in where:
-                own = update.frame.offsets[where[number]] + mask
-                inside = own < update.frame.offsets[where[number] + 1]
-                values[own[inside]] = found[sequence == number][inside]
-        kind = "sample" if ddof else "population"
-        base = "reward" if estimator == "reinforce_plus_plus" else "reward minus the mean of the group"
-        yield Advantages(f"{base}, whitened over tokens ({kind} deviation)", values, fields)
+    for (words, chosen), ddof in product(_WHITENED.items(), (1, 0)):
+        for eps in EPSILONS if "scale" in chosen else (0.0,):
+            fields: dict[str, Any] = {**chosen, "ddof": ddof} | ({"eps": eps} if "scale" in chosen else {})
+            found = token_advantages(
+                torch.from_numpy(_rewards(update)),
+                torch.from_numpy(groups_of(update)),
+                torch.from_numpy(sequence),
+                make_objective(**fields),
+            ).numpy()
+            values = np.full(update.frame.size, np.nan)
+            for number, mask in enumerate(masks):
+                if number in where:
+                    own = update.frame.offsets[where[number]] + mask
+                    inside = own < update.frame.offsets[where[number] + 1]
+                    values[own[inside]] = found[sequence == number][inside]
+            yield Advantages(
+                f"{words}, whitened over tokens ({_deviation(ddof)})", values, fields, fields.get("eps")
+            )
+
+
+_WHITENED: dict[str, dict[str, Any]] = {
+    "reward": {"advantage": "reinforce_plus_plus"},
+    _BASELINES["grpo"]: {"advantage": "reinforce_plus_plus_baseline"},
+    f"{_BASELINES['grpo']}, {_SCALES['group']}": {"advantage": "gdpo", "scale": "group"},
+}
+"""Rules that are whitened over tokens, in words and as fields of an `Objective`."""

@@ -81,8 +81,12 @@ def _shifts(mask: Mask) -> dict[str, float]:
     return found
 
 
-def masks(mask: Mask) -> Iterator[Statement]:
-    """Yield the tokens that the loss trains on, and where they are not the expected ones."""
+def masks(mask: Mask, *, selects: bool = True) -> Iterator[Statement]:
+    """Yield the tokens that the loss trains on, and where they are not the expected ones.
+
+    Args:
+        selects: False if the loss should leave no token out because of how it compares with others.
+    """
     strays = sum(
         int(found) for meta in mask.update.meta if (found := _integer(meta.get("rows_without_target")))
     )
@@ -97,10 +101,15 @@ def masks(mask: Mask) -> Iterator[Statement]:
     evidence: dict[str, Any] = {"tokens with a gradient": live, "samples with a gradient": samples}
     if silent:
         evidence["samples without"] = silent
-    missing = mask.missing if mask.clipped is None else mask.missing & ~mask.clipped
+    missing = mask.unexplained
     if mask.expected is None:
         text = f"{live} tokens of {samples} samples have a gradient"
         yield Statement("mask", text, (live,), evidence)
+        return
+    if mask.left_out is not None and not missing.any() and not mask.extra.any():
+        text = f"{mask.source} {_where(mask, mask.left_out, 'without')}, as a loss that {mask.selection}"
+        evidence["left out"] = _listed(mask, mask.left_out)
+        yield Statement("mask", text, ("as expected", mask.selection), evidence, departure=not selects)
         return
     if not missing.any() and not mask.extra.any():
         text = f"exactly {mask.source}, in every sample that has a gradient"

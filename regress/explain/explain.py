@@ -10,18 +10,20 @@ import numpy as np
 
 from regress.dump.reader import DumpReader
 from regress.explain import basics, clip, loss
-from regress.explain.advantages import candidates, constant
+from regress.explain.advantages import Advantages, candidates, constant
 from regress.explain.centred import centred
 from regress.explain.entropy import entropies
 from regress.explain.mask import Mask, find_mask
 from regress.explain.presets import agreements
-from regress.explain.readings import read
+from regress.explain.readings import Reading, read
+from regress.explain.regions import regions
 from regress.explain.search import Found, search
+from regress.explain.selection import without_drawn, without_low_entropy
 from regress.explain.statement import Explanation, Statement
 from regress.explain.terms import Policies, policies
-from regress.explain.update import Floats, Update, read_update
+from regress.explain.update import Bools, Floats, Update, read_update
 from regress.explain.weights import RESAMPLED, rules
-from regress.grpo.presets import preset_values
+from regress.grpo.presets import make_objective, preset_values
 
 
 def explain_dump(
@@ -58,11 +60,10 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     yield from basics.temperature(mask)
     yield from dependence
     mask, known = _with_clipped(mask)
-    yield from basics.masks(mask)
-    yield from entropies(mask, rules(mask))
     advantages = candidates(update)
-    found = _supervised(mask, known) or search(mask, known, advantages, rules(mask))
-    readings = read(found, mask)
+    mask, known, found, readings = _searched(mask, known, advantages)
+    yield from basics.masks(mask, selects=preset is None or make_objective(preset).compares_tokens)
+    yield from entropies(mask, rules(mask))
     if readings:
         yield from loss.statements(found, readings, mask, known)
         yield from clip.clips(found, readings, mask, known)
@@ -70,6 +71,18 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
             yield from agreements(mask, known, readings, found, preset)
     elif not advantages:
         yield from centred(mask, known)
+
+
+def _searched(
+    mask: Mask, known: Policies, advantages: list[Advantages]
+) -> tuple[Mask, Policies, Found, list[Reading]]:
+    """Return the mask, the policies, and what explains the gradients; again once tokens count as left out."""
+    found = _supervised(mask, known) or search(mask, known, advantages, rules(mask))
+    readings = read(found, mask)
+    if not readings:
+        return mask, known, found, readings
+    again = without_drawn(mask, known, readings[0].match.advantages.values)
+    return (mask, known, found, readings) if again is mask else _searched(again, policies(again), advantages)
 
 
 def _supervised(mask: Mask, known: Policies) -> Found | None:
@@ -85,27 +98,52 @@ def _supervised(mask: Mask, known: Policies) -> Found | None:
 
 
 def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
-    """Return the mask with out-of-range tokens as clipped, not those amid tokens with a gradient."""
+    """Return the mask with out-of-range tokens as clipped, not those amid tokens with a gradient.
+
+    The range is that of the quantity whose clipping explains the most tokens.
+    """
     known = policies(replace(mask, clipped=mask.missing))
     missing = mask.missing
     ratio = known.log_ratio()
     if ratio is None or not missing.any() or known.on_policy(mask.policy | missing):
+        mask = without_low_entropy(mask)
         return mask, policies(mask)
-    inside = mask.policy & ~np.isnan(ratio)
-    signs = _signs(mask)
-    clipped = np.zeros_like(missing)
-    for sign in (1, -1):
-        own = inside & (signs == sign)
-        top, bottom = ratio[own].max(initial=-np.inf), ratio[own].min(initial=np.inf)
-        clipped |= missing & (signs == sign) & ((ratio > top) | (ratio < bottom))
-    mask = replace(mask, clipped=clipped)
+    outside = [_outside(mask, missing, region.values) for region in regions(known)]
+    mask = without_low_entropy(replace(mask, clipped=max(outside, key=np.count_nonzero)))
     return mask, policies(mask)
 
 
-def _signs(mask: Mask) -> Floats:
-    """Return the sign of each token's advantage, taken from the other tokens of its sample."""
-    total = np.bincount(mask.update.sample[mask.policy], -mask.g[mask.policy], minlength=len(mask.speaking))
-    return np.asarray(np.sign(total)[mask.update.sample], np.float64)
+def _outside(mask: Mask, missing: Bools, values: Floats) -> Bools:
+    """Return the missing tokens whose value lies beyond that of every token with a gradient and the same sign."""
+    inside = mask.policy & ~np.isnan(values)
+    found = np.zeros_like(missing)
+    for own, at in _signs(mask):
+        for sign in (1, -1):
+            same = inside & (own == sign)
+            top, bottom = values[same].max(initial=-np.inf), values[same].min(initial=np.inf)
+            found |= missing & (at == sign) & ((values > top) | (values < bottom))
+    return found
+
+
+def _signs(mask: Mask) -> Iterator[tuple[Floats, Floats]]:
+    """Yield signs of the advantages of tokens with a gradient, and of tokens without one.
+
+    They are recorded, or those that the other tokens of the sample have together. Where a sample has tokens of both
+    signs, each may also have its own, and one without a gradient may have either.
+    """
+    recorded = mask.update.get("is_loss_debug/advantages")
+    if recorded is not None:
+        yield np.sign(recorded), np.sign(recorded)
+        return
+    sample, g = mask.update.sample, np.where(mask.policy, -np.nan_to_num(mask.g), 0.0)
+    size = len(mask.speaking)
+    together = np.sign(np.bincount(sample, g, minlength=size))[sample]
+    yield together, together
+    mixed = np.bincount(sample, np.abs(g), minlength=size) > np.abs(
+        np.bincount(sample, g, minlength=size)
+    ) * (1 + 1e-9)
+    for sign in (1.0, -1.0):
+        yield np.sign(g), np.where(mixed[sample], sign, 0.0)
 
 
 def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:

@@ -56,19 +56,22 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None) -> F
     """
     best: Fit | None = None
     full = np.abs(base * factor) > 0
+    tried: set[bytes] = set()
     for start in _starts(g, base * factor, full, np.abs(np.log(np.maximum(factor, 1e-300)))):
         used = start
         for _ in range(ROUNDS):
+            if (key := used.tobytes()) in tried:
+                break
+            tried.add(key)
             classified = _classify(g, base, factor, kl, used | ~full)
             if classified is None:
                 break
             found, capped = classified
             if best is None or found.unexplained < best.unexplained:
                 best = found
-            again = full & ~found.clipped & ~capped
-            if (again == used).all() or best.unexplained < DONE:
+            if best.unexplained < DONE:
                 break
-            used = again
+            used = full & ~found.clipped & ~capped
         if best is not None and best.unexplained < DONE:
             break
     return best
@@ -77,9 +80,8 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None) -> F
 def _starts(g: Floats, policy: Floats, full: Bools, near: Floats) -> list[Bools]:
     """Return sets of tokens to begin with: with a gradient, next to ratio 1, with the policy's sign."""
     alive = full & (g != 0)
-    shares = [
-        alive & (near <= np.quantile(near[alive], share)) if alive.sum() >= FEW else alive for share in SHARES
-    ]
+    bounds = np.quantile(near[alive], SHARES) if alive.sum() >= FEW else [np.inf] * len(SHARES)
+    shares = [alive & (near <= bound) for bound in bounds]
     return [alive, *shares, alive & (np.sign(g) == np.sign(policy))]
 
 

@@ -12,7 +12,7 @@ from regress.explain.mask import Mask
 from regress.explain.readings import EXACT, Reading, epsilons
 from regress.explain.search import Found
 from regress.explain.statement import Statement
-from regress.explain.terms import Policies, penalties
+from regress.explain.terms import Policies, penalties, shifts
 
 SHOWN = 4
 """Most readings that a sentence names."""
@@ -96,6 +96,8 @@ def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[
             text += (
                 " (right where gradients are averaged over the ranks afterwards, wrong where they are summed)"
             )
+        if "the number of microbatches" in causes:
+            text += " (right where the means of microbatches are to be added up, as by verl's geo_mean)"
     else:
         sizes = distinct(
             f"{r.factor:.5g} x {r.words} ({r.match.advantages.name})"
@@ -134,12 +136,15 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
     best = readings[0]
     if "none" not in names:
         coefficients = [
-            (reading.match.penalty.name, reading.match.fit.penalty / reading.match.fit.scale)
-            for reading in readings
-            if reading.match.penalty is not None
+            (m.penalty, m.fit.penalty / m.fit.scale, m.factor) for m in (r.match for r in readings)
         ]
-        words = distinct(f"{name} with coefficient {value:.5g}" for name, value in coefficients)
-        evidence = _evidence(found, best) | {"coefficient": [c for _, c in coefficients]}
+        found_here = [(term, value, factor) for term, value, factor in coefficients if term is not None]
+        words = distinct(f"{term.name} with coefficient {value:.5g}" for term, value, _ in found_here)
+        evidence = _evidence(found, best) | {"coefficient": [value for _, value, _ in found_here]}
+        less = [value for term, value, factor in found_here if shifts(term, factor, found.tokens)]
+        if less:
+            words += distinct(f"none, and advantages that are all less by {value:.5g}" for value in less)
+            names.append("none")
         text = either(words)
         yield Statement("kl", text, tuple(names), evidence)
         return

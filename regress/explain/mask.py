@@ -32,7 +32,10 @@ class Mask:
         known: tokens whose gradient could be recovered.
         expected: the loss mask that the dump tells of, None if it tells none.
         source: source of the expected mask.
-        clipped: tokens without a gradient that belong to the loss all the same, because their ratio is clipped.
+        clipped: tokens without a gradient that belong to the loss all the same, because their ratio is clipped, or the
+            loss leaves them out.
+        left_out: those that the loss leaves out because of how they compare with others.
+        selection: the rule of those, in words that follow "as a loss that".
     """
 
     update: Update
@@ -42,6 +45,8 @@ class Mask:
     expected: Bools | None
     source: str
     clipped: Bools | None = None
+    left_out: Bools | None = None
+    selection: str = ""
 
     @cached_property
     def policy(self) -> Bools:
@@ -125,6 +130,11 @@ class Mask:
         recorded = self.known & (self.update.block >= 0) & ~certain
         told = (self.speaking & ~self.idle)[self.update.sample]
         return self.expected & recorded & told & ~self.policy & ~idle
+
+    @property
+    def unexplained(self) -> Bools:
+        """Missing tokens that are neither clipped nor left out."""
+        return self.missing if self.clipped is None else self.missing & ~self.clipped
 
     @property
     def extra(self) -> Bools:

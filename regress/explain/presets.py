@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,9 +186,10 @@ class _Model:
         elif self._kl or objective.kl_coef:
             values |= {"kl_coef": self._kl}
         aggregation = values.get("aggregation", objective.aggregation)
-        if aggregation == "seq-mean-token-sum-norm" and self._length is not None:
+        free = aggregation == "seq-mean-token-sum-norm" and objective.norm_rule == "maximum"
+        if free and self._length is not None:
             values |= {"norm_length": self._length}
-        values |= {"entropy_coef": 0.0, "old_log_probs": "recompute"}
+        values |= {"entropy_coef": 0.0}
         return make_objective(name, **values)
 
     def _gradient(self, objective: Objective) -> Floats | None:
@@ -201,19 +203,31 @@ class _Model:
         if advantages is None or own is None or old is None:
             return None
         sequence = self._mask.update.sample[self._tokens]
-        log_probs = torch.from_numpy(own).requires_grad_()
-        terms = token_loss(
-            log_probs,
-            torch.from_numpy(old),
-            torch.from_numpy(advantages),
-            torch.from_numpy(sequence),
-            len(self._mask.update.frame.samples),
-            objective,
-            ref_log_probs_K=None if reference is None else torch.from_numpy(reference),
-        )
-        weights = torch.from_numpy(self._weights(objective, sequence))
-        (grad,) = torch.autograd.grad((weights * terms.loss_K).sum(), log_probs)
-        return np.asarray(grad.numpy(), np.float64)
+        out, weights = np.zeros(len(own)), self._weights(objective, sequence)
+        for part in self._compared(objective, sequence):
+            log_probs = torch.from_numpy(own[part]).requires_grad_()
+            terms = token_loss(
+                log_probs,
+                torch.from_numpy(old[part]),
+                torch.from_numpy(advantages[part]),
+                torch.from_numpy(sequence[part]),
+                len(self._mask.update.frame.samples),
+                objective,
+                ref_log_probs_K=None if reference is None else torch.from_numpy(reference[part]),
+                sampler_log_probs_K=torch.from_numpy(old[part])
+                if objective.old_log_probs == "sampler"
+                else None,
+            )
+            (grad,) = torch.autograd.grad((torch.from_numpy(weights[part]) * terms.loss_K).sum(), log_probs)
+            out[part] = grad.numpy()
+        return out
+
+    def _compared(self, objective: Objective, sequence: Ints) -> list[Ints]:
+        """Return the tokens that an objective compares with each other: of each microbatch, or all."""
+        if objective.compares_tokens and objective.statistics_scope == "microbatch":
+            blocks = self._block[sequence]
+            return [np.flatnonzero(blocks == number) for number in np.unique(blocks)]
+        return [np.arange(len(sequence))]
 
     def _policies(self, objective: Objective) -> tuple[Floats | None, Floats | None, Floats | None]:
         """Return the log-probs of the tokens; if all ratios are 1, any serve for a policy without a KL."""
@@ -259,29 +273,26 @@ class _Model:
     def _weights(self, objective: Objective, sequence: Ints) -> Floats:
         import torch
 
-        from regress.grpo.aggregation import token_weights
+        from regress.grpo.aggregation import batch_weights
 
+        update, spans = self._mask.update, self._mask.spans.astype(np.int64)
+        weights = batch_weights(
+            torch.from_numpy(sequence),
+            len(update.frame.samples),
+            objective,
+            max_completion_length=int(self._length or spans.max(initial=1)),
+            partition=[
+                np.flatnonzero(self._block == number).tolist() for number in range(len(update.blocks))
+            ],
+            ranks=len({rank for rank, _ in update.blocks}),
+            completion_lengths=spans.tolist(),
+        )
+        return np.asarray(weights.numpy(), np.float64)
+
+    @cached_property
+    def _block(self) -> Ints:
+        """Microbatch of each sample, ``[N]``."""
         update = self._mask.update
-        longest = int(self._length or self._mask.spans.max(initial=1))
-        if objective.denominator_scope == "global":
-            whole = token_weights(
-                torch.from_numpy(sequence),
-                len(update.frame.samples),
-                objective,
-                max_completion_length=longest,
-            )
-            return np.asarray(whole.numpy(), np.float64)
-        out = np.zeros(len(sequence))
-        block_of = np.zeros(len(update.frame.samples), np.int64)
-        block_of[update.sample[update.block >= 0]] = update.block[update.block >= 0]
-        for block in range(len(update.blocks)):
-            mine = block_of[sequence] == block
-            order = np.cumsum(block_of == block) - 1
-            part = token_weights(
-                torch.from_numpy(order[sequence[mine]]),
-                int((block_of == block).sum()),
-                objective,
-                max_completion_length=longest,
-            )
-            out[mine] = part.numpy() / len(update.blocks)
-        return out
+        found = np.zeros(len(update.frame.samples), np.int64)
+        found[update.sample[update.block >= 0]] = update.block[update.block >= 0]
+        return found

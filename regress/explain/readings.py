@@ -8,7 +8,7 @@ import numpy as np
 
 from regress.explain.mask import Mask
 from regress.explain.search import Found, Match
-from regress.explain.terms import PRODUCT
+from regress.explain.terms import PRODUCT, shifts
 from regress.explain.weights import Rule, whole_length
 
 EXACT = 2e-5
@@ -30,13 +30,19 @@ class Reading:
     length: int | None = None
     cause: str = ""
 
+    def named(self, exact: float) -> bool:
+        """True if the factor is 1 or has a cause."""
+        return bool(self.cause) or abs(self.factor - 1) <= exact
+
     @property
     def words(self) -> str:
         """Weight in words, with its constant length."""
         words = self.rule.words
         if self.length is not None and self.rule.length == "free":
             words = words.replace("a constant length", f"the constant length {self.length}")
-        return f"{words}, of {PRODUCT}" if self.match.factor.name == PRODUCT else words
+        return (
+            f"{words}, of {self.match.factor.name}" if self.match.factor.name.startswith(PRODUCT) else words
+        )
 
 
 def read(found: Found, mask: Mask) -> list[Reading]:
@@ -47,12 +53,18 @@ def read(found: Found, mask: Mask) -> list[Reading]:
         for match in found.matches
         for rule in match.rules
         for reading in _read(match, rule, mask, exact)
+        if not _is_shift(match, found) or (reading.named(exact) and match.fit.penalty * match.fit.scale > 0)
     ]
     ones = [r for r in every if not r.cause and abs(r.factor - 1) <= exact]
     if ones:
         return _unique(ones)
     named = [r for r in every if r.cause]
     return _unique(named or [r for r in every if r.rule.length != "free"] or every)
+
+
+def _is_shift(match: Match, found: Found) -> bool:
+    """True if the KL has the derivative of one constant in every advantage, so that a whitening looks like it, too."""
+    return match.penalty is not None and shifts(match.penalty, match.factor, found.tokens)
 
 
 def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:

@@ -178,11 +178,12 @@ def _proportional(
 
 def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
     weights = match.rules[0].values[tokens]
-    base = -match.advantages.values[tokens] * weights
+    advantages = match.advantages.values[tokens]
+    base = -advantages * weights
     kl = None if match.penalty is None else match.penalty.values[tokens] * weights
     if kl is not None and not np.isfinite(kl).all():
         return None
-    g, factor = mask.g[tokens], match.factor.values[tokens]
+    g, factor = mask.g[tokens], match.factor.of(advantages, tokens)
     if not np.isfinite(factor).all():
         return None
     if not match.factor.clips:

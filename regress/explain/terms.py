@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from regress.explain.mask import Mask
-from regress.explain.update import Bools, Floats
+from regress.explain.update import Bools, Floats, Ints
 
 ON_POLICY = 1e-5
 """Largest log-ratio at which a token counts as on policy: rounding of two forward passes in float32."""
 
 PRODUCT = "the product of the ratios of the sample"
+GMPO_BOUNDS = (0.2, 0.4)
+"""Bounds of log-ratios that are tried for GMPO: the default of verl 0.9 and that of the paper."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Factor:
         fields: the fields of an `Objective` that say the same.
         departure: description of a fault, if there is one.
         ratio: the ratio that is compared with the clip range, where the factor is not that ratio itself.
+        negative: factor of tokens of negative advantage, where it is another one.
     """
 
     name: str
@@ -36,6 +39,12 @@ class Factor:
     fields: dict[str, Any] = field(default_factory=dict)
     departure: str = ""
     ratio: Floats | None = None
+    negative: Floats | None = None
+
+    def of(self, advantages: Floats, tokens: Ints) -> Floats:
+        """Return the factor of some tokens that have these advantages."""
+        values = self.values[tokens]
+        return values if self.negative is None else np.where(advantages < 0, self.negative[tokens], values)
 
     @property
     def clipped(self) -> Floats:
@@ -119,7 +128,16 @@ def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
     mean = np.exp(sample_mean(mask, ratio))
     yield Factor("the mean ratio of the sample", mean, True, {"importance_level": "sequence"})
     yield _product(mask, ratio, True)
-    yield Factor("SAPO's gate of the ratio, with temperatures 1 and 1.05", _gate(mask, np.exp(ratio)))
+    product = np.exp(sample_mean(mask, ratio, total=True))
+    yield Factor(f"{PRODUCT}, detached", product, True)
+    up, down = (_gate(np.exp(ratio), tau) for tau in (1.0, 1.05))
+    yield Factor(
+        "SAPO's gate of the ratio, with temperatures 1 and 1.05", up, negative=down, fields={"loss": "sapo"}
+    )
+    up, down = (_vespo(product, k, decay) for k, decay in ((2.0, 3.0), (3.0, 2.0)))
+    words = "VESPO's weight of the sample, with exponents 2 and 3 and decays 3 and 2"
+    yield Factor(words, up, negative=down, fields={"loss": "vespo"})
+    yield from _geometric(mask, ratio)
 
 
 def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
@@ -129,11 +147,26 @@ def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
     return Factor(PRODUCT, product * length, clips, {"importance_level": "sequence_product"}, ratio=product)
 
 
-def _gate(mask: Mask, ratio: Floats) -> Floats:
-    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the advantage's sign is -g's."""
-    tau = np.where(np.nan_to_num(mask.g) < 0, 1.0, 1.05)
+def _gate(ratio: Floats, tau: float) -> Floats:
+    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob."""
     opened = 1 / (1 + np.exp(-tau * (ratio - 1)))
-    return 4 * opened * (1 - opened) * ratio
+    return np.asarray(4 * opened * (1 - opened) * ratio, np.float64)
+
+
+def _vespo(weight: Floats, k: float, decay: float) -> Floats:
+    """Return VESPO's weight of a sample whose ratios have this product (arXiv 2602.10693)."""
+    bounded = np.clip(weight, 1e-8, np.exp(20.0))
+    return np.asarray(np.exp(decay + k * np.log(bounded) - decay * bounded), np.float64)
+
+
+def _geometric(mask: Mask, ratio: Floats) -> Iterator[Factor]:
+    """Yield GMPO's mean ratio (arXiv 2507.20673), whose log-ratios are clipped on the side of the advantage."""
+    for bound in GMPO_BOUNDS:
+        up = np.exp(sample_mean(mask, np.minimum(ratio, bound)))
+        down = np.exp(sample_mean(mask, np.maximum(ratio, -bound)))
+        words = f"the mean ratio of the sample, of log-ratios clipped at {bound:g} (GMPO)"
+        fields = {"loss": "geo_mean", "clip_low": bound, "clip_high": bound}
+        yield Factor(words, up, True, fields, ratio=np.exp(ratio), negative=down)
 
 
 def penalties(mask: Mask, known: Policies) -> list[Penalty]:
@@ -153,6 +186,15 @@ def penalties(mask: Mask, known: Policies) -> list[Penalty]:
             found.append(Penalty(f"{name} times the ratio", r * (rule(x) + _VALUES[name](x)), fields))
             found.append(Penalty(f"{name} times the detached ratio", r * rule(x)))
     return found
+
+
+def shifts(penalty: Penalty, factor: Factor, tokens: Ints) -> bool:
+    """True if a KL changes the gradients of tokens as one constant that is taken off every advantage."""
+    if factor.negative is not None:
+        return False
+    with np.errstate(all="ignore"):
+        quotient = penalty.values[tokens] / factor.values[tokens]
+    return bool(np.ptp(quotient) <= ON_POLICY * np.abs(quotient).max())
 
 
 _ESTIMATORS: dict[str, Callable[[Floats], Floats]] = {

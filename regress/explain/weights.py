@@ -28,6 +28,7 @@ class Rule:
         words: the weight in words.
         values: the weight of each token of the frame; up to the constant length where `length` is "free".
         length: constant length that divides a sum over tokens besides the number of samples: None, "longest", "free".
+            Of each microbatch, under a denominator of the whole update: "longest of the microbatch".
     """
 
     aggregation: str
@@ -126,6 +127,13 @@ def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Block
         yield rule(norm, f"1 / ({kept} x a constant length)", filled, None, "free")
     if scope == "global":
         yield rule("token-sum", "1", np.ones(1))
+        if len(mask.update.blocks) > 1:
+            own = np.zeros(len(mask.update.blocks))
+            block = np.maximum(mask.update.block, 0)
+            np.maximum.at(own, block, mask.spans[token_sample])
+            words = f"1 / (samples of {words} x the longest completion of the microbatch)"
+            values = 1.0 / (samples[blocks.part] * own[block])
+            yield Rule(norm, scope, words, values, "longest of the microbatch")
 
 
 def whole_length(value: float) -> int | None:

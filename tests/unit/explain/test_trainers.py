@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trainer_bench import LONGEST, Loss, Run, World, objective_advantages, preset, record, trl, trl_advantages
+from trainer_bench import (
+    LONGEST,
+    Loss,
+    Run,
+    World,
+    in_grid,
+    objective_advantages,
+    preset,
+    record,
+    trl,
+    trl_advantages,
+)
 
 from regress import explain_dump
-from regress.explain.statement import Explanation
+from regress.explain.statement import Explanation, Statement
+from regress.grpo import catalogue
+from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective
 
 AGGREGATIONS = {
@@ -29,9 +43,40 @@ DIVIDED = {
     "batch": "divided by the standard deviation of the batch (sample deviation)",
     "none": "not divided",
 }
-WHITENED = {
-    "reinforce_plus_plus": "reward, whitened over tokens (sample deviation)",
-    "reinforce_plus_plus_baseline": "reward minus the mean of the group, whitened over tokens (sample deviation)",
+MEAN, OTHERS = "reward minus the mean of the group", "reward minus the mean of the others of the group"
+BEST = "best reward of the group minus the second best, for the best sample alone"
+WHITE = "whitened over tokens (sample deviation)"
+ADVANTAGES = {
+    "grpo": MEAN + ", {scale}",
+    "rloo": OTHERS + ", {scale}",
+    "reinforce_plus_plus": f"reward, {WHITE}",
+    "reinforce_plus_plus_baseline": f"{MEAN}, {WHITE}",
+    "constant": "1 for every sample",
+    "opo": f"{MEAN} weighted by length (OPO)",
+    "gpg": f"{MEAN}, not divided",  # no reward of the bench is 0
+    "grpo_passk": BEST + ", {scale}",
+    "gdpo": f"{MEAN}, divided by the standard deviation of the group, {WHITE}",
+    "remax": "as recorded",
+    "gae": "as recorded",
+    "optimal_token_baseline": "as recorded",
+    "tir_optimal_token_baseline": "as recorded",
+}
+"""What `explain` has to call each estimator; those that need what no dump has, are recorded."""
+NO_RATIO = "1: on policy, or without a ratio"
+RATIOS = {
+    "token": "the ratio of the token",
+    "sequence": "the mean ratio of the sample",
+    "sequence_product": "the product of the ratios of the sample",
+    "reinforce": NO_RATIO,
+    "sapo": "SAPO's gate of the ratio, with temperatures 1 and 1.05",
+    "vespo": "VESPO's weight of the sample, with exponents 2 and 3 and decays 3 and 2",
+    "geo_mean": "the mean ratio of the sample, of log-ratios clipped at 0.2 (GMPO)",
+    "sequence_truncate": "the product of the ratios of the sample, detached",
+}
+"""What `explain` has to call the factor of each loss, sampler correction, or level of the ratio."""
+REGIONS = {
+    "dppo_tv": "p - p_old",
+    "dppo_kl": "the KL between the token and all others, with the sign of p - p_old",
 }
 
 
@@ -50,11 +95,32 @@ class Case:
     kl: str = "none"
     entropy: float = 0.0
     clip: tuple[float, float] = (0.8, 1.2)
-    cap: float = 5.0
+    cap: float | None = None
     objective: Any = field(default=None, compare=False)
 
     def scores(self, world: World) -> Tensor:
+        if self.objective is not None:
+            return in_grid(world, objective_advantages(world, self.objective))
         return trl_advantages(world, self.scale)
+
+    @property
+    def loss_name(self) -> str:
+        return "" if self.objective is None else str(self.objective.loss)
+
+    @property
+    def ratio(self) -> str:
+        """What the factor of its advantages is called; empty where no test knows."""
+        if self.objective is None:
+            return ""
+        correction = self.objective.sampler_correction
+        return RATIOS.get(correction) or RATIOS.get(self.loss_name) or RATIOS[self.objective.importance_level]
+
+    @property
+    def causes(self) -> set[str]:
+        """Factors of its gradients that are a departure: verl adds up the means of microbatches under geo_mean."""
+        several = self.run.accumulation > 1
+        summed = self.objective is not None and self.objective.denominator_scope == "microbatch_sum"
+        return {"the number of microbatches"} if several and summed else set()
 
 
 def trl_cases() -> list[Case]:
@@ -76,42 +142,61 @@ def trl_cases() -> list[Case]:
         kl = "k3 times the ratio" if beta else "none"
         name = f"trl:{loss_type}-{accumulation}"
         case = Case(name, run, loss, AGGREGATIONS[loss_type], words, "", scale, beta, kl, entropy)
+        case = replace(case, cap=5.0) if loss_type == "cispo" else case
         cases.append(case)
     return cases
+
+
+def preset_case(name: str, run: Run, **changes: Any) -> Case:
+    objective = make_objective(name, **changes)
+    if objective.kl_in_reward:
+        objective = make_objective(name, **changes | {"kl_coef": 0.0})
+    recorded = bool(catalogue.ADVANTAGES[objective.advantage].needs)
+    scope = "microbatch" if objective.denominator_scope == "microbatch_sum" else objective.denominator_scope
+    kl = objective.kl_estimator + (" times the ratio" if objective.kl_bias_correction else "")
+    return Case(
+        name,
+        replace(run, advantages=run.advantages or recorded),
+        preset(objective),
+        f"{objective.aggregation}/{scope}",
+        ADVANTAGES[objective.advantage].format(scale=DIVIDED[objective.scale]),
+        name,
+        beta=objective.kl_coef,
+        kl=kl if objective.kl_coef else "none",
+        clip=clip_of(objective),
+        cap=cap_of(objective),
+        objective=objective,
+    )
+
+
+def clip_of(objective: Objective) -> tuple[float, float]:
+    """Return the bounds of what the loss clips: of the ratio, or of the distance of DPPO."""
+    if objective.loss in REGIONS:
+        return -objective.clip_low, objective.clip_high
+    if objective.loss == "geo_mean":
+        return math.exp(-objective.clip_low), math.exp(objective.clip_high)
+    if objective.loss in ("ppo_clip", "cispo", "clip_cov"):
+        return objective.clip_range
+    return 0.0, math.inf
+
+
+def cap_of(objective: Objective) -> float | None:
+    """Return the ratio that larger ones count as, without losing their gradient."""
+    if objective.loss == "cispo":
+        return objective.clip_range[1]
+    return objective.delta if objective.loss in REGIONS else objective.correction_max
 
 
 def preset_cases() -> list[Case]:
     cases = []
     for number, name in enumerate(PRESETS):
-        objective = make_objective(name)
-        changes = {"kl_coef": 0.0} if objective.kl_in_reward else {}
-        objective = make_objective(name, **changes)
-        run = Run(100 + number, accumulation=(2, 4, 1)[number % 3], off_policy=(0.0, 0.2)[number % 2])
-        if objective.advantage in WHITENED:
-            words = WHITENED[objective.advantage]
-        elif objective.advantage == "constant":
-            words = "1 for every sample"
-        else:
-            baseline = (
-                "mean of the group" if objective.advantage == "grpo" else "mean of the others of the group"
+        accumulation = (2, 4, 1)[number % 3]
+        if make_objective(name).advantage == "grpo_passk":
+            accumulation = (
+                1  # one sample of a group has an advantage: a microbatch has too few tokens for a temperature
             )
-            words = f"reward minus the {baseline}, {DIVIDED[objective.scale]}"
-        kl = objective.kl_estimator + (" times the ratio" if objective.kl_bias_correction else "")
-        cases.append(
-            Case(
-                name,
-                run,
-                preset(objective),
-                f"{objective.aggregation}/{objective.denominator_scope}",
-                words,
-                name,
-                beta=objective.kl_coef,
-                kl=kl if objective.kl_coef else "none",
-                clip=objective.clip_range,
-                cap=objective.clip_range[1],
-                objective=objective,
-            )
-        )
+        run = Run(100 + number, accumulation=accumulation, off_policy=(0.0, 0.2)[number % 2])
+        cases.append(preset_case(name, run))
     return cases
 
 
@@ -134,33 +219,49 @@ def explained(case: Case, folder: Path) -> Explanation:
 
 
 def assert_nothing_false(found: Explanation, case: Case) -> None:
-    assert not found.departures, found.to_text()
+    text = found.to_text()
     said = {statement.subject: statement for statement in found.statements}
+    assert {name for s in found.departures for name in s.values} <= case.causes, text
     if "temperature" in said:
         assert said["temperature"].values[0] == pytest.approx(case.run.temperature, rel=1e-3)
-    assert "scale" not in said
+    if "scale" in said:
+        assert case.causes & set(said["scale"].values), text
     if "mask" in said:
-        assert said["mask"].values == ("as expected",)
+        assert said["mask"].values[0] == "as expected"
+        selected = len(said["mask"].values) > 1
+        assert not selected or (case.objective is not None and case.objective.compares_tokens), text
     if "advantages" in said:
-        assert case.advantages in said["advantages"].values
+        assert case.advantages in said["advantages"].values, text
     if "aggregation" in said:
-        assert case.aggregation in said["aggregation"].values, found.to_text()
+        assert case.aggregation in said["aggregation"].values, text
+    if "ratio" in said and case.ratio:
+        assert {case.ratio, "on policy"} & set(said["ratio"].values), text
+    if "preset" in said and case.preset and len(said["preset"].values) != 2:
+        assert not said["preset"].values or case.preset in said["preset"].values, text
     if "kl" in said:
-        assert case.kl in said["kl"].values, found.to_text()
+        assert case.kl in said["kl"].values, text
         if case.beta:
             assert any(c == pytest.approx(case.beta, rel=1e-4) for c in said["kl"].evidence["coefficient"])
     if "entropy" in said and case.entropy:
-        assert f"token-mean/microbatch: {case.entropy:.5g}" in said["entropy"].values, found.to_text()
+        assert f"token-mean/microbatch: {case.entropy:.5g}" in said["entropy"].values, text
     elif "entropy" in said:
         assert said["entropy"].values == ("none",)
     if "clip" in said:
-        if said["clip"].values[0] == "capped":
-            assert "cispo" in case.name
-            assert said["clip"].values[2] == pytest.approx(case.cap, rel=1e-4)
+        assert_clip_is_true(said["clip"], case, text)
+
+
+def assert_clip_is_true(clip: Statement, case: Case, text: str) -> None:
+    if clip.values[0] == "capped":
+        assert clip.values[2] == pytest.approx(case.cap, rel=1e-4), text
+        return
+    low, high = clip.values
+    if case.loss_name in REGIONS:
+        if "bounds" not in clip.evidence:
+            assert clip.text == "no token of this update is clipped", text
             return
-        low, high = said["clip"].values
-        assert low is None or low[0] <= case.clip[0] <= low[1], found.to_text()
-        assert high is None or high[0] <= case.clip[1] <= high[1], found.to_text()
+        low, high = clip.evidence["bounds"][REGIONS[case.loss_name]]
+    assert low is None or low[0] <= case.clip[0] <= low[1], text
+    assert high is None or high[0] <= case.clip[1] <= high[1], text
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.grpo.advantages import token_advantages
-from regress.grpo.aggregation import token_weights
+from regress.grpo.aggregation import batch_weights
 from regress.grpo.losses import token_loss
 from regress.grpo.objective import Objective
 from regress.layout import Segment, TokenLayout
@@ -53,6 +53,7 @@ class Run:
     tools: bool = False
     sampled: float | None = None
     coarse: bool = False
+    zeros: bool = False
 
 
 @dataclass
@@ -85,6 +86,7 @@ class World:
                 n = int(torch.randint(2, LONGEST, (1,), generator=generator)) if member else 1 + group
                 completion = torch.randint(VOCABULARY, (n,), generator=generator).tolist()
                 reward = float(torch.randint(0, 9, (1,), generator=generator)) / 4 + 0.01 * n
+                reward = 0.0 if self.run.zeros and member == group else reward
                 reward = 0.5 if group == 1 else reward  # a group without variance
                 mask = [0] * len(prompt) + [
                     int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)
@@ -106,6 +108,8 @@ class World:
         noise = torch.randn((2, *shape), generator=generator).to(dtype)
         self.old = self.hidden.detach() + self.run.off_policy * noise[0]
         self.reference = self.hidden.detach() + 0.1 * noise[1]
+        self.critic = 0.3 * torch.randn(shape[:2], generator=generator)
+        self.greedy = torch.rand(GROUPS, generator=generator).repeat_interleave(GROUP_SIZE)
         pad = [0] * self.length
         self.ids = torch.tensor([(t.tokens + pad)[: self.length] for t in self.trajectories])
         self.mask = torch.tensor([(t.loss_mask + pad)[: self.length] for t in self.trajectories])
@@ -125,19 +129,26 @@ class World:
     def batch(self, samples: list[int], advantages: Tensor) -> Batch:
         """Return the trainer's values for some samples, each at its predicted token."""
         rows = torch.tensor(samples)
-        own = self._distribution(self.hidden[rows], rows)
+        own = self._distribution(self.hidden[rows], rows)[:2]
         with torch.no_grad():
             old = self._distribution(self.old[rows], rows)[0] if self.run.off_policy else own[0].detach()
             ref = self._distribution(self.reference[rows], rows)[0]
         return Batch(samples, self.mask[rows].to(own[0].dtype), *own, old, ref, advantages[rows])
 
-    def _distribution(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def before(self) -> tuple[Tensor, Tensor]:
+        """Return log-probs and sums of squared probabilities of the policy before the update, ``[N, T]`` each."""
+        log_probs, _, squares = self._distribution(self.old, torch.arange(len(self.trajectories)))
+        return log_probs, squares
+
+    def _distribution(self, hidden: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_p = ((hidden[:, :-1] @ self.head.T) / self.run.temperature).log_softmax(-1)
         targets = self.ids[rows].roll(-1 - self.run.shift, 1)[:, :-1]
         own = log_p.gather(-1, targets[..., None])[..., 0]
         entropy = -(log_p.exp() * log_p).sum(-1)
         first = torch.zeros(len(rows), 1, dtype=own.dtype)
-        return torch.cat([first, own], 1), torch.cat([first, entropy], 1)
+        squares = log_p.exp().square().sum(-1)
+        return torch.cat([first, own], 1), torch.cat([first, entropy], 1), torch.cat([first, squares], 1)
 
 
 Loss = Callable[[World, Batch, dict[str, Any]], Tensor]
@@ -198,7 +209,8 @@ def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> No
     tap("forward_data", **forward, response_mask=mask, layout=layout, meta=meta)
     debug = {"old_log_probs": batch.old * mask, "ref_log_probs": batch.ref * mask}
     if run.advantages:
-        debug["advantages"] = batch.advantages[:, None].expand_as(mask) * mask
+        advantages = batch.advantages.reshape(len(mask), -1)
+        debug["advantages"] = advantages.expand_as(mask) * mask
     if "kl" in facts:
         debug["kl"] = facts["kl"](batch).detach() * mask
     tap("is_loss_debug", **debug, layout=layout, meta=meta)
@@ -300,23 +312,25 @@ def preset(objective: Objective) -> Loss:
         keep = batch.mask.bool()
         sequence = torch.nonzero(keep)[:, 0]
         whole = torch.nonzero(world.mask)[:, 0]
-        if objective.denominator_scope == "microbatch":
-            shares = token_weights(
-                sequence, len(batch.samples), objective, max_completion_length=LONGEST
-            ) / len(world.blocks)
-        else:
-            shares = token_weights(whole, len(world.mask), objective, max_completion_length=LONGEST)
-            shares = shares[torch.isin(whole, torch.tensor(batch.samples))]
-        scores = objective_advantages(world, objective)
-        mine = scores[torch.isin(whole, torch.tensor(batch.samples))]
+        mine = torch.isin(whole, torch.tensor(batch.samples))
+        shares = batch_weights(
+            whole,
+            len(world.mask),
+            objective,
+            max_completion_length=LONGEST,
+            partition=[samples for _, _, samples in world.blocks],
+            ranks=world.run.ranks,
+            completion_lengths=[len(t.tokens) - t.prompt_length for t in world.trajectories],
+        )[mine]
         terms = token_loss(
             batch.log_probs[keep],
             batch.old[keep],
-            mine,
+            objective_advantages(world, objective)[mine],
             sequence,
             len(batch.samples),
             objective,
             ref_log_probs_K=batch.ref[keep],
+            sampler_log_probs_K=batch.old[keep],
             entropy_K=batch.entropies[keep],
         )
         return (shares.to(terms.loss_K.dtype) * terms.loss_K).sum() * world.run.ranks
@@ -325,6 +339,26 @@ def preset(objective: Objective) -> Loss:
 
 
 def objective_advantages(world: World, objective: Objective) -> Tensor:
-    """Advantages of all loss tokens of the rollouts."""
-    whole = torch.nonzero(world.mask)[:, 0]
-    return token_advantages(world.rewards, world.groups, whole, objective)
+    """Advantages of all loss tokens of the rollouts, ``[K]``, from all that an estimator may ask for."""
+    keep = world.mask.bool()
+    log_probs, squares = world.before()
+    prompts = torch.tensor([t.prompt_length for t in world.trajectories])
+    whole, position = torch.nonzero(world.mask).unbind(1)
+    return token_advantages(
+        world.rewards,
+        world.groups,
+        whole,
+        objective,
+        baselines_N=world.greedy,
+        values_K=world.critic[keep],
+        old_log_probs_K=log_probs[keep],
+        sum_pi_squared_K=squares[keep],
+        position_K=position - prompts[whole],
+    )
+
+
+def in_grid(world: World, values: Tensor) -> Tensor:
+    """Return values of all loss tokens ``[K]`` at their places, ``[N, T]``."""
+    out = torch.zeros(world.mask.shape, dtype=values.dtype)
+    out[world.mask.bool()] = values
+    return out
