@@ -88,7 +88,7 @@ def test_mini_batches_epochs_and_microbatches(
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("format", ["jsonl", "pt", "safetensors"])
+@pytest.mark.parametrize("format", ["pt", "jsonl", "safetensors"])
 def test_every_format_replays(format: str, config: MakeConfig, console: Console, tmp_path: Path) -> None:
     record_and_replay(config, console, tmp_path, f"debug.dump_format={format}")
 
