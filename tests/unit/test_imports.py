@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Container
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -174,10 +175,30 @@ TORCH_FREE = [
 ]
 
 
+@cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Imports of a module, wherever in the file, for type checkers only as well."""
+    found, left = [], list[ast.AST]([ast.parse(path.read_text())])
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        for name in (
+            "body",
+            "orelse",
+            "finalbody",
+            "handlers",
+            "cases",
+        ):  # of statements, where imports stand
+            below = getattr(node, name, None)
+            left += below if isinstance(below, list) else []
+    return found
+
+
 def imported_rooms(path: Path) -> set[str]:
     """Rooms of this package that a module imports, wherever in the file."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the full name"
@@ -296,10 +317,10 @@ def _dotted(path: Path) -> str:
 def _imported_modules(path: Path, known: Container[str]) -> set[str]:
     """Modules of this package that a file imports, wherever in it, for type checkers only as well."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in known else node.module for name in inner}
     return {name for name in found if name in known and name != "regress"}

@@ -53,7 +53,7 @@ def _record(place: str | Path, values: Values, **options: Any) -> None:
 SMALL: Values = {("loss", step, micro): [step, 0.1] for step in range(3) for micro in range(2)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(TYPES), st.integers(0, 3), st.none() | st.integers(0, 2)),
