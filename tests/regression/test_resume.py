@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from regress.dump.recorded import read_trajectories
+from regress.engine.checkpoint import latest, read_state
 from regress.parallel.launch.pool import RankPool
 from tests.regression.resumed import LATEST, ONLY_MAIN, SMALL, Bench, require_same
 
@@ -65,6 +66,12 @@ def test_a_killed_run_goes_on(bench: Callable[[str], Bench], window: str) -> Non
     found = bench("")
     whole = found.uninterrupted()
     require_same(whole, found.killed_and_resumed(window, window=(window, KILLS[window])))
+
+
+def test_adaptive_coefficients_go_on(bench: Callable[[str], Bench]) -> None:
+    """The coefficient of the run that others are killed from follows the KL, so one that began anew would show."""
+    kept = read_state(latest(bench("").uninterrupted())).parts["coefficients"]
+    assert kept["kl"] != pytest.approx(0.1, rel=1e-3)
 
 
 GROUPS = ("", "dp=2", "dp=2 data_parallel=ddp", "dp=2 data_parallel=accelerate", "fsdp=2")
