@@ -79,6 +79,19 @@ def test_one_dimension(tmp_path: Path, size: int, ours: int, theirs: int) -> Non
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_several_updates(tmp_path: Path, size: int) -> None:
+    """What an update begins with is known of some elements of a large parameter."""
+    count = megabytes("float32", size)
+    params = {"flat": ("float32", (count,))}
+    golden = Sparse(1, params, {"flat": {5: 1.0}}, updates=2).write(tmp_path / "golden")
+    actual = Sparse(2, params, {"flat": {5: 1.0, 6: 0.25}}, updates=2).write(tmp_path / "actual")
+    found = compared(golden, actual)
+    assert (found.code, found.elements) == (1, 2 * count)
+    assert found.worst == ["element [6] of flat"] * 2
+    assert found.peak < LIMITS.get(size, LIMIT)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.extended)])
 def test_two_dimensions_one_of_them_long(tmp_path: Path, size: int, dtype: str) -> None:
     count = megabytes(dtype, size) // 3
