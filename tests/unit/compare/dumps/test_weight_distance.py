@@ -16,7 +16,7 @@ from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.layout import ShardLayout
 
-SHAPES = {"embed.weight": (400, 64), "head.weight": (64, 400), "head.bias": (400,)}
+SHAPES = {"embed.weight": (4000, 64), "head.weight": (64, 4000), "head.bias": (4000,)}
 
 
 def dump(folder: Path, moved: dict[str, int]) -> Path:
@@ -43,11 +43,11 @@ def test_elements_at_even_distances_stand_for_all(
     """Steps of a power of two would meet the same columns of every row: all that moved, or none."""
     paths = dump(tmp_path / "golden", {}), dump(tmp_path / "actual", {"head.weight": every})
     found = []
-    for most in (1 << 20, 3225):  # one of 16
+    for most in (1 << 20, 32250):  # one of 16
         monkeypatch.setattr(weight_distance, "MOST", most)
         sides = open_side(str(paths[0])), open_side(str(paths[1]))
         (one,) = weight_distances(sides, lambda _: {"gradient": 1e-6, "optimizer": 1e-6}).values()
         found.append(one)
     assert found[0].name == found[1].name == "head.weight"
     assert 1e-9 < found[0].relative < 1e-7
-    assert found[1].relative == pytest.approx(found[0].relative, rel=0.2)
+    assert found[1].relative == pytest.approx(found[0].relative, rel=0.1)
