@@ -57,7 +57,19 @@ def test_a_factor_of_the_ranks_is_wrong(run: Callable[[str], tuple[int, str]]) -
 
 
 @pytest.mark.extended
-def test_a_layout_that_is_off_is_no_green_row(run: Callable[[str], tuple[int, str]]) -> None:
-    found, told = run(code().replace("fully_shard(part)", "pass").replace("2 * ", ""))
+@pytest.mark.parametrize(
+    ("recorded", "says"),
+    [
+        ("token_gradient=True", "nothing tells what the 2 ranks sh"),
+        ('token_gradient=True, mesh={"dp": 2}', "the layout is not on: nothing is sharded"),
+    ],
+    ids=["unsaid", "said"],
+)
+def test_a_layout_that_is_off_is_no_green_row(
+    run: Callable[[str], tuple[int, str]], recorded: str, says: str
+) -> None:
+    """Ranks that share nothing are refused as they are recorded, or else as the system says that it is not engaged."""
+    source = code().replace("fully_shard(part)", "pass").replace("2 * ", "")
+    found, told = run(source.replace("token_gradient=True", recorded))
     assert found == 2
-    assert "the layout is not on: nothing is sharded" in told
+    assert says in told
