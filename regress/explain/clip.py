@@ -29,18 +29,12 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     used = np.zeros(mask.update.frame.size, bool)
     used[found.tokens] = True
     ratio, advantage = best.match.factor.clipped, best.match.advantages.values
-    low_cap, high_cap = best.match.fit.caps
-    if low_cap is not None or high_cap is not None:
-        bounds = (("at most", high_cap), ("at least", low_cap))
-        parts = [f"{word} {cap:.6g}" for word, cap in bounds if cap is not None]
-        text = f"the ratio is held at {' and '.join(parts)}, and tokens beyond keep their gradient"
-        yield Statement(
-            "clip", text, ("capped", low_cap, high_cap), {"unexplained": best.match.fit.unexplained}
-        )
-        return
-    out = np.zeros_like(used) if mask.left_out is None else mask.left_out
-    gone = clipped_tokens(best.match, found, mask.update.frame.size) & ~out
-    kept = used & ~gone & ~out & (advantage != 0)
+    gone = clipped_tokens(best.match, found, mask.update.frame.size)
+    kept = used & ~gone & (advantage != 0)
+    if any(cap is not None for cap in best.match.fit.caps):
+        yield _capped(best)
+        if not gone.any():
+            return
     up, down = advantage > 0, advantage < 0
     counts = _counts(kept, gone, up, down)
     wrong = _wrong(ratio, kept, gone, up, down)
@@ -54,6 +48,14 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
         return
     drawn = drawable(mask, known, advantage, gone)
     yield from _bounded(best, known, (kept, gone, up, down), drawn)
+
+
+def _capped(best: Reading) -> Statement:
+    low, high = best.match.fit.caps
+    bounds = (("at most", high), ("at least", low))
+    parts = [f"{word} {cap:.6g}" for word, cap in bounds if cap is not None]
+    text = f"the ratio is held at {' and '.join(parts)}, and tokens beyond keep their gradient"
+    return Statement("clip", text, ("capped", low, high), {"unexplained": best.match.fit.unexplained})
 
 
 def _same(best: Reading, other: Reading) -> bool:

@@ -128,22 +128,19 @@ def _outside(mask: Mask, missing: Bools, values: Floats) -> Bools:
 def _signs(mask: Mask) -> Iterator[tuple[Floats, Floats]]:
     """Yield signs of the advantages of tokens with a gradient, and of tokens without one.
 
-    They are recorded, or those that the other tokens of the sample have together. Where a sample has tokens of both
-    signs, each may also have its own, and one without a gradient may have either.
+    They are recorded, or those that the other tokens of the sample have together. Where tokens of one sample differ,
+    each may also have its own, and one without a gradient may have either.
     """
     recorded = mask.update.get("is_loss_debug/advantages")
     if recorded is not None:
         yield np.sign(recorded), np.sign(recorded)
         return
     sample, g = mask.update.sample, np.where(mask.policy, -np.nan_to_num(mask.g), 0.0)
-    size = len(mask.speaking)
-    together = np.sign(np.bincount(sample, g, minlength=size))[sample]
-    yield together, together
-    mixed = np.bincount(sample, np.abs(g), minlength=size) > np.abs(
-        np.bincount(sample, g, minlength=size)
-    ) * (1 + 1e-9)
-    for sign in (1.0, -1.0):
-        yield np.sign(g), np.where(mixed[sample], sign, 0.0)
+    total, size = (np.bincount(sample, each, minlength=len(mask.speaking)) for each in (g, np.abs(g)))
+    yield np.sign(total)[sample], np.sign(total)[sample]
+    if (size > np.abs(total) * (1 + 1e-9)).any():
+        for sign in (1.0, -1.0):
+            yield np.sign(g), np.full_like(g, sign)
 
 
 def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:

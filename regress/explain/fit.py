@@ -122,9 +122,9 @@ def _cap(
         return None, odd
     cap = float(implied.mean())
     beyond = (factor > cap) if above else (factor < cap)
-    if not beyond[odd].all() or (beyond & ~odd & (base != 0)).any():
+    if not beyond[odd].all() or (beyond & ~odd & (predicted != 0)).any():
         return None, odd
-    return cap, beyond & (base != 0)
+    return cap, odd
 
 
 def _solve(g: Floats, policy: Floats, kl: Floats | None) -> tuple[float, float, Floats] | None:

@@ -30,10 +30,13 @@ def statements(found: Found, readings: list[Reading], mask: Mask, known: Policie
 
 
 def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
-    """Yield a departure for samples with an advantage under every reading and no gradient, unless clipped."""
+    """Yield a departure for samples with an advantage under every reading and no gradient, unless clipped.
+
+    A loss that leaves tokens out may leave out all of a sample.
+    """
     silent = ~mask.speaking
     silent[mask.update.sample[found.tokens]] = False
-    if mask.expected is None or not silent.any():
+    if mask.expected is None or mask.left_out is not None or not silent.any():
         return
     for reading in readings:
         advantages = np.nan_to_num(reading.match.advantages.values) * mask.expected

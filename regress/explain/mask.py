@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from regress.explain.update import Bools, Floats, Ints, Update
+from regress.explain.update import TEMPERATURE_ERROR, Bools, Floats, Ints, Update
 
 CERTAIN = -1e-5
 """Log-prob above which a token may have no gradient because its probability rounds to 1."""
@@ -64,11 +64,16 @@ class Mask:
 
     @cached_property
     def rounding(self) -> Floats:
-        """Bound of the error of each token's derivative by the entropy, estimated from the unexplained part."""
+        """Bound of the error of each token's derivative by the entropy, from the unexplained part and the temperature.
+
+        A temperature that is off by a share d adds d times the derivative by the log-prob.
+        """
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
         size = np.abs(np.nan_to_num(self.g))
-        out: Floats = 1e3 * left * size + 1e-5 * size.max(initial=0.0) * (residual is not None)
+        error = self.update.get(TEMPERATURE_ERROR)
+        off = np.zeros_like(size) if error is None else 2 * np.nan_to_num(error)
+        out: Floats = (1e3 * left + off) * size + 1e-5 * size.max(initial=0.0) * (residual is not None)
         return out
 
     @cached_property

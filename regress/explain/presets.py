@@ -38,10 +38,16 @@ def agreements(
 ) -> Iterator[Statement]:
     """Yield statements on presets: those that give the recorded gradients, else the nearest and where it differs.
 
+    There is none on a loss that leaves tokens out, often at random.
+
     Args:
         expected: the preset that the trainer should follow; a departure from it is said.
     """
-    if not mask.complete or any(reading.match.factor.departure for reading in readings):
+    if (
+        not mask.complete
+        or mask.left_out is not None
+        or any(reading.match.factor.departure for reading in readings)
+    ):
         return
     names = [expected] if expected is not None else list(PRESETS)
     model = _Model(mask, known, readings[0], found)

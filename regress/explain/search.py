@@ -74,6 +74,7 @@ def _search(
 ) -> Found:
     noise = mask.noise
     tolerance = max(TOLERANCE, NOISE * noise)
+    used = used if mask.left_out is None else used & ~mask.left_out
     tokens = np.flatnonzero(used & mask.known & (mask.update.block >= 0))
     some = tokens[:: max(1, -(-len(tokens) // SCREENED))]
     matches, nearest = [], np.inf

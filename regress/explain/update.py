@@ -21,6 +21,8 @@ Bools = NDArray[np.bool_]
 
 SAME = 1e-6
 """Relative difference up to which two ranks agree on the value of a token."""
+TEMPERATURE_ERROR = "token_gradient/temperature_error"
+"""Relative error of the temperature that each token's derivatives were solved with, by its microbatch."""
 _READ: Mapping[str, tuple[str, ...]] = {
     "token_gradient": ("token_gradient", "entropy_gradient", "token_residual", "recoverable"),
     "forward_data": ("log_probs", "entropy", "response_mask", "input_ids"),
@@ -171,6 +173,9 @@ def _gather(
         flat, local = _indices(record, frame, index)
         if record.type == samples_of:
             block[flat] = block_of[record.rank or 0, record.micro or 0]
+            solved, error = (_number(record.meta.get(name)) for name in ("temperature", "temperature_error"))
+            if solved and error is not None:
+                values.setdefault(TEMPERATURE_ERROR, np.full(frame.size, np.nan))[flat] = error / solved
         for name in _READ[record.type]:
             tensor = record.tensors.get(name)
             if tensor is not None and flat.size and tensor.ndim >= 2:
