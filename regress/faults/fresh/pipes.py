@@ -110,7 +110,7 @@ def hidden_states_of_scores_sent_in_bfloat16(patch: Patch) -> None:
     rules=("tensor-exchange", "pipeline-exchange", "module", "precision", "inputs-hold"),
 )
 def gated_values_in_bfloat16(run: Run) -> None:
-    """What the gate of an MLP lets pass is rounded to half precision before the product that follows."""
+    """Round the gated values of an MLP to half precision before the product that follows."""
 
     def wrong(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounded(args[0]), *args[1:])
