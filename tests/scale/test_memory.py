@@ -80,7 +80,7 @@ def test_one_dimension(tmp_path: Path, size: int, ours: int, theirs: int) -> Non
 
 @pytest.mark.parametrize("size", SIZES)
 def test_several_updates(tmp_path: Path, size: int) -> None:
-    """What an update begins with is known of some elements of a large parameter."""
+    """The weights that an update begins with are known of some elements of a large parameter."""
     count = megabytes("float32", size)
     params = {"flat": ("float32", (count,))}
     golden = Sparse(1, params, {"flat": {5: 1.0}}, updates=2).write(tmp_path / "golden")

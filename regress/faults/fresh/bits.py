@@ -43,7 +43,7 @@ def embeddings_of_positions_in_bfloat16(run: Run) -> None:
     rules=("expert-exchange", "router", "module", "precision", "inputs-hold"),
 )
 def rows_return_from_experts_in_bfloat16(patch: Patch) -> None:
-    """What an expert makes of a row has half precision on its way back to the rank of its token."""
+    """Return the outputs of experts to the ranks of their tokens in half precision."""
     right: Any = expert._run
     patch.setattr(expert, "_run", lambda *args: rounded(right(*args)))
 

@@ -59,7 +59,7 @@ def bias_corrected_for_every_microbatch(patch: Patch) -> None:
     rules=("no-update", "state-of-a-rank", "optimizer-settings", "inputs-hold"),
 )
 def rows_beyond_an_equal_share_not_updated(patch: Patch) -> None:
-    """Of its part of a weight a rank updates no more rows than all ranks could have alike; moments are right."""
+    """Update no more rows of a rank's part of a weight than all ranks could have alike; moments are right."""
 
     @torch.no_grad()
     def wrong(optimizer: Optimizer, update: Callable[[], None]) -> None:

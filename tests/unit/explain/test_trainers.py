@@ -61,7 +61,7 @@ ADVANTAGES = {
     "optimal_token_baseline": "as recorded",
     "tir_optimal_token_baseline": "as recorded",
 }
-"""What `explain` has to call each estimator; those that need what no dump has, are recorded."""
+"""Names that `explain` has to give each estimator; those that need more than a dump has are recorded."""
 NO_RATIO = "1: on policy, or without a ratio"
 RATIOS = {
     "token": "the ratio of the token",
@@ -73,7 +73,7 @@ RATIOS = {
     "geo_mean": "the mean ratio of the sample, of log-ratios clipped at 0.2 (GMPO)",
     "sequence_truncate": "the product of the ratios of the sample, detached",
 }
-"""What `explain` has to call the factor of each loss, sampler correction, or level of the ratio."""
+"""Names that `explain` has to give the factor of each loss, sampler correction, or level of the ratio."""
 REGIONS = {
     "dppo_tv": "p - p_old",
     "dppo_kl": "the KL between the token and all others, with the sign of p - p_old",
@@ -109,7 +109,7 @@ class Case:
 
     @property
     def ratio(self) -> str:
-        """What the factor of its advantages is called; empty where no test knows."""
+        """Name of the factor of its advantages; empty where no test knows."""
         if self.objective is None:
             return ""
         correction = self.objective.sampler_correction

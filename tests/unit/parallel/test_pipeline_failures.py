@@ -1,4 +1,4 @@
-"""What goes wrong on one stage of a pipeline ends all ranks."""
+"""A failure on one stage of a pipeline ends all ranks."""
 
 from __future__ import annotations
 

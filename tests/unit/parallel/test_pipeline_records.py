@@ -1,4 +1,4 @@
-"""What a step of a pipeline records lies on the ranks where it is made."""
+"""Records of a step of a pipeline lie on the ranks where their values are made."""
 
 from __future__ import annotations
 
