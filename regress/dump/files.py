@@ -38,11 +38,16 @@ class Stamp:
     sha256: str
 
 
-def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> Stamp:
+def write_atomically(path: Location, chunks: Iterable[bytes | memoryview], *, fsync: bool = True) -> Stamp:
     """Write a file so that `path` holds either all of it or what it held before.
 
-    A file for a store is assembled in memory and uploaded at once. Raises `DumpError` with path, reason and
-    remedy; the temporary file is removed then.
+    A file for a store is assembled in memory and uploaded at once.
+
+    Args:
+        fsync: wait until the disk has it, so that this holds after a power failure, too.
+
+    Raises:
+        DumpError: with path, reason and remedy; the temporary file is removed then.
     """
     if not isinstance(path, Path):
         data = b"".join(chunks)
@@ -51,7 +56,7 @@ def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> St
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        stamp = _write(temporary, chunks)
+        stamp = _write(temporary, chunks, fsync)
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -60,7 +65,7 @@ def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> St
     return stamp
 
 
-def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
+def _write(path: Path, chunks: Iterable[bytes | memoryview], fsync: bool) -> Stamp:
     digest = hashlib.sha256()
     size = 0
     with path.open("wb", buffering=0) as file:
@@ -70,7 +75,8 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(file.fileno(), rest) :]
-        os.fsync(file.fileno())
+        if fsync:
+            os.fsync(file.fileno())
     return Stamp(size, digest.hexdigest())
 
 

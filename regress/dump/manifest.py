@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -196,13 +197,18 @@ _PLACE = tuple(Coordinates.__dataclass_fields__)[1:]
 
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of the installed packages among `names`, without importing them."""
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: _installed(name) for name in names}
+    known = {name: version for name, version in found.items() if version is not None}
+    return {"python": platform.python_version(), **known}
+
+
+@cache
+def _installed(name: str) -> str | None:
+    """Return the version of a package; None for one that is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def environment(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class Recorder(Collector):
         gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
             writes the manifest once all have written their records. A writer that fails on one of several ranks
             interrupts nothing (the others would wait): look at `failure` where all ranks meet.
+        fsync: force every file to the disk, so that what is written outlasts a power failure.
 
     Raises `DumpError` at once for an unknown format or type, a rank without `gather`, or a directory in use or not
     writable.
@@ -131,6 +132,7 @@ class Recorder(Collector):
         start: StartingPlace | None = None,
         rank: int = 0,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
+        fsync: bool = True,
     ) -> None:
         if not isinstance(options, Mapping):
             raise DumpError(
@@ -160,7 +162,7 @@ class Recorder(Collector):
         self._alone = len(prepared) == 1
         if self._alone and rank != 0:
             raise DumpError(f"rank {rank} would record into {self.folder} without rank 0: {_GATHER}")
-        self._writer = Writer(self._format)
+        self._writer = Writer(self._format, fsync=fsync)
 
     def _prepared(self, overwrite: bool, overwrite_key: str, start: StartingPlace | None) -> None:
         if start is None:

@@ -23,14 +23,15 @@ class Writer:
         failure: the first one, if any.
 
     The first failure stops all writing; it is raised by the next `put` and by `close`. At most `budget` bytes
-    of tensors wait (or one record): beyond that `put` blocks.
+    of tensors wait (or one record): beyond that `put` blocks. Without `fsync` a file is not forced to the disk.
     """
 
-    def __init__(self, format: Format, budget: int = _BUDGET) -> None:
+    def __init__(self, format: Format, budget: int = _BUDGET, *, fsync: bool = True) -> None:
         self.stamps: dict[Location, Stamp] = {}
         self.sums: dict[Location, str] = {}
         self._format = format
         self._budget = budget
+        self._fsync = fsync
         self._queue: deque[tuple[Location, Record] | None] = deque()
         self._pending = 0
         self._jobs = 0
@@ -86,7 +87,7 @@ class Writer:
     def _write(self, path: Location, record: Record) -> None:
         try:
             sums = ChunkSums()
-            stamp = write_atomically(path, sums.passing(self._format.encode(record)))
+            stamp = write_atomically(path, sums.passing(self._format.encode(record)), fsync=self._fsync)
             self.sums[path], self.stamps[path] = sums.text, stamp
         except DumpError as error:
             self.failure = error

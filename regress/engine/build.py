@@ -283,6 +283,7 @@ def _recorder(
         start=start,
         rank=world.rank,
         gather=world.gather,
+        fsync=debug.dump_fsync,
     )
 
 

@@ -51,8 +51,9 @@ class CompiledBlocks:
                 f"model.compile={backend}: {type(model).__name__} names no transformer blocks (_no_split_modules); "
                 "set model.compile=null"
             )
+        # dynamic: microbatches differ in size, and torch would compile the first one's for itself, then all again
         compiled: Mapping[type, Any] = {
-            kind: torch.compile(kind.forward, backend=backend, options=_options(backend))
+            kind: torch.compile(kind.forward, backend=backend, dynamic=True, options=_options(backend))
             for kind in {type(block) for block in blocks}
         }
         self._forwards = [(block, MethodType(compiled[type(block)], block)) for block in blocks]

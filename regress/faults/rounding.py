@@ -230,7 +230,7 @@ def token_weights_in_float16(patch: Patch) -> None:
     kind="precision",
     source="a ratio under autocast",
     first="ratio prob_ratio",
-    rules=("ratio", "ratio-dtype"),
+    rules=("rounded", "ratio", "ratio-dtype"),
 )
 def ratio_in_bfloat16(patch: Patch) -> None:
     """Importance ratios are rounded to half precision."""

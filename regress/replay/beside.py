@@ -16,6 +16,7 @@ from regress.compare.dumps.truth import Tensors
 from regress.dump.arrays import Array
 from regress.golden.case import GoldenCase
 from regress.replay.plan import PlannedUpdate
+from regress.replay.read_once import trajectories_of
 
 if TYPE_CHECKING:
     from regress.replay.own_gradients import OwnGradients
@@ -47,7 +48,7 @@ def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, ow
         before: name of the update before it, if there is one.
         own: True to compute its samples' own gradients where a hypothesis asks for them.
     """
-    samples = case.trajectories()[update.step]
+    samples = trajectories_of(case)[update.step]
     return Beside(
         rewards={sample.key: float(sample.reward) for sample in samples},
         sampler=sampler_log_probs(update.frame, samples),

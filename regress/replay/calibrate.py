@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -138,15 +139,13 @@ def measure(job: Job, folder: Path, tick: Callable[[], None]) -> Responses:
     dump = replay(case, layout.variant, precision, folder / "plain")
     tick()
     own = canonical(case, dump, layout)
-    _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
+    judged = partial(judge_replay, case, precision=precision, tolerance=unbounded, explained=False)
+    _widen(measured, judged(dump, layout.plan), _dtype_error)
     for seed in range(job.seeds):
         prepare = perturbation(precision, seed)
         moved = replay(case, layout.variant, precision, folder / f"seed{seed}", prepare=prepare)
         tick()
-        verdicts = judge_replay(
-            case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
-        )
-        _widen(measured, verdicts, _perturbed)
+        _widen(measured, judged(moved, layout.plan, truth=own.__getitem__), _perturbed)
     return measured
 
 

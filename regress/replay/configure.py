@@ -49,6 +49,7 @@ def dump_everything(folder: Path) -> dict[str, Any]:
         "output_dir": str(folder),
         "debug.enable_data_dump": True,
         "debug.dump_dir": str(folder / "dump"),
+        "debug.dump_fsync": False,  # it is judged at once, and made again after a power failure
         **{f"debug.dump_options.{name}": value for name, value in options.items()},
     }
 

@@ -21,6 +21,7 @@ from regress.golden.case import GoldenCase
 from regress.replay.beside import beside_of
 from regress.replay.metrics_file import judge_metrics_file
 from regress.replay.plan import PlannedUpdate
+from regress.replay.read_once import trajectories_of, truth_of
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
 
@@ -40,6 +41,7 @@ def judge_replay(
     *,
     truth: Callable[[str], Truth] | None = None,
     tolerance: Callable[[str], Tolerance | None] | None = None,
+    explained: bool = True,
 ) -> list[Verdict]:
     """Return all verdicts on a dump, in the order of computation.
 
@@ -47,9 +49,13 @@ def judge_replay(
         plan: expected updates of the replay.
         truth: golden values of an update, in place of the stored ones.
         tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
+        explained: False where no verdict is diagnosed: a failure then does not tell what is affected, which takes most
+            of the time where much fails.
     """
     bound = tolerance or stored_tolerances(case, precision)
-    return list(verdicts_in_order(case, dump, plan, precision, truth or case.truth, bound))
+    return list(
+        verdicts_in_order(case, dump, plan, precision, truth or truth_of(case), bound, explained=explained)
+    )
 
 
 def verdicts_in_order(
@@ -59,13 +65,15 @@ def verdicts_in_order(
     precision: Precision,
     golden: Callable[[str], Truth],
     bound: Callable[[str], Tolerance | None],
+    *,
+    explained: bool = True,
 ) -> Iterator[Verdict]:
     """Yield the verdicts of `judge_replay`; who stops at the first that fails leaves the later updates unread."""
     text = token_text(case)
     seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
-    for step in case.trajectories():
+    for step in trajectories_of(case):
         yield from rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             values, records = golden(update.where), records_of(dump, update)
@@ -79,7 +87,7 @@ def verdicts_in_order(
                 dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
-                beside=beside_of(case, update, earlier.get(update.where)),
+                beside=beside_of(case, update, earlier.get(update.where)) if explained else None,
             )
             yield from invariants_of(dump, update, records)
             seen.append(values)
@@ -96,7 +104,7 @@ def judge_twin(
     verdicts: list[Verdict] = []
     bound = stored_tolerances(case, Precision.FLOAT32)
     rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
-    for step in case.trajectories():
+    for step in trajectories_of(case):
         verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             records = records_of(dump, update)

@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
 from regress.compare.verdicts.verdict import Place
-from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
 from regress.replay.coverage import section_values
 from regress.replay.partition import depends_on_microbatches, same_microbatches
 from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.read_once import trajectories_of
 from regress.replay.remote_variants import quantities
 from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.size import world_size
@@ -54,7 +53,7 @@ class Replay:
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
         """Updates that it computes, and the microbatches of every rank."""
-        rollouts, config = _trajectories(self.case), self.case.config
+        rollouts, config = trajectories_of(self.case), self.case.config
         plans = [plan_replay(rollouts, config, overrides) for overrides in self.processes]
         return (
             [*plans[0][: self.variant.resume_at], *plans[-1][self.variant.resume_at :]]
@@ -87,7 +86,7 @@ def keeps_microbatches(replay: Replay) -> bool:
     """Return True unless the values of a case depend on its microbatches, and the variant makes others."""
     if not depends_on_microbatches(section_values(replay.case.config, {}, "algorithm")):
         return True
-    recorded = plan_replay(_trajectories(replay.case), replay.case.config, {})
+    recorded = plan_replay(trajectories_of(replay.case), replay.case.config, {})
     return same_microbatches(recorded, replay.plan)
 
 
@@ -103,16 +102,6 @@ class Item:
     def id(self) -> str:
         """Test id ``case/variant/step0/rank0/micro1/log_probs``."""
         return f"{self.replay.name}/{self.place}/{self.quantity}"
-
-
-_READ: WeakKeyDictionary[GoldenCase, dict[int, list[Trajectory]]] = WeakKeyDictionary()
-
-
-def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
-    """Return the recorded rollouts of a case, read once for all of its replays."""
-    if case not in _READ:
-        _READ[case] = case.trajectories()
-    return _READ[case]
 
 
 def combinations(

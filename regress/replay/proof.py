@@ -79,50 +79,59 @@ def prove(
 ) -> Proof:
     """Replay the held-out variants and the corpus of faults, judged by the measured tolerances.
 
-    A fault that breaks nothing in the first, exact precision is of no quantity of this case, so it is not tried in
-    the others.
+    A fault counts in the quantity that it breaks first in the first, exact precision: in the others that quantity alone
+    is judged, and a fault that breaks nothing exactly, or no quantity that has a tolerance, is not tried.
 
     Args:
         processes: number of processes that replay, which changes no value.
     """
     precisions, faults = precisions_of(case), tried_faults()
+    begins: dict[str, str | None] = dict.fromkeys((fault.words for fault in faults), None)
     runs: list[ValidationRun] = []
     for group in (precisions[:1], precisions[1:]):
-        tried = faults
-        if runs and precisions[0] is Precision.FLOAT64:
-            broken = {run.name for run in runs if run.first is not None}
-            tried = [fault for fault in faults if fault.words in broken]
-            for _ in range(len(group) * (len(faults) - len(tried))):
-                advance()
+        tried = [fault for fault in faults if fault.words in begins]
+        for _ in range(len(group) * (len(faults) - len(tried))):
+            advance()
         jobs = [
-            Trial(case, precision, name, None if fault is None else fault.name, tuple(floors))
+            Trial(case, precision, name, None if fault is None else fault.name, tuple(floors), only)
             for precision in group
-            for name, fault in (
-                *((variant, None) for variant in HELD_OUT),
-                *((fault.variant, fault) for fault in tried),
+            for name, fault, only in (
+                *((variant, None, None) for variant in HELD_OUT),
+                *((fault.variant, fault, begins[fault.words]) for fault in tried),
             )
         ]
         folder = workspace / "-".join(["proof", *group])
         runs += spread(try_out, jobs, folder, advance, processes)
+        if group == [Precision.FLOAT64]:
+            measured = {floor.quantity for floor in floors}
+            begins = {run.name: run.first for run in runs if run.name in begins and run.first in measured}
     words = {fault.words for fault in faults}
     return Proof([run for run in runs if run.name not in words], [run for run in runs if run.name in words])
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A healthy variant, or a fault under its variant, in one precision."""
+    """A healthy variant, or a fault under its variant, in one precision.
+
+    Attributes:
+        only: the quantity that is judged; None for all.
+    """
 
     case: GoldenCase
     precision: Precision
     variant: str
     fault: str | None
     floors: Sequence[Floor]
+    only: str | None = None
 
 
 def try_out(trial: Trial, folder: Path, tick: Callable[[], None]) -> ValidationRun:
     """Replay a trial and judge it by the measured tolerances."""
     fault = None if trial.fault is None else fault_named(trial.fault)
-    bounds = bounds_of(trial.floors, trial.precision)
+    known = bounds_of(trial.floors, trial.precision)
+    bounds = (
+        known if trial.only is None else lambda quantity: known(quantity) if quantity == trial.only else None
+    )
     found = run_validation(trial.case, trial.variant, trial.precision, folder / "trial", bounds, fault)
     tick()
     return found

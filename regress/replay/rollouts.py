@@ -21,6 +21,7 @@ from regress.dump.trajectory import to_record
 from regress.errors import CompareError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.plan import PlannedUpdate
+from regress.replay.read_once import trajectories_of
 from regress.replay.variants import Precision
 
 SAMPLED = (Precision.FLOAT64, Precision.FLOAT32, Precision.BITWISE)
@@ -55,7 +56,7 @@ class RolloutJudge:
 
     def verdicts(self, step: int) -> Iterator[Verdict]:
         """Yield all verdicts on the rollouts of one step."""
-        golden, record = to_record(self.case.trajectories()[step], step), self._recorded(step)
+        golden, record = to_record(trajectories_of(self.case)[step], step), self._recorded(step)
         sampled = self.case.sampled and self.precision in SAMPLED
         tolerance = self.bound(SAMPLER) if sampled else None
         if sampled and tolerance is None:  # as where other quantities are measured: the tokens alone
@@ -104,7 +105,7 @@ class RolloutJudge:
             detail = f"the log-probs of the first update cannot be put together ({error})"
             yield Verdict(Status.MISSING, MISMATCH, MISMATCH, Place(step), detail)
             return
-        golden = to_record(self.case.trajectories()[step], step)
+        golden = to_record(trajectories_of(self.case)[step], step)
         sides = self._recorded(step), golden
         yield judge_mismatch(
             sides, (_spread(actual, update, golden), _spread(known, update, golden)), tolerance

@@ -22,6 +22,7 @@ from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.replay.configure import replay_config
 from regress.replay.pool import shared_pool
+from regress.replay.read_once import trajectories_of
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
@@ -56,7 +57,7 @@ def replay(
     Raises:
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
     """
-    count = len(case.trajectories()) if steps is None else steps
+    count = len(trajectories_of(case)) if steps is None else steps
     if variant.program:
         if prepare is not None or launch is not None:
             raise ConfigError(

@@ -73,7 +73,7 @@ def run_validation(
         else:
             with fault.injected() as prepare:
                 dump = replay(case, layout.variant, precision, folder, prepare=prepare)
-        verdicts = judge_replay(case, dump, layout.plan, precision, tolerance=bounds)
+        verdicts = judge_replay(case, dump, layout.plan, precision, tolerance=bounds, explained=False)
     except Exception as error:  # a broken engine may raise anything
         return ValidationRun(name, precision, problem=stated(error))
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from regress import Comparison, compare_sources
+from regress.replay.pool import shared_pool
+from tests.examples.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -31,24 +32,10 @@ def run(folder: Path, *command: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FORKS = """
-import json, os, runpy, sys
-import torch, transformers.models.qwen3.modeling_qwen3, regress.capture.session
-
-for command in json.loads(sys.argv[1]):
-    if os.fork() == 0:
-        sys.argv[:] = command
-        sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
-        runpy.run_path(command[0], run_name="__main__")
-        break
-    if os.wait()[1]:
-        sys.exit(1)
-"""
-
-
 def run_each(folder: Path, *commands: tuple[str | Path, ...]) -> None:
-    """Run scripts one after the other, each in a process forked from one that has imported what all of them need."""
-    run(folder, "-c", FORKS, json.dumps([[*map(str, command)] for command in commands]))
+    """Run scripts one after the other, each in a fresh process that has imported what all of them need."""
+    for command in commands:
+        shared_pool().run(run_script, {"folder": folder, "command": [*map(str, command)]}, 1)
 
 
 def quantities(found: Comparison) -> set[str]:

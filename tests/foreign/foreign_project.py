@@ -9,6 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from regress.cli import main
+
 ROOT = Path(__file__).parents[2]
 BROKEN = """
 import os
@@ -66,6 +71,17 @@ class ForeignProject:
     def regress(self, *arguments: str) -> tuple[int, str]:
         """The same of the command line."""
         return self._run("-m", "regress", *arguments)
+
+    def regress_here(self, *arguments: str) -> tuple[int, str]:
+        """The same in this process, which has imported what it takes; modules of the project are forgotten again."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.syspath_prepend(self.folder)
+            done = CliRunner().invoke(main, arguments)
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", None) or "").startswith(f"{self.folder}{os.sep}"):
+                del sys.modules[name]
+        return done.exit_code, done.output + ("" if done.exit_code in (0, 1, 2) else repr(done.exception))
 
     def _run(self, *command: str) -> tuple[int, str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}

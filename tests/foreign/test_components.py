@@ -35,7 +35,7 @@ def pieces(tmp_path: Path) -> ForeignProject:
 
 
 def test_right_components_pass_and_what_is_left_out_is_told(pieces: ForeignProject) -> None:
-    code, said = pieces.regress("replay", "dense", "--variants", "base,packed,varlen", *RIGHT)
+    code, said = pieces.regress_here("replay", "dense", "--variants", "base,packed,varlen", *RIGHT)
     assert code == 0, said
     assert "2 replays" in said
     assert "not supported: dense/varlen: the variant has an attention of its own (varlen)" in said

@@ -41,7 +41,7 @@ def test_a_script_of_the_exported_files_passes_the_suite_and_says_what_it_left_o
 def test_a_planted_fault_is_found_where_it_begins(name: str, project: ForeignProject) -> None:
     old, new, first = FAULTS[name]
     project.plant(old, new)
-    code, said = project.regress("replay", "dense", "--variants", "base")
+    code, said = project.regress_here("replay", "dense", "--variants", "base")
     assert code == 1, said
     found = [line.strip() for line in said.splitlines()]
     at = next(index for index, line in enumerate(found) if line.startswith("first divergence: "))

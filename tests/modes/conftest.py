@@ -80,7 +80,7 @@ class Step:
 
 @dataclass
 class Modes:
-    """Three dumps: ``self_hosted`` is there, the others are written by `write`."""
+    """Three dumps: ``self_hosted`` is there, the others are written by `write`, all steps or one."""
 
     self_hosted: Path
     folder: Path
@@ -88,6 +88,7 @@ class Modes:
     ranks: int = 1
     micros: int | None = None
     types: tuple[str, ...] = ("forward_data", "loss", "is_loss_debug", "batch_inputs", "param", "gradient")
+    only: int | None = None
 
     @property
     def client(self) -> Path:
@@ -100,6 +101,8 @@ class Modes:
     def write(self) -> Modes:
         lines, seq = [], 0
         for number, step in enumerate(self.steps):
+            if self.only not in (None, number):
+                continue
             self._client(number, step)
             places = self._places(len(step.rows))
             for chunk in step.chunks or [[*range(len(step.rows))]]:

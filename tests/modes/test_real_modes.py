@@ -119,17 +119,19 @@ def test_the_three_modes_are_equal(base: Base, tmp_path: Path, monkeypatch: pyte
 CUSTOM = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0")
 
 
-def customized(base: Base, root: Path) -> Base:
+@pytest.fixture(scope="module")
+def customized(base: Base, tmp_path_factory: pytest.TempPathFactory) -> Base:
     """The same model, trained in this process with a loss that no wire names."""
+    root = tmp_path_factory.mktemp("customized")
     options = [f"debug.dump_options.{name}=true" for name in OWN]
     train(config(root / "self", *_of(base.model), *options, *CUSTOM), QUIET)
     return replace(base, self_hosted=root / "self" / "dump")
 
 
 def test_a_loss_that_the_client_computes_is_equal(
-    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    customized: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = compared(customized(base, tmp_path), tmp_path, monkeypatch, *CUSTOM)
+    done = compared(customized, tmp_path, monkeypatch, *CUSTOM)
     assert done.exit_code == 0, done.output
 
 
@@ -155,9 +157,9 @@ class OtherSign(LocalModel):
     ],
 )
 def test_weights_of_a_custom_loss_are_judged(
-    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: type[LocalModel], rule: str
+    customized: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: type[LocalModel], rule: str
 ) -> None:
-    done = compared(customized(base, tmp_path), tmp_path, monkeypatch, *CUSTOM, model=model)
+    done = compared(customized, tmp_path, monkeypatch, *CUSTOM, model=model)
     told = " ".join(done.output.split())
     assert done.exit_code == 1, done.output
     assert told.count("found: step") == 1, done.output

@@ -291,6 +291,7 @@ def step_of(name: str) -> int:
 def test_a_planted_discrepancy_is_found_alone(name: str, modes: Any) -> None:
     plant, rule, proof = PLANTED[name]
     plant(modes)
+    modes.only = step_of(name)
     modes.write()
     dirs = Directories(str(modes.self_hosted), str(modes.client), str(modes.service))
     options = Options((step_of(name), step_of(name)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import regress.replay.cache
 import regress.replay.run
 import regress.replay.truth
 from regress.dump.reader import DumpReader
@@ -52,6 +53,7 @@ def _copy_with(fault: dict[str, Any], made: DumpReader, folder: Path) -> None:
 
 
 def pytest_configure() -> None:
+    PATCH.setattr(regress.replay.cache, "_import_engine", lambda: None)  # seconds, and nobody computes here
     PATCH.setattr(regress.replay.run, "replay", replay)
     PATCH.setattr(regress.replay.truth, "replay", replay)
 

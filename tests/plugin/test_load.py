@@ -51,18 +51,18 @@ def test_a_run_without_any_check_imports_nothing_heavy(alone: Any) -> None:
 
 
 def test_loading_takes_less_than_pytest_does() -> None:
-    """By the interpreter's own count of what modules cost, side by side in one process, the best of three."""
+    """By the interpreter's own count of what modules cost, side by side in one process, at most three times."""
 
     def cost(lines: list[str], package: str) -> int:
         own = [line for line in lines if re.search(rf"\|\s+{package}(\.|$)", line)]
         assert own
         return sum(int(line.split("|")[0].split(":")[1]) for line in own)
 
-    figures = []
     for _ in range(3):
         lines = python("-X", "importtime", "-c", "import pytest, regress.plugin").stderr.splitlines()
-        figures.append(cost(lines, "regress") / cost(lines, "_pytest"))
-    assert min(figures) < 1
+        if cost(lines, "regress") < cost(lines, "_pytest"):
+            return
+    pytest.fail("loading took more than pytest did, three times")
 
 
 def test_the_entry_point_is_the_plugin() -> None:
@@ -82,13 +82,14 @@ def test_an_installed_plugin_is_there_once(
     pytester.makepyfile("def test_it(regress):\n    regress.assert_close(1, 1)\n")
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytester.path), str(ROOT)]))
-    result = pytester.runpytest_subprocess(*arguments, "-p", "no:hypothesispytest")
+    others = (f"-pno:{name}" for name in ("hypothesispytest", "anyio", "hydra_pytest", "xdist", "timeout"))
+    result = pytester.runpytest_subprocess(*arguments, *others)
     result.assert_outcomes(passed=1)
     refused = pytester.runpytest_subprocess("-p", "no:regress")
     refused.stdout.fnmatch_lines(["*fixture 'regress' not found"])
 
 
-@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n2")])
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n1")])
 def test_updating_checks_of_numbers_needs_no_torch(alone: Any, workers: tuple[str, ...]) -> None:
     told = "import sys\n\ndef pytest_unconfigure():\n    print('torch loaded:', 'torch' in sys.modules)\n"
     alone.write("conftest.py", told)

@@ -33,6 +33,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import regress.replay.cache
 import regress.replay.run
 from regress.dump.reader import DumpReader
 
@@ -66,6 +67,7 @@ def replay(case, variant, precision, folder, **_):
     return DumpReader(folder / "dump")
 
 
+regress.replay.cache._import_engine = lambda: None  # seconds, and only ranks compute here
 regress.replay.run.replay = replay
 """
 
@@ -166,19 +168,23 @@ MESSAGES = {
 }
 
 
-ALONE_AND_WORKERS = [
-    pytest.param((), id="alone"),
-    pytest.param(("-p", "xdist", "-n2"), id="n2", marks=pytest.mark.extended),
-]
+ALONE_AND_WORKERS = [pytest.param((), id="alone"), pytest.param(("-p", "xdist", "-n2"), id="n2")]
 
 
-@pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
-def test_each_fault_fails_its_own_tests_and_the_next_replay_runs(
-    sessions: Sessions, arguments: tuple[str, ...]
-) -> None:
-    sessions.variants(*MESSAGES, "works")
-    code, printed = sessions.run("-rf", *arguments)
-    assert code == 1
+def test_faults_and_an_interrupt_fail_their_own_tests_and_leave_nothing_behind(sessions: Sessions) -> None:
+    """The two tests below as one session, without workers."""
+    sessions.variants(*MESSAGES, "works", "sleeps")
+    with sessions.start("-rf") as process:
+        assert until((sessions.project.folder / "pid1").exists)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=GUARD)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in printed
+    require_told(sessions, printed)
+
+
+def require_told(sessions: Sessions, printed: str) -> None:
+    """All tests of each fault failed with its message, those of the sound replay passed, and nothing is left."""
     tests = sessions.project.TESTS
     assert f"{tests * len(MESSAGES)} failed, {tests} passed" in printed
     for message in MESSAGES.values():
@@ -186,6 +192,17 @@ def test_each_fault_fails_its_own_tests_and_the_next_replay_runs(
     assert 'rank_targets.py", line ' in printed, "no remote traceback"
     assert sessions.all_gone()
     assert sessions.folders() == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
+def test_each_fault_fails_its_own_tests_and_the_next_replay_runs(
+    sessions: Sessions, arguments: tuple[str, ...]
+) -> None:
+    sessions.variants(*MESSAGES, "works")
+    code, printed = sessions.run("-rf", *arguments)
+    assert code == 1
+    require_told(sessions, printed)
 
 
 @pytest.mark.extended
@@ -200,6 +217,7 @@ def test_two_sessions_at_once_do_not_meet(sessions: Sessions) -> None:
     assert sessions.folders() == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
 def test_an_interrupt_ends_all_processes(sessions: Sessions, arguments: tuple[str, ...]) -> None:
     sessions.variants("works", "sleeps")

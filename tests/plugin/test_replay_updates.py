@@ -61,7 +61,7 @@ def test_a_tensor_that_is_gone_fails_until_it_is_removed(stubbed: Any) -> None:
 ID = f"test_suite.py::test_golden[{CASE}/base/step1/rank0/micro0/advantages]"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("selection", "steps"),
     [
@@ -189,9 +189,10 @@ def test_an_update_that_fails_is_tried_once(stubbed: Any) -> None:
 def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     stubbed.fault(base=DRIFT)
     before = stubbed.manifest()
-    stubbed.passes(SEMANTICS, "--update-golden", "--regress-tolerance-scale=1e10", count=TESTS)
+    only = (SEMANTICS, "--update-golden", "-k", "advantages")
+    stubbed.passes(*only, "--regress-tolerance-scale=1e10", count=3)
     assert stubbed.manifest() == before
-    assert stubbed.run(SEMANTICS, "--update-golden", "--regress-tolerance-scale=1e8").ret == 0
+    assert stubbed.run(*only, "--regress-tolerance-scale=1e8").ret == 0
     assert stubbed.manifest() != before
 
 

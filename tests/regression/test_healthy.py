@@ -60,8 +60,8 @@ def test_healthy_replays_pass(case: str, variant: str, precision: Precision, tmp
     [
         ("dense", "epsilon inside the correction", "param"),  # the smallest of all
         ("dense", "norm epsilon", "activations"),
-        ("gpt2", "gradients in bfloat16", "gradient"),
-        ("moe", "coefficients off", "token_loss"),
+        pytest.param("gpt2", "gradients in bfloat16", "gradient", marks=pytest.mark.extended),
+        pytest.param("moe", "coefficients off", "token_loss", marks=pytest.mark.extended),
     ],
 )
 def test_the_smallest_faults_fail_where_they_begin(case: str, name: str, first: str, tmp_path: Path) -> None:

@@ -25,14 +25,11 @@ KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
 ALL = snapshot.subjects()
 BY_DEFAULT = (
     "ratio_inverted-dense-mbs4",
-    "temperature_ignored-dr_grpo-mbs4",
-    "population_deviation-dense-mbs4",
     "causal_only-dense-packed-mbs3",
     "divided_twice-dense-mbs4",
-    "healthy-dense-mbs4-fp32",
     "healthy-dapo-packed-dynamic",
 )
-"""One of each kind: log-ratios, logits, advantages, layers, gradients; and healthy ones."""
+"""One of each part of a step: what the loss is made of, layers, gradients; and a healthy one."""
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,13 @@ class Sparse:
     params: Mapping[str, tuple[str, tuple[int, ...]]]
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     sealed: Collection[int] = range(1 << 20)
+    updates: int = 1
 
     def write(self, folder: Path) -> Path:
-        """The complete dump."""
+        """The complete dump; every update has the same values."""
         entries = {}
-        for rank in range(self.ranks):
-            where = Coordinates(0, update=0, rank=rank)
+        for update, rank in product(range(self.updates), range(self.ranks)):
+            where = Coordinates(0, update=update, rank=rank)
             name = f"param/{where.stem}.safetensors"
             entries[name] = Entry("param", where, self._file(folder / name, where, rank))
         finish(folder, entries, self.ranks)

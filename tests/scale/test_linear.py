@@ -61,7 +61,9 @@ def lines_of(work: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("noise", [0.0, 2e-6], ids=["equal", "different"])
+@pytest.mark.parametrize(
+    "noise", [pytest.param(0.0, marks=pytest.mark.extended), 2e-6], ids=["equal", "different"]
+)
 def test_lines_executed(dumps: Callable[..., str], noise: float) -> None:
     few, many = (
         lines_of(lambda ranks=ranks: compare_dumps(dumps(ranks), dumps(ranks, noise)))  # type: ignore[misc]

@@ -10,7 +10,7 @@ import pytest
 from regress.golden.store import GoldenStore
 from regress.systems.explained import explained
 from regress.systems.exported import ExportedCase
-from regress.systems.judge import judge
+from regress.systems.judge import Judgement, judge
 from regress.systems.protocol import Cell, Declared, Layout
 from regress.systems.row import Result
 from regress.systems.run import Workspace
@@ -29,6 +29,12 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("systems"), GoldenStore(Path(__file__).parents[2] / "golden"))
 
 
+@pytest.fixture(scope="module")
+def defective(workspace: Workspace) -> Judgement:
+    """The judgement of the dump with the defect, nothing declared."""
+    return judge(workspace.truth(CELL, CLAIMED), DUMPS / "trainer-tp2-accumulation")
+
+
 def test_a_sharded_trainer_is_exact(workspace: Workspace) -> None:
     found = judge(workspace.truth(CELL, CLAIMED), DUMPS / "trainer-fsdp2-accumulation")
     assert found.result is Result.EXACT, found.told
@@ -37,8 +43,8 @@ def test_a_sharded_trainer_is_exact(workspace: Workspace) -> None:
     assert found.errors["log_probs"].checks == 6  # three microbatches of two ranks
 
 
-def test_a_defect_of_tensor_parallelism_is_located(workspace: Workspace) -> None:
-    found = judge(workspace.truth(CELL, CLAIMED), DUMPS / "trainer-tp2-accumulation")
+def test_a_defect_of_tensor_parallelism_is_located(defective: Judgement) -> None:
+    found = defective
     assert found.result is Result.WRONG
     assert "gradient model.layers.1.self_attn.q_norm.weight" in found.told
     assert not found.errors["log_probs"].failed
@@ -52,11 +58,11 @@ def test_what_was_declared_has_to_be_there(workspace: Workspace) -> None:
     assert "loss was declared to differ (it counts a sample twice) and does not" in found.told
 
 
-def test_a_declared_difference_of_another_size_is_wrong(workspace: Workspace) -> None:
+def test_a_declared_difference_of_another_size_is_wrong(workspace: Workspace, defective: Judgement) -> None:
     truth = workspace.truth(CELL, CLAIMED)
     dump = DUMPS / "trainer-tp2-accumulation"
     assert judge(truth, dump, (Declared("gradient", "as it is", amount=0.01),)).result is Result.WRONG
-    worst = judge(truth, dump).errors["gradient"].relative
+    worst = defective.errors["gradient"].relative
     assert worst is not None
     assert judge(truth, dump, (Declared("gradient", "as it is", amount=worst),)).result is Result.DECLARED
     assert judge(truth, dump, (Declared("grad_norm", "only that", amount=worst),)).result is Result.WRONG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Container
@@ -11,6 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2] / "regress"
 
@@ -173,10 +175,30 @@ TORCH_FREE = [
 ]
 
 
+@cache
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Imports of a module, wherever in the file, for type checkers only as well."""
+    found, left = [], list[ast.AST]([ast.parse(path.read_text())])
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        for name in (
+            "body",
+            "orelse",
+            "finalbody",
+            "handlers",
+            "cases",
+        ):  # of statements, where imports stand
+            below = getattr(node, name, None)
+            left += below if isinstance(below, list) else []
+    return found
+
+
 def imported_rooms(path: Path) -> set[str]:
     """Rooms of this package that a module imports, wherever in the file."""
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the full name"
@@ -215,33 +237,66 @@ def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
 
 HEAVY = """
 import importlib, os, sys, traceback
-import numpy  # which most of them import, and which imports none of the others
-for module in sys.argv[1:]:
+
+def child(action):
     if os.fork() == 0:
         try:
-            importlib.import_module(module)
-            print(module, *sorted({"torch", "transformers", "pandas"} & sys.modules.keys()), flush=True)
+            action()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
     os.wait()
+
+def heavy():
+    return sorted({"torch", "transformers", "pandas"} & sys.modules.keys())
+
+def report(module):
+    importlib.import_module(module)
+    print(module, *heavy(), flush=True)
+
+def others_of(modules):
+    for module in modules:
+        importlib.import_module(module)
+    others = [] if heavy() else [name for name in sys.modules if name.partition(".")[0] != "regress"]
+    os.write(writer, " ".join(others).encode())
+
+reader, writer = os.pipe()
+child(lambda: others_of(sys.argv[1:]))
+os.close(writer)
+for name in open(reader).read().split():  # light packages, imported once rather than in each child
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        pass
+assert not heavy()
+for module in sys.argv[1:]:
+    child(lambda: report(module))
 """
 
 
-@cache
-def heavy_imports() -> dict[str, list[str]]:
-    """Module -> the heavy packages that it imports, each in a process without what others import."""
-    done = subprocess.run(
-        [sys.executable, "-c", HEAVY, *TORCH_FREE], stdout=subprocess.PIPE, text=True, check=True, timeout=240
-    )
-    return {module: found for module, *found in map(str.split, done.stdout.splitlines())}
+@pytest.fixture(scope="session")
+def heavy_imports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Module -> the heavy packages that it imports, each in a process without what others of ours import.
+
+    Found once, whichever xdist workers ask.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    told = shared / "heavy-imports"
+    with FileLock(f"{told}.lock"):
+        if not told.exists():
+            command = [sys.executable, "-c", HEAVY, *TORCH_FREE]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=240)
+            told.write_text(done.stdout)
+    return {module: found for module, *found in map(str.split, told.read_text().splitlines())}
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_loads_without_torch(module: str) -> None:
-    assert module in heavy_imports(), f"{module} cannot be imported"
-    assert not heavy_imports()[module]
+def test_loads_without_torch(module: str, heavy_imports: dict[str, list[str]]) -> None:
+    assert module in heavy_imports, f"{module} cannot be imported"
+    assert not heavy_imports[module]
 
 
 def test_no_file_imports_itself_through_others() -> None:
@@ -262,10 +317,10 @@ def _dotted(path: Path) -> str:
 def _imported_modules(path: Path, known: Container[str]) -> set[str]:
     """Modules of this package that a file imports, wherever in it, for type checkers only as well."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in known else node.module for name in inner}
     return {name for name in found if name in known and name != "regress"}

@@ -223,17 +223,17 @@ def difference(
         if stage is None:
             return Difference(limit=limit)
         first, second = one[stage], other[stage]
-        bound = relative[first.stage] * _scale(sides[0], first, place, name)
+        bound = relative[first.stage] * scale_of(records_of(sides[0], first.stage, place), first, name)
         alike = np.abs(first.source - second.source) <= bound
         allowed += np.where(alike, rate * np.abs(first.direction - second.direction), 0.0)
     return Difference(allowed, limit)
 
 
-def _scale(side: Side, made: Made, at: At, name: str) -> float:
+def scale_of(records: Iterable[Record], made: Made, name: str) -> float:
     """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
     wanted = {f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None}
     found = 0.0
-    for record in records_of(side, made.stage, at):
+    for record in records:
         for tensor in wanted & record.tensors.keys():
             array = record.tensors[tensor]
             if array.size:

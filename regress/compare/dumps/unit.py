@@ -31,6 +31,7 @@ class Unit:
         suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
         elementwise: True if they are compared element by element, because nothing tells their tokens.
+        explained: True if a failure tells what is affected, which diagnoses are made of.
     """
 
     golden: str
@@ -49,6 +50,7 @@ class Unit:
     suffix: str = ""
     tensors: tuple[str, ...] | None = None
     elementwise: bool = False
+    explained: bool = True
 
     @property
     def golden_names(self) -> tuple[str, ...]:

@@ -108,13 +108,12 @@ class UnitWork:
         part = actual.layout
         words = words_of(part, partial(element, shape=part.shape, name=source.label))
         pairs = partial(shard_blocks, actual, golden)
-        return Aligned(
-            actual.array,
-            golden[0].array,
-            pairs,
-            words,
-            lambda: self.records.projection.context_of_whole(source, part),
-        )
+        around = self._if_explained(lambda: self.records.projection.context_of_whole(source, part))
+        return Aligned(actual.array, golden[0].array, pairs, words, around)
+
+    def _if_explained(self, around: Callable[[], FailureContext]) -> Callable[[], FailureContext] | None:
+        """Return the function unless nobody asks what is affected."""
+        return around if self.unit.explained else None
 
     def _settled(self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard) -> Finding:
         """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
@@ -200,7 +199,8 @@ class UnitWork:
                 yield source, f"golden rows of the shape {row}, actual ones of the shape {its}"
             elif golden:
                 whole = locator.rows(found.tokens, found.part.inner.shape, found.columns)
-                words, around = words_of(found.layout, whole), partial(self.records.context, source, found)
+                words = words_of(found.layout, whole)
+                around = self._if_explained(partial(self.records.context, source, found))
                 mask = source.quantity == "batch_inputs" and source.name.endswith("_mask")
                 if mask and self.records.held is not None:
                     yield source, _everywhere(found, golden[0], words, around)
@@ -298,7 +298,9 @@ class UnitWork:
         return Finding(case.verdict(status, detail=detail), tolerance)
 
 
-def _everywhere(found: Placed, golden: Part, words: Locate, around: Callable[[], FailureContext]) -> Aligned:
+def _everywhere(
+    found: Placed, golden: Part, words: Locate, around: Callable[[], FailureContext] | None
+) -> Aligned:
     """Return a mask beside its golden values, which are 0 in padding."""
     values, at = golden.array.reshape(-1), golden.find(found.tokens)
     known = np.where(at >= 0, values[at], values.dtype.type(0)).reshape(found.layout.shape)

@@ -31,6 +31,7 @@ from regress.compare.dumps.optimizer_updates import (
     from_the_start,
     part_of,
     records_of,
+    scale_of,
     updates_of,
 )
 from regress.compare.dumps.sides import Side
@@ -41,8 +42,8 @@ from regress.layout import ShardLayout
 
 ROUNDINGS = 4
 """Roundings of a weight in an update: the decay and the step, on each side, half a unit in the last place each."""
-MOST = 1 << 26
-"""Most elements of all parameters together; the sums of more would need too much memory."""
+MOST = 1 << 20
+"""Elements that are followed, of all parameters together, in some 100 MB; of more, as many at even distances."""
 NEVER: At = (1 << 62, 0)
 
 
@@ -78,6 +79,8 @@ def weight_distances(sides: tuple[Side, Side], relative: Relative) -> dict[At, D
             break
         if number:
             found[at] = distance
+        if at == shared[-1]:
+            break  # no update begins with what it leaves
         moved = weights.update(at, relative(distance.relative))
         if moved is None:
             break
@@ -87,9 +90,14 @@ def weight_distances(sides: tuple[Side, Side], relative: Relative) -> dict[At, D
 
 @dataclass
 class _Part:
-    """Elements of a parameter that one rank holds, and what is known of them so far."""
+    """Elements of a parameter that one rank holds, and what is known of them so far.
+
+    Attributes:
+        stands_for: number of elements for which each of them stands.
+    """
 
     chosen: Chosen
+    stands_for: float
     moments: tuple[Moments, Moments]
     sum: NDArray[np.float32]
     before: tuple[Floats, Floats] | None = None
@@ -110,11 +118,12 @@ class _Weights:
         ]
         layouts = _layouts(records[1]["param"])
         held = sum(int(np.prod(one.local_shape)) for several in layouts.values() for one in several)
-        if not layouts or held > MOST or (self.parts and self.parts.keys() - layouts.keys()):
+        if not layouts or (self.parts and self.parts.keys() - layouts.keys()):
             return None
+        stride = -(-held // MOST)
         norms: dict[str, tuple[float, float]] = {}
         for name, several in layouts.items():
-            parts = self.parts.setdefault(name, [_begin(one) for one in several])
+            parts = self.parts.setdefault(name, [_begin(one, stride) for one in several])
             moved = size = 0.0
             for part in parts:
                 both = [part_of(own["param"], name, part.chosen)[0] for own in records]
@@ -123,8 +132,8 @@ class _Weights:
                 weights = both[0], both[1]
                 part.sum += self._explained(part, name, weights, records, relative)
                 part.before = weights
-                moved += float(np.square(part.sum, dtype=np.float64).sum())
-                size += float(np.square(weights[0]).sum())
+                moved += part.stands_for * float(np.square(part.sum, dtype=np.float64).sum())
+                size += part.stands_for * float(np.square(weights[0]).sum())
             norms[name] = moved, size
         return _largest(norms)
 
@@ -147,7 +156,7 @@ class _Weights:
             one, other = (found.get(stage) for found in made)
             if one is None or other is None:
                 continue
-            far = relative[stage] * _scale(records[0][stage], one, name)
+            far = relative[stage] * scale_of(records[0][stage], one, name)
             alike = np.abs(one.source - other.source) <= far
             bound += np.where(alike, min(rates) * np.abs(one.direction - other.direction), 0.0)
             break
@@ -171,10 +180,15 @@ class _Weights:
         return rates, made
 
 
-def _begin(layout: ShardLayout) -> _Part:
+def _begin(layout: ShardLayout, stride: int) -> _Part:
+    """Return the part of a layout with one element of each `stride`, at random in it, as matrices have columns."""
     size = int(np.prod(layout.local_shape))
-    chosen = Chosen(layout, np.arange(size))
-    return _Part(chosen, (Moments(chosen), Moments(chosen)), np.zeros(size, np.float32))
+    places = np.arange(0, size, stride)
+    if stride > 1:
+        places = np.minimum(places + np.random.default_rng(0).integers(0, stride, places.size), size - 1)
+    chosen = Chosen(layout, places)
+    moments = Moments(chosen), Moments(chosen)
+    return _Part(chosen, size / max(places.size, 1), moments, np.zeros(places.size, np.float32))
 
 
 def _layouts(records: Sequence[Record]) -> dict[str, list[ShardLayout]]:
@@ -196,13 +210,6 @@ def _layouts(records: Sequence[Record]) -> dict[str, list[ShardLayout]]:
 
 def _dtype(name: str, records: Sequence[Record]) -> str:
     return coarsest([dtype_name(record.tensors[name].dtype) for record in records if name in record.tensors])
-
-
-def _scale(records: Sequence[Record], made: Made, name: str) -> float:
-    """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
-    wanted = [f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None]
-    arrays = [record.tensors[tensor] for record in records for tensor in wanted if tensor in record.tensors]
-    return max((float(np.abs(array).max(initial=0)) for array in arrays), default=0.0)
 
 
 def _largest(norms: Mapping[str, tuple[float, float]]) -> Distance:

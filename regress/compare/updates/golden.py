@@ -60,7 +60,7 @@ def judge_update(
     dtype: Dtype | None = None,
     text: TokenText | None = None,
     config: Mapping[str, Any] | None = None,
-    beside: Beside = NOTHING,
+    beside: Beside | None = NOTHING,
 ) -> list[Verdict]:
     """Return all verdicts on one optimizer update, in the order of computation.
 
@@ -80,18 +80,22 @@ def judge_update(
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: text of a token id.
         config: configuration of the run, nested, for failure contexts and the invariants of its objective.
-        beside: further facts about the update, for failure contexts.
+        beside: further facts about the update, for failure contexts; None for verdicts without them, where nobody asks
+            what is affected.
 
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
     kept, plan = [*records], Plan.of(planned)
-    golden = HeldTruth(truth, frame, place, text, beside)
+    golden = HeldTruth(truth, frame, place, text, beside or NOTHING)
     placed = RecordIndex(kept, frame)
     actual = HeldRecords(kept, placed, config or {})
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     with held(golden, actual) as paths:
-        return in_order(_Update(paths, golden, actual, placed, plan, bounds, Place(*place)).verdicts())
+        explained = beside is not None
+        return in_order(
+            _Update(paths, golden, actual, placed, plan, bounds, Place(*place), explained).verdicts()
+        )
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class _Update:
     """One update: the golden values, the records, and the plan.
 
     Attributes:
+        explained: True if failures tell what is affected.
         compared: tensors that both sides have, by record.
     """
 
@@ -109,6 +114,7 @@ class _Update:
     plan: Plan
     bounds: StoredBounds
     place: Place
+    explained: bool = True
     compared: dict[Key, list[Source]] = field(default_factory=dict)
 
     @cached_property
@@ -218,6 +224,7 @@ class _Update:
                     self.golden.frame,
                     bounds=self.bounds,
                     tensors=names,
+                    explained=self.explained,
                 )
             if shares:
                 group = Group((golden[key.stage],), (record,), place, "", {})

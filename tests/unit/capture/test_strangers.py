@@ -154,7 +154,9 @@ def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> No
     assert (mask.astype(int) == inputs["attention_mask"].numpy()).all()
 
 
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(torch.optim.SGD, marks=pytest.mark.extended), torch.optim.AdamW]
+)
 def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not(
     tmp_path: Path, kind: type[torch.optim.Optimizer]
 ) -> None:

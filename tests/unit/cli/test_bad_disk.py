@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-import subprocess
-import sys
+import resource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from regress.cli import main
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.reader import read
 
@@ -153,31 +155,32 @@ def test_a_disk_that_fills_up_at_the_manifest(case: Any, monkeypatch: pytest.Mon
     assert not (case.folder / "new" / "manifest.json").exists()
 
 
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-from regress.cli import main
-main(sys.argv[2:])
-"""
-
-
-def limited(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process that cannot write files of more than ``size`` bytes."""
-    return subprocess.run(
-        [sys.executable, "-c", LIMITED, str(size), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
+def limited(size: int, *arguments: str) -> tuple[int, str]:
+    """Exit code and errors of the command in a fork of this process, which cannot write files of more than ``size``."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            result = CliRunner().invoke(main, arguments)
+            os.write(writer, json.dumps([result.exit_code, result.stderr]).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        told = file.read()
+    os.waitpid(child, 0)
+    code, errors = json.loads(told)
+    return code, errors
 
 
 def test_a_limit_on_file_sizes(case: Any, small: tuple[str, ...]) -> None:
     """The model is the first file that is too large; the earlier one stays, and so do its metrics."""
     before = case.files()
     size = (case.run / "final" / "model.safetensors").stat().st_size
-    done = limited(size - 1, "train", *small, f"output_dir={case.run}")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    code, errors = limited(size - 1, "train", *small, f"output_dir={case.run}")
+    assert code == 2
+    (line,) = errors.splitlines()
     case.says(
         line,
         "error: output_dir='TMP/run' cannot be written (…File too large…); free space there or choose another "

@@ -28,7 +28,7 @@ with recording(Recorder(sys.argv[1], options={"loss": True, "trajectory": True},
 """
 
 
-@pytest.mark.parametrize("format", ["safetensors", "jsonl"])
+@pytest.mark.parametrize("format", ["safetensors", pytest.param("jsonl", marks=pytest.mark.extended)])
 def test_kill(tmp_path: Path, format: str) -> None:
     rng = random.Random(format)
     for attempt in range(4):

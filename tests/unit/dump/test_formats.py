@@ -59,7 +59,7 @@ def records(draw: st.DrawFn) -> Record:
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(record=records())
 def test_round_trip(format: str, content: Any, record: Record) -> None:
     encoded = b"".join(FORMATS[format].encode(record))

@@ -53,7 +53,7 @@ def _record(place: str | Path, values: Values, **options: Any) -> None:
 SMALL: Values = {("loss", step, micro): [step, 0.1] for step in range(3) for micro in range(2)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from(TYPES), st.integers(0, 3), st.none() | st.integers(0, 2)),
@@ -251,16 +251,15 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("protocol", ["shelf", "file"])
 def test_ranks_of_a_pool_record_into_one_store(shelf: Any, tmp_path: Path, protocol: str) -> None:
-    from regress.parallel.launch.pool import RankPool
+    from regress.replay.pool import shared_pool
 
-    url = f"{protocol}://{tmp_path}/run"
-    with RankPool(("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.dump")) as pool:
-        pool.run(shelf.record, {"url": url, "steps": 2}, 3)
-        whole = DumpReader(url)
-        assert {float(record.tensors["loss"]) for record in whole} == {0, 1, 10, 11, 20, 21}
-        assert compare_bitwise(url, tmp_path / "run").differences == []
-        with pytest.raises(RankError):
-            pool.run(shelf.record, {"url": f"{url}-2", "steps": 2, "fails": 1}, 3)
+    url, pool = f"{protocol}://{tmp_path}/run", shared_pool()
+    pool.run(shelf.record, {"url": url, "steps": 2}, 3)
+    whole = DumpReader(url)
+    assert {float(record.tensors["loss"]) for record in whole} == {0, 1, 10, 11, 20, 21}
+    assert compare_bitwise(url, tmp_path / "run").differences == []
+    with pytest.raises(RankError):
+        pool.run(shelf.record, {"url": f"{url}-2", "steps": 2, "fails": 1}, 3)
     with pytest.raises(DumpError, match="is no complete dump"):
         DumpReader(f"{url}-2")
     assert not list(tmp_path.rglob(f"{TEMPORARY}*"))

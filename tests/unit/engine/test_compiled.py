@@ -77,11 +77,11 @@ def test_a_block_that_is_compiled_too_often_stops_the_run(monkeypatch: pytest.Mo
             for length in lengths:
                 model(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=False)
 
-    forward((2, 2))
+    forward((2, 3))  # one compilation for all sizes but 1, which torch compiles apart
     with pytest.raises(
         RegressError, match="a block was compiled 1 times and still meets new shapes; give all"
     ):
-        forward((3,))
+        forward((1,))
     model(input_ids=torch.zeros(1, 5, dtype=torch.long))
 
 

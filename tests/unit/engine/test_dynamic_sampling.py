@@ -65,7 +65,7 @@ def filtered(varies: list[bool], limit: int = 0) -> tuple[FilteredRollouts, Scri
     return FilteredRollouts(sampler, prompts, config), sampler, prompts.train(4)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(varies=st.lists(st.booleans(), min_size=1, max_size=12).filter(any))
 def test_the_first_groups_that_vary_are_kept_in_the_order_of_sampling(varies: list[bool]) -> None:
     worker, sampler, prompts = filtered(varies)
@@ -147,7 +147,7 @@ def rewards(folder: Path, step: int) -> list[Trajectory]:
     return from_record(record)
 
 
-@pytest.mark.parametrize("metric", ["reward", "exact_match"])
+@pytest.mark.parametrize("metric", [pytest.param("reward", marks=pytest.mark.extended), "exact_match"])
 def test_a_run_and_its_replay(config: MakeConfig, console: Console, tmp_path: Path, metric: str) -> None:
     own = (*FILTERED, f"data.filter_metric={metric}", "warm_start.steps=30", "debug.enable_data_dump=true")
     shown = (

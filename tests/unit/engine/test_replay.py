@@ -16,13 +16,13 @@ from regress.engine.run import train
 from regress.grpo.presets import PRESETS
 
 ALL = [f"debug.dump_options.{name}=true" for name in vars(DumpOptions())]
-MODELS = ["qwen3", "qwen3_moe", "llama", "gpt2"]
+MODELS = ["qwen3_moe", "gpt2", "llama", "qwen3"]
 
 MakeConfig = Callable[..., Config]
 
 
 def record_and_replay(config: MakeConfig, console: Console, root: Path, *overrides: str) -> None:
-    common = ("max_steps=3", "data.group_size=3", *overrides)
+    common = ("max_steps=2", "data.group_size=3", *overrides)
     dumping = ("debug.enable_data_dump=true", *ALL)
     recorded = config(*common, *dumping, f"output_dir={root / 'recorded'}")
     train(recorded, console)
@@ -53,7 +53,7 @@ def assert_same_records(first: Path, second: Path) -> None:
         assert ours.read(name).checksum() == theirs.read(name).checksum(), f"{name} differs"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)  # other tests replay qwen3
 @pytest.mark.parametrize("family", MODELS)
 def test_every_model_family(family: str, config: MakeConfig, console: Console, tmp_path: Path) -> None:
     record_and_replay(config, console, tmp_path, f"model.family={family}", "algorithm.preset=grpo")
@@ -63,7 +63,7 @@ def test_tied_embeddings(config: MakeConfig, console: Console, tmp_path: Path) -
     record_and_replay(config, console, tmp_path, "model.tie_word_embeddings=true")
 
 
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset(preset: str, config: MakeConfig, console: Console, tmp_path: Path) -> None:
     record_and_replay(config, console, tmp_path, f"algorithm.preset={preset}", "trainer.epochs=2")
@@ -88,7 +88,7 @@ def test_mini_batches_epochs_and_microbatches(
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("format", ["safetensors", "pt", "jsonl"])
+@pytest.mark.parametrize("format", ["pt", "jsonl", "safetensors"])
 def test_every_format_replays(format: str, config: MakeConfig, console: Console, tmp_path: Path) -> None:
     record_and_replay(config, console, tmp_path, f"debug.dump_format={format}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +34,11 @@ from regress.engine.world import SingleProcess
 from regress.errors import ConfigError
 from regress.grpo.presets import make_objective
 from regress.layout import BatchPlan
+from regress.replay.pool import shared_pool
+
+sys.path.insert(0, str(Path(__file__).parent))  # ranks import the run by name
+
+from ranked_training import trained
 
 MakeConfig = Callable[..., Config]
 COEF = 0.7
@@ -213,20 +217,7 @@ def test_ranks_make_the_same_run(
     final = load_file(Path(made.output_dir) / "final" / "model.safetensors")
     replay = ("rollout_mock.enable=true", "rollout_mock.mode=mock", f"rollout_mock.dump_dir={folder}")
     other = tmp_path / "other"
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command = [*ranks, "-m", "regress", "train", *own, *TINY, *replay, *layout, f"output_dir={other}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    shared_pool().run(trained, {"config": config(*own, *replay, *layout, f"output_dir={other}")}, 2)
     found = load_file(other / "final" / "model.safetensors")
     for name, value in final.items():
         assert float((found[name] - value).norm()) <= 1e-9 * max(float(value.norm()), 1e-9), name
-
-
-TINY = (
-    "max_steps=2",
-    "task.train_size=12",
-    "task.eval_size=4",
-    "data.prompts_per_step=2",
-    "data.group_size=4",
-    "task.rewards={exact_match: 1.0, character_match: 1.0}",
-)

@@ -109,7 +109,11 @@ def anchor(policy: LocalPolicy) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "extra", [(), ("batching.log_prob_chunk_size=2", "model.gradient_checkpointing=true")]
+    "extra",
+    [
+        pytest.param((), marks=pytest.mark.extended),
+        ("batching.log_prob_chunk_size=2", "model.gradient_checkpointing=true"),
+    ],
 )
 def test_recording_changes_no_bit_of_training(
     extra: tuple[str, ...], config: MakeConfig, console: Console, tmp_path: Path

@@ -179,7 +179,7 @@ def usual(subject: Commits | Dumps) -> float:
     span = time.monotonic() - start
     subject.check()
     subject.settle()
-    return min(span + 0.005, 0.06)  # a busy machine must not make the test long
+    return min(span + 0.005, 0.3)  # a busy machine must not make the test long, nor all kills come too early
 
 
 def main(writer: str, folder: str, attempts: str, seed: str) -> None:

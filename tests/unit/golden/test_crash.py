@@ -27,8 +27,8 @@ PROGRAM = Path(__file__).with_name("killed.py")
 @pytest.mark.parametrize(
     ("writer", "attempts", "states"),
     [
-        ("commit", 60, {"state 0", "state 1"}),
-        ("dump", 60, {"empty", "partial", "complete"}),
+        ("commit", 20, {"state 0", "state 1"}),
+        ("dump", 20, {"empty", "partial", "complete"}),
         pytest.param("commit", 200, {"state 0", "state 1"}, marks=pytest.mark.extended),
         pytest.param("propose", 60, {"state 0", "state 1"}, marks=pytest.mark.extended),
         pytest.param("dump", 200, {"empty", "partial", "complete"}, marks=pytest.mark.extended),
@@ -137,9 +137,9 @@ def test_a_commit_stopped_at_every_operation(
     assert {True, False} == set(states)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_proposal_accepted_in_two_parts_stopped_at_every_third_operation(
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("first", range(6))
+def test_a_proposal_accepted_in_two_parts_stopped_at_every_sixth_operation(
     recorded: Path, make_truth: Any, tmp_path: Path, content: Any, first: int
 ) -> None:
     def all_of_it(root: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_proposal_accepted_in_two_parts_stopped_at_every_third_operation(
     accept(GoldenStore(twin), "tiny")
     new, final = snapshot(twin / "tiny"), content(twin)
     states = []
-    for number in range(first, 1000, 3):
+    for number in range(first, 1000, 6):
         root = shutil.copytree(recorded.parent, tmp_path / f"at{number}")
         try:
             with stopping_at(number, Killed(), ALL) as asked:

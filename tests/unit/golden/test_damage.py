@@ -65,7 +65,7 @@ def test_the_sound_case_can_be_used(case: Path) -> None:
 def test_truncation(case: Path, kind: str) -> None:
     path = file_of(case, kind)
     sound = path.read_bytes()
-    ends = {len(sound) * tenth // 10 for tenth in range(10)} | {len(sound) - cut for cut in (1, 2, 3, 9, 65)}
+    ends = {len(sound) * third // 3 for third in range(3)} | {len(sound) - cut for cut in (1, 2, 9, 65)}
     for end in sorted(ends):
         path.write_bytes(sound[:end])
         assert_named(path, case)
@@ -87,7 +87,7 @@ def test_truncation(case: Path, kind: str) -> None:
 def test_single_bit_flips(case: Path, kind: str) -> None:
     path = file_of(case, kind)
     sound = path.read_bytes()
-    for bit in random.Random(kind).sample(range(8 * len(sound)), 60):
+    for bit in random.Random(kind).sample(range(8 * len(sound)), 20):
         damaged = bytearray(sound)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)

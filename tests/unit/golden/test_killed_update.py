@@ -165,7 +165,7 @@ ALL = pytest.param("all", id="all", marks=pytest.mark.extended)
 def test_killed_at_every_step(update: Update, ends: Any, extent: str, tmp_path: Path, content: Any) -> None:
     old, new, made = ends
     states = []
-    for step in range(0, len(made), 1 if extent == "all" else 11):
+    for step in range(0, len(made), 1 if extent == "all" else 23):
         root = update.copy(tmp_path / f"at{step}")
         assert forked(lambda root=root: update.write(root), step) is None  # type: ignore[misc]  # called at once
         opened(root)
@@ -196,7 +196,7 @@ def test_the_recovery_killed_at_every_step(
         end = content(whole)
         assert end in (old, new)
         shutil.rmtree(whole)
-        for moment in range(0, len(last), 2 if every else 9):
+        for moment in range(0, len(last), 2 if every else 13):
             root = shutil.copytree(killed, tmp_path / "again")
             assert forked(lambda root=root: opened(root), moment) is None  # type: ignore[misc]  # the same
             opened(root)

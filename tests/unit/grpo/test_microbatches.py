@@ -41,7 +41,7 @@ def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", GLOBAL)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_neither_split_nor_order_changes_loss_or_gradient(
     make_batch: Callable[..., Any], run_batch: Callable[..., Any], name: str, seed: int, data: st.DataObject

@@ -1,14 +1,11 @@
-"""A plain GRPO loop under `guard`, with a place for a fault: ``live_loop.py RANK STORE FAULT`` is one rank of two."""
+"""A plain GRPO loop under `guard`, with a place for a fault, alone or on one of two ranks."""
 
 from __future__ import annotations
 
 import copy
-import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -148,21 +145,10 @@ RANK_FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
-    """Train as one of two ranks; print the violation."""
-    rank, store, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    torch.set_num_threads(1)
-    patience = timedelta(seconds=120)
-    distributed.init_process_group("gloo", f"file://{store}", patience, world_size=2, rank=rank)
+def told(fault: str) -> str:
+    """Train as one of two ranks; return the summary, or the violation."""
     model = nn.parallel.DistributedDataParallel(tiny_model(torch.float32))
     try:
-        print(run(Loop(**RANK_FAULTS[fault]), model, rank, 2).summary())
+        return run(Loop(**RANK_FAULTS[fault]), model, distributed.get_rank(), 2).summary()
     except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-    sys.stdout.flush()
-    distributed.barrier()
-    os._exit(0)  # gloo may wait for ever in its destructors if the other rank is gone first
-
-
-if __name__ == "__main__":
-    main()
+        return f"{type(error).__name__}: {error}"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_loop import Loop, Values, run
+from live_loop import Loop, Values, run, told
 from torch import Tensor, nn
 
 from regress.errors import GuardError
 from regress.live.guard import GuardWarning, guard
 from regress.live.replicas import checksum
 from regress.live.violation import CHECKS
+from regress.replay.pool import shared_pool
 
 
 @settings(max_examples=8, deadline=None)
@@ -277,36 +275,25 @@ def test_checksums_see_every_bit_and_every_exchange(size: int, data: st.DataObje
     assert torch.equal(checksum(values), checksum(swapped)) == torch.equal(values, swapped)
 
 
-def ranks(fault: str, folder: Path) -> list[str]:
-    """Return the output of two ranks, which meet in a file."""
-    script = str(Path(__file__).with_name("live_loop.py"))
-    command = [
-        [sys.executable, "-W", "ignore", script, str(rank), str(folder / "store"), fault] for rank in (0, 1)
-    ]
-    children = [
-        subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in command
-    ]
-    try:
-        return [child.communicate(timeout=240)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
+def ranks(fault: str) -> list[str]:
+    """Return what two ranks tell."""
+    return shared_pool().run(told, {"fault": fault}, 2)
 
 
-def test_replicas_that_come_apart_stop_both_ranks(tmp_path: Path) -> None:
+def test_replicas_that_come_apart_stop_both_ranks() -> None:
     """One element of one rank moves by its last bits."""
-    told = ranks("replicas", tmp_path)
+    found = ranks("replicas")
     words = "model.embed_tokens.weight differs between ranks 0 and 1 after the update"
-    assert all("GuardError: step 2, rank 0: " in one and words in one for one in told), told
+    assert all("GuardError: step 2, rank 0: " in one and words in one for one in found), found
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
     ("fault", "words"), [("none", "replicas     checked 4 times, broken 0"), ("repeated", "sample 0 counts")]
 )
-def test_other_runs_on_two_ranks(fault: str, words: str, tmp_path: Path) -> None:
-    told = ranks(fault, tmp_path)
-    assert all(words in one for one in told), told
+def test_other_runs_on_two_ranks(fault: str, words: str) -> None:
+    found = ranks(fault)
+    assert all(words in one for one in found), found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from mutation.force import in_force
+from mutation.force import in_force, remember
 from mutation.mutants import Mutant, Planted, mutants, unchanged
 from regress.grpo import kl
 from regress.grpo.presets import make_objective
@@ -24,10 +24,11 @@ def value(kind: str = "k3") -> float:
     return float(kl.kl_estimate(torch.tensor([0.1]), torch.tensor([0.3]), objective))
 
 
-def test_a_mutant_is_in_force_until_it_is_taken_back() -> None:
+def test_a_mutant_is_in_force_until_it_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     right = value()
     wrong = set()
-    gc.freeze()  # as a warm forkserver does
+    monkeypatch.setattr("mutation.force._remembered", {})
+    remember([PATH])  # or each mutant looks through all objects of this session
     for mutant in mutants([PATH]):
         if mutant.function == FUNCTION:
             with in_force(mutant) as force:
@@ -44,6 +45,7 @@ def test_a_mutant_is_in_force_until_it_is_taken_back() -> None:
 
 def test_what_is_put_into_force_unchanged_computes_the_same() -> None:
     right = value()
+    gc.freeze()  # as a warm forkserver does
     with in_force(unchanged(planted("", ""))) as force:
         assert value() == right
         assert force.started

@@ -16,6 +16,7 @@ from mutation.run import Cache, Suite, cheapest, decided, known, prove
 from mutation.scopes import Scope
 from mutation.unit_tests import Test
 from mutation.worker import RIGHT, Seen, ToolError, Worker
+from regress.replay.pool import shared_pool
 
 PATH, FUNCTION = "regress/grpo/aggregation.py", "token_weights"
 DIVISOR = "weights_K / max(counted, 1)"
@@ -32,9 +33,10 @@ def check(lines: Lines | None = None) -> Check:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Worker]:
-    worker = Worker(Cases(), ["regress.replay.warm"])  # whose objects are frozen, and not remembered
+    worker = Worker(Cases())
+    worker._pool = shared_pool()  # whose objects are frozen, and not remembered
     yield worker
-    worker.close()
+    worker._folder.cleanup()
 
 
 def outcome(worker: Worker, mutant: Mutant, folder: Path) -> tuple[str, str]:

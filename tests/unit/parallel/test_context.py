@@ -328,7 +328,7 @@ def cases(draw: st.DrawFn) -> tuple[str, int, Any, TokenLayout, tuple[int, int, 
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases())
 def test_attention_of_any_layout_split_in_any_way(ranks: Any, case: Any) -> None:
     assert max(ranks.run(attention_errors, *case)) < TOLERANCE

@@ -323,7 +323,7 @@ def routings(draw: st.DrawFn) -> tuple[int, str, list[int], list[int], int, int]
     return draw(st.sampled_from([2, 4])), implementation, tokens, popular, width, draw(st.integers(0, 99))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(routing=routings())
 def test_any_routing(ranks: Any, routing: Any) -> None:
     tolerance = TOLERANCE if routing[1] == "eager" else 1e-5

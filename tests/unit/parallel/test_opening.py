@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
+from closing import opened_and_closed
 
 from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.parallel.world import opened_world
+from regress.replay.pool import shared_pool
 
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -107,43 +106,8 @@ def test_processes_that_do_not_find_one_another(monkeypatch: pytest.MonkeyPatch)
         pytest.fail("the run has started")
 
 
-ENDING = """
-import os
-import socket
-import sys
-from torch._C._distributed_c10d import TCPStore
-import torch
-from torch.distributed.tensor import Shard, distribute_tensor
-from regress.engine.config import load_config
-from regress.parallel.launch.rank import rank_environment
-from regress.parallel.world import opened_world
-
-def threads():
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    return sum("gloo" in name for name in names)
-
-listener = socket.create_server(("127.0.0.1", 0))
-port, ranks = listener.getsockname()[1], []
-for rank in range(2):
-    ranks.append(os.fork())
-    if ranks[-1] == 0:
-        break
-else:
-    store = TCPStore("127.0.0.1", port, 2, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in ranks))
-os.environ.update(rank_environment(rank, 2, port))
-with opened_world(load_config(overrides=["parallel.fsdp=2"], environ={}).config) as world:
-    distribute_tensor(torch.ones(4), world.device_mesh["fsdp"], [Shard(0)]).sum().full_tensor()
-    before = threads()
-print("threads", before > 0, threads())
-"""
-
-
-def test_no_thread_of_a_process_group_outlives_the_run(tmp_path: Path) -> None:
+def test_no_thread_of_a_process_group_outlives_the_run() -> None:
     """The caches of DTensor keep destroyed groups, which can abort the process when the interpreter ends."""
-    script = tmp_path / "ending.py"
-    script.write_text(ENDING)
-    printed = subprocess.run(
-        [sys.executable, str(script)], check=True, capture_output=True, text=True, timeout=120, cwd=tmp_path
-    ).stdout
-    assert printed.split("\n").count("threads True 0") == 2, printed
+    for within, after in shared_pool().run(opened_and_closed, {}, 2):
+        assert within > 0
+        assert after == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -24,14 +25,15 @@ from regress.replay.variants import BASE, TIERS, Extent, Precision, Variant
 
 ROOT = Path(__file__).parents[3]
 STORE = GoldenStore(ROOT / "golden")
+CASES = [STORE.case(name) for name in STORE.names()]
 
 
-def default_replays(extent: Extent = Extent.DEFAULT) -> list[Replay]:
-    cases = [STORE.case(name) for name in STORE.names()]
-    return list(replays(cases, project_variants(ROOT), TIERS["all"], extent))
+@cache
+def default_replays(extent: Extent) -> list[Replay]:
+    return list(replays(CASES, project_variants(ROOT), TIERS["all"], extent))
 
 
-REPLAYS = default_replays()
+REPLAYS = default_replays(Extent.DEFAULT)
 
 
 def updates() -> Iterator[tuple[Replay, PlannedUpdate]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from regress.replay.run import replay
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Precision
 
+GOLDEN = Path(__file__).parents[3] / "golden"
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -37,33 +40,45 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(yaml.safe_dump(tree))
 
 
-def test_recording_twice_changes_nothing(store: GoldenStore) -> None:
-    record(store, "dense")  # another processor may round otherwise
-    before = contents(store.folder("dense"))
-    assert record(store, "dense") == []
-    assert contents(store.folder("dense")) == before
+@dataclass(frozen=True)
+class Recorded:
+    """The case `dense` recorded by this machine, and recorded again under another configuration."""
+
+    before: GoldenStore
+    after: GoldenStore
+    written: list[Path]
 
 
-def test_a_changed_configuration_is_recorded_with_its_values(store: GoldenStore) -> None:
-    folder = store.folder("dense")
-    record(store, "dense")
-    before = contents(folder)
-    edit(folder, lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
-    written = {path.name.partition(".")[0] for path in record(store, "dense")}
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    roots = [tmp_path_factory.mktemp(name) for name in ("before", "after")]
+    shutil.copytree(GOLDEN / "dense", roots[0] / "dense")
+    record(GoldenStore(roots[0]), "dense")  # another processor may round otherwise
+    shutil.copytree(roots[0] / "dense", roots[1] / "dense")
+    before, after = map(GoldenStore, roots)
+    edit(after.folder("dense"), lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
+    return Recorded(before, after, record(after, "dense"))
+
+
+def test_recording_twice_changes_nothing(recorded: Recorded) -> None:
+    before = contents(recorded.before.folder("dense"))
+    assert record(recorded.before, "dense") == []
+    assert contents(recorded.before.folder("dense")) == before
+
+
+def test_a_changed_configuration_is_recorded_with_its_values(recorded: Recorded) -> None:
+    written = {path.name.partition(".")[0] for path in recorded.written}
     assert {"advantages", "gradient", "param", "manifest"} <= written
     assert not {"batch_inputs", "weights", "ref_log_probs", "old_log_probs"} & written
-    assert verify(store) == []
-    after = contents(folder)
+    assert verify(recorded.after) == []
+    before, after = (contents(store.folder("dense")) for store in (recorded.before, recorded.after))
     inputs = [name for name in before if name.startswith(("model/", "reference/", "trajectories/", "optim"))]
     assert {name: after[name] for name in inputs} == {name: before[name] for name in inputs}
 
 
-def test_tolerances_outlive_a_recording(store: GoldenStore) -> None:
-    before = store.case("dense")
+def test_tolerances_outlive_a_recording(recorded: Recorded, store: GoldenStore) -> None:
+    before, after = store.case("dense"), recorded.after.case("dense")
     assert before.manifest is not None
-    edit(store.folder("dense"), lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
-    record(store, "dense")
-    after = store.case("dense")
     assert after.manifest is not None
     assert after.manifest.tolerances == before.manifest.tolerances
 

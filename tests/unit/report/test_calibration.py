@@ -70,7 +70,7 @@ def test_ill_conditioned_tensors_are_named() -> None:
     assert notes([many])[0].endswith("a 1, b 1, c 1 and 2 more")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(ROWS)
 def test_whatever_was_measured_can_be_shown(rows: list[Row]) -> None:
     assert len(shown(*rows)) >= len(rows)

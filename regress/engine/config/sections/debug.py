@@ -48,6 +48,9 @@ class DebugConfig:
         "${output_dir}/debug_dump", "directory of the dump, or its URL in a store: s3://bucket/run"
     )
     dump_format: str = value("safetensors", "file format of the dump", choices=DUMP_FORMATS)
+    dump_fsync: bool = value(
+        True, "force every file to the disk, so that what is written outlasts a power failure"
+    )
     dump_every_n_steps: int = value(1, "dump only every so many steps", minimum=1)
     overwrite: bool = value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")
     dump_options: DumpOptions = field(default_factory=DumpOptions)

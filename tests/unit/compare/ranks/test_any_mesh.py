@@ -12,7 +12,7 @@ from regress.compare.alignment.canonical import canonicalize
 from regress.layout import DIMENSIONS, BatchPlan
 
 lengths_st = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda lengths: max(lengths) > 1)
-slow = settings(max_examples=40, deadline=None)
+slow = settings(max_examples=20, deadline=None)
 
 
 @st.composite

@@ -25,7 +25,7 @@ from regress.layout import BatchPlan
 
 lengths_st = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda lengths: max(lengths) > 1)
 orders_st = st.randoms(use_true_random=False)
-slow = settings(max_examples=40, deadline=None)
+slow = settings(max_examples=20, deadline=None)
 
 
 @st.composite

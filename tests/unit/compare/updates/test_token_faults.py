@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Place, Status
 from regress.dump.record import Record
@@ -184,3 +187,27 @@ def test_nan_in_padding(world: Any, faults: Any) -> None:
     assert (verdict.status, verdict.name) == (Status.NONFINITE, "model.layers.0")
     assert verdict.detail == "NaN in padding, which no token covers"
     assert verdict.worst.where == f"row {row}, column {col} (padding), element [2]"
+
+
+def test_without_explanations_the_verdicts_are_the_same(
+    world: Any, tolerances: Any, plan: BatchPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever counts failures alone does not pay for what they have in common."""
+
+    def move(tensors: dict[str, Any]) -> None:
+        tensors["log_probs"] += 1.0
+
+    records = changed(world.records(plan), "forward_data", 1, move)
+    judge = partial(
+        judge_update,
+        records,
+        world.truth,
+        world.frame,
+        tolerances,
+        place=(0, None),
+        planned=world.planned(plan),
+    )
+    explained = judge()
+    assert any(verdict.affected is not None for verdict in explained)
+    monkeypatch.setattr(FailureContext, "affected", None)
+    assert judge(beside=None) == [replace(verdict, affected=None) for verdict in explained]

@@ -19,7 +19,7 @@ from regress.service.api import ServiceError
 from regress.service.client.run import train
 from tests.unit.service.client.conftest import Sides, over_http, rows, serving
 
-TWO_UPDATES = ("max_steps=3", "trainer.mini_batch_size=4", "evaluation.every_n_steps=1")
+TWO_UPDATES = ("trainer.mini_batch_size=4", "evaluation.every_n_steps=1")
 KL = ("algorithm.kl_coef=0.1", "trainer.save_updates=1")
 CURRICULUM = (
     "curriculum.enable=true",
@@ -56,13 +56,14 @@ def dumped(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("wire", "chosen", "stop"),
+    ("wire", "chosen", "stop", "steps"),
     [
-        pytest.param("weaver", KL, 3, id="weaver-inside-a-step"),
-        pytest.param("tinker", KL, 4, id="tinker-between-steps", marks=pytest.mark.extended),
+        pytest.param("weaver", KL, 3, 2, id="weaver-inside-a-step"),
+        pytest.param("tinker", KL, 4, 3, id="tinker-between-steps", marks=pytest.mark.extended),
         pytest.param(
             "tinker",
             ("service.tinker_service.lora_rank=4", "trainer.save_updates=1", *CURRICULUM),
+            3,
             3,
             id="tinker-lora-and-curriculum",
             marks=pytest.mark.extended,
@@ -71,16 +72,17 @@ def dumped(folder: Path) -> dict[str, bytes]:
             "weaver",
             ("service.weaver_service.lora_rank=4", *KL, "reference.without_adapter=true"),
             3,
+            3,
             id="weaver-lora",
             marks=pytest.mark.extended,
         ),
     ],
 )
 def test_a_run_goes_on_as_if_it_had_not_stopped(
-    sides: Sides, base: Path, tmp_path: Path, wire: str, chosen: tuple[str, ...], stop: int
+    sides: Sides, base: Path, tmp_path: Path, wire: str, chosen: tuple[str, ...], stop: int, steps: int
 ) -> None:
     """The last part of the run is another process of the client, and the service was restarted before it."""
-    chosen = (*TWO_UPDATES, *DUMPS, *chosen)
+    chosen = (f"max_steps={steps}", *TWO_UPDATES, *DUMPS, *chosen)
     with serving(base, tmp_path / "whole-state") as url:
         whole = over_http(sides, "whole", wire, url, *chosen, f"debug.dump_dir={tmp_path / 'whole-dump'}")
     again = (*chosen, f"debug.dump_dir={tmp_path / 'dump'}")
@@ -90,7 +92,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(
         parts = over_http(sides, "parts", wire, url, *again, "trainer.resume_from_checkpoint=latest")
     assert told(parts) == told(whole)
     before, after = dumped(tmp_path / "whole-dump"), dumped(tmp_path / "dump")
-    assert len(before) == 3 + 6 + 6
+    assert len(before) == steps + 2 * steps + 2 * steps
     assert after == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -160,16 +161,22 @@ def test_log_probs_at_another_temperature_are_compared_with_nothing(
     assert ("rollouts/kl_mean" in keys) == told
 
 
+@pytest.fixture(scope="module")
+def url(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a service for all tests of this file."""
+    with serving(base, tmp_path_factory.mktemp("state")) as found:
+        yield found
+
+
 @pytest.mark.parametrize("chosen", [("algorithm.kl_coef=0.2",), ()], ids=["custom", "direct"])
 def test_the_entropies_of_tokens_are_rewarded_by_weaver(
-    sides: Sides, base: Path, tmp_path: Path, chosen: tuple[str, ...]
+    sides: Sides, url: str, chosen: tuple[str, ...]
 ) -> None:
     """Also beside a loss that the client computes, and of tokens whose ratio is clipped."""
     hard = (*LARGE, "algorithm.entropy_coef=0.3", "algorithm.aggregation=token-mean", "trainer.epochs=2")
-    hard += ("algorithm.clip_low=0.001", "algorithm.clip_high=0.001", *chosen)
+    hard += ("algorithm.clip_low=0.001", "algorithm.clip_high=0.001", "max_steps=2", *chosen)
     here = sides.here(*hard)
-    with serving(base, tmp_path / "state") as url:
-        there = over_http(sides, "there", "weaver", url, *hard)
+    there = over_http(sides, "there", "weaver", url, *hard)
     for own, other in zip(rows(here), rows(there), strict=True):
         for name in ("loss", "grad_norm", "entropy_loss", "policy_loss"):
             key = f"training_step/{name}"

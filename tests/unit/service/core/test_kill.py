@@ -227,11 +227,11 @@ def killed_often(root: Path, host: str, times: int, seed: int) -> None:
     assert len(trainer.sent) > times, "the kills came too early to mean anything"
 
 
-@pytest.mark.extended
 def test_three_kills(tmp_path: Path) -> None:
     killed_often(tmp_path, "double", 3, seed=1)
 
 
+@pytest.mark.extended
 def test_two_kills_of_the_engine(tmp_path: Path) -> None:
     killed_often(tmp_path, "engine", 2, seed=4)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from regress.dump.requests import read_requests
 from regress.engine.checkpoint.state import read_state
 from regress.interop.service import ServiceDump
 from regress.parallel.launch.pool import RankPool
+from regress.replay.pool import shared_pool
 from regress.service.api import LoraSpec
 
 TOLERANCE = 1e-12
@@ -38,12 +38,9 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool(
-        ("regress.parallel.policy", "regress.parallel.launch.rank", "regress.engine.material")
-    ) as found:
-        yield found
+@pytest.fixture
+def pool() -> RankPool:
+    return shared_pool()
 
 
 def _close(one: Any, other: Any) -> None:

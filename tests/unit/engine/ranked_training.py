@@ -1,0 +1,15 @@
+"""A run of several ranks, which import this file by name."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from regress.engine.config.schema import Config
+from regress.engine.run import train
+from regress.parallel.world import opened_world
+
+
+def trained(config: Config) -> None:
+    """Train as one of the ranks of this run."""
+    with opened_world(config) as world:
+        train(config, Console(quiet=True), world)
