@@ -95,11 +95,12 @@ def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[
     evidence = {"factor": best.factor, "unexplained": best.match.fit.unexplained}
     if causes:
         text = f"every gradient is {best.factor:.7g} times what its weight says: {either(causes)}"
-        if "the number of ranks" in causes and not _divided(mask):
+        each = {name for cause in causes for name in cause.split(" or ")}
+        if "the number of ranks" in each and not _divided(mask):
             text += (
                 " (right where gradients are averaged over the ranks afterwards, wrong where they are summed)"
             )
-        if "the number of microbatches" in causes:
+        if "the number of microbatches" in each:
             text += " (right where the means of microbatches are to be added up, as by verl's geo_mean)"
     else:
         sizes = distinct(

@@ -222,11 +222,12 @@ def explained(case: Case, folder: Path) -> Explanation:
 def assert_nothing_false(found: Explanation, case: Case) -> None:
     text = found.to_text()
     said = {statement.subject: statement for statement in found.statements}
-    assert {name for s in found.departures for name in s.values} <= case.causes, text
+    departures = [set(str(value).split(" or ")) for s in found.departures for value in s.values or ("",)]
+    assert all(case.causes & each for each in departures), text
     if "temperature" in said:
         assert said["temperature"].values[0] == pytest.approx(case.run.temperature, rel=1e-3)
-    if "scale" in said:
-        assert case.causes & set(said["scale"].values), text
+    if "scale" in said and case.causes:
+        assert "(right where the means of microbatches are to be added up, as by verl's geo_mean)" in text
     if "mask" in said:
         assert said["mask"].values[0] == "as expected"
         selected = len(said["mask"].values) > 1
