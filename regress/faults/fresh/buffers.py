@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from regress.engine.build import Run
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
-from regress.faults.ranks.helpers import on_rank, sums_of
+from regress.faults.ranks.helpers import before_the_second_backward_pass, sums_of
 from regress.parallel import sharded
-from regress.parallel.policy import ParallelPolicy
 
 
 @fault(
@@ -66,19 +63,4 @@ def parameters_outside_of_blocks_averaged(patch: Patch) -> None:
 )
 def first_microbatch_of_a_rank_wiped(patch: Patch) -> None:
     """One rank drops the gradients of its first microbatch before its second one."""
-    passes_of: Any = ParallelPolicy.forward_backward
-    right: Any = ParallelPolicy._backward
-    made = [0]
-
-    def begun(self: ParallelPolicy, *args: Any) -> Any:
-        made[0] = 0
-        return passes_of(self, *args)
-
-    def wrong(self: ParallelPolicy, share: Tensor) -> None:
-        made[0] += 1
-        if made[0] == 2 and on_rank(1):
-            self.zero_grad()
-        right(self, share)
-
-    patch.setattr(ParallelPolicy, "forward_backward", begun)
-    patch.setattr(ParallelPolicy, "_backward", wrong)
+    before_the_second_backward_pass(patch, lambda policy, _: policy.zero_grad())

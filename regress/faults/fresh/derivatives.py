@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.models.qwen3 import modeling_qwen3
 
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
+from regress.faults.ranks.helpers import DividedGradient
 from regress.grpo import logprobs
 from regress.parallel.policy import ParallelPolicy
 
@@ -37,19 +37,6 @@ def rotation_turned_on_the_way_back(patch: Patch) -> None:
     patch.setattr(modeling_qwen3, "apply_rotary_pos_emb", wrong)
 
 
-class _Averaged(torch.autograd.Function):
-    """Passes a tensor on, and its gradient back divided by a number."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
-        ctx.count = count
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.count, None
-
-
 @fault(
     category="R",
     fresh=True,
@@ -71,7 +58,7 @@ def sum_over_a_sample_averaged_on_the_way_back(patch: Patch) -> None:
 
     def wrong(self: ParallelPolicy, values: Tensor) -> Tensor:
         if values.requires_grad:
-            values = _Averaged.apply(values, self._world.mesh.sizes["cp"])
+            values = DividedGradient.apply(values, self._world.mesh.sizes["cp"])
         found: Tensor = right(self, values)
         return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -14,24 +13,11 @@ from regress.engine.build import Run
 from regress.faults.fault import fault
 from regress.faults.harmless.model import modules_of
 from regress.faults.patch import Patch
-from regress.faults.ranks.helpers import AFTER_ATTENTION
+from regress.faults.ranks.helpers import AFTER_ATTENTION, DividedGradient
 from regress.faults.rounding import rounded
 from regress.parallel import pipeline
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.relay import relay
-
-
-class _Divided(torch.autograd.Function):
-    """Passes hidden states on, and their gradient back divided by a number."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, count: int) -> Tensor:
-        ctx.count = count
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad / ctx.count, None
 
 
 @fault(
@@ -63,7 +49,7 @@ def mean_over_microbatches_handed_back(patch: Patch) -> None:
 
     def wrong(self: ParallelPolicy, model: Any, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
         if hidden is not None and hidden.requires_grad:
-            hidden = _Divided.apply(hidden, counts[0])
+            hidden = DividedGradient.apply(hidden, counts[0])
         found: Tensor = right(self, model, micro, hidden)
         return found
 

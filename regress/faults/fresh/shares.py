@@ -17,11 +17,10 @@ from regress.engine.local import local
 from regress.engine.trainer import MiniBatch, Trainer
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
-from regress.faults.ranks.helpers import on_rank
+from regress.faults.ranks.helpers import before_the_second_backward_pass
 from regress.grpo.segments import segment_lengths
 from regress.parallel import policy, reduction
 from regress.parallel.pipeline import Pipeline
-from regress.parallel.policy import ParallelPolicy
 
 
 def _reweighed(patch: Patch, change: Any) -> None:
@@ -179,19 +178,4 @@ def tied_gradient_averaged(patch: Patch) -> None:
 )
 def second_microbatch_of_a_rank_goes_back_twice(patch: Patch) -> None:
     """One rank makes the backward pass of its second microbatch twice."""
-    passes_of: Any = ParallelPolicy.forward_backward
-    right: Any = ParallelPolicy._backward
-    made = [0]
-
-    def begun(self: ParallelPolicy, *args: Any) -> Any:
-        made[0] = 0
-        return passes_of(self, *args)
-
-    def wrong(self: ParallelPolicy, share: Tensor) -> None:
-        made[0] += 1
-        if made[0] == 2 and on_rank(1):
-            share.backward(retain_graph=True)
-        right(self, share)
-
-    patch.setattr(ParallelPolicy, "forward_backward", begun)
-    patch.setattr(ParallelPolicy, "_backward", wrong)
+    before_the_second_backward_pass(patch, lambda _, share: share.backward(retain_graph=True))

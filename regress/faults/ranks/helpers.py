@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from regress.engine.build import Run
 from regress.engine.local import local
+from regress.faults.patch import Patch
 from regress.parallel.policy import ParallelPolicy
+
+
+class DividedGradient(torch.autograd.Function):
+    """Passes a tensor on, and its gradient back divided by a number."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
+        ctx.count = count
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad / ctx.count, None
+
+
+def before_the_second_backward_pass(patch: Patch, change: Callable[[ParallelPolicy, Tensor], object]) -> None:
+    """Call a function with the policy and the loss before rank 1 takes its second microbatch back."""
+    passes_of: Any = ParallelPolicy.forward_backward
+    right: Any = ParallelPolicy._backward
+    made = [0]
+
+    def begun(self: ParallelPolicy, *args: Any) -> Any:
+        made[0] = 0
+        return passes_of(self, *args)
+
+    def wrong(self: ParallelPolicy, share: Tensor) -> None:
+        made[0] += 1
+        if made[0] == 2 and on_rank(1):
+            change(self, share)
+        right(self, share)
+
+    patch.setattr(ParallelPolicy, "forward_backward", begun)
+    patch.setattr(ParallelPolicy, "_backward", wrong)
 
 
 def on_rank(number: int) -> bool:

@@ -236,7 +236,7 @@ def test_a_schedule_says_how_many_microbatches_it_takes(schedule: str, count: in
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_split_backward_pass_needs_its_parameters(schedule: str) -> None:
-    """What goes wrong otherwise is in `test_sharded_stages.py`."""
+    """See `test_sharded_stages.py` for the failures without it."""
     chosen = [f"parallel.pp_schedule={schedule}", "parallel.pp=2", "parallel.fsdp=2"]
     load_config(overrides=[*chosen, "parallel.reshard_after_forward=false"], environ={})
     if "zero_bubble" not in schedule:

@@ -19,7 +19,7 @@ WHERE = "step_000000"
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read of any case."""
+    """Return a list that every read of a case is added to."""
     found: list[str] = []
     steps, truth = GoldenCase.trajectories, GoldenCase.truth
 
