@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -80,7 +80,7 @@ def _search(
     matches, nearest = [], np.inf
     for match in _hypotheses(mask, known, advantages, _classes(rules, tokens), some, 3 * tolerance):
         if len(some) < len(tokens) and match.fit.unexplained <= 3 * tolerance:
-            again = _fit(mask, known, match, tokens)
+            (again,) = _fits(mask, match, [match.penalty], tokens)
             match = match if again is None else replace(match, fit=again)
         if match.fit.unexplained <= tolerance:
             matches.append(match)
@@ -130,22 +130,24 @@ def _hypotheses(
         known_fits, ratio = _proportional(own, tried)
         for (i, members), (j, factor) in product(enumerate(classes), enumerate(ratios)):
             counted = int(tokens[np.flatnonzero(members[0].values[tokens])[0]])
-            for k, term in enumerate(terms):
-                if not first and (i, j, k) not in promising:
-                    continue
-                match = Match(advantage, members, factor, term, _NOT_YET, counted)
-                found = known_fits.get((i, j, same[k]))
-                if found is None:
-                    found = _fit(mask, known, match, tokens)
-                    if found is None:
+            bare = Match(advantage, members, factor, None, _NOT_YET, counted)
+            wanted = [k for k in range(len(terms)) if first or (i, j, k) in promising]
+            for part in ([k for k in wanted if terms[k] is None], [k for k in wanted if terms[k] is not None]):
+                missing = sorted({same[k] for k in part if (i, j, same[k]) not in known_fits})
+                fits = _fits(mask, bare, [terms[k] for k in missing], tokens)
+                for k, found in zip(missing, fits, strict=True):
+                    if found is not None:
+                        known_fits[i, j, k] = replace(found, scale=found.scale * ratio)
+                explained = False
+                for k in part:
+                    known_fit = known_fits.get((i, j, same[k]))
+                    if known_fit is None:
                         continue
-                    known_fits[i, j, same[k]] = replace(found, scale=found.scale * ratio)
-                else:
-                    found = replace(found, scale=found.scale / ratio)
-                if found.unexplained < PROMISING:
-                    promising.add((i, j, k))
-                yield replace(match, fit=found)
-                if term is None and found.unexplained <= tolerance:
+                    if known_fit.unexplained < PROMISING:
+                        promising.add((i, j, k))
+                    explained |= known_fit.unexplained <= tolerance
+                    yield replace(bare, penalty=terms[k], fit=replace(known_fit, scale=known_fit.scale / ratio))
+                if explained:
                     break
 
 
@@ -177,19 +179,21 @@ def _proportional(
     return tried[-1][1], size
 
 
-def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
+def _fits(mask: Mask, match: Match, terms: Sequence[Penalty | None], tokens: Ints) -> list[Fit | None]:
+    """Fit a hypothesis with each of some KL terms, of which either all or none is None."""
     weights = match.rules[0].values[tokens]
     advantages = match.advantages.values[tokens]
     base = -advantages * weights
-    kl = None if match.penalty is None else match.penalty.values[tokens] * weights
-    if kl is not None and not np.isfinite(kl).all():
-        return None
     g, factor = mask.g[tokens], match.factor.of(advantages, tokens)
-    if not np.isfinite(factor).all():
-        return None
-    if not match.factor.clips:
-        return fit(g, base * factor, kl)
-    return fit_clipped(g, base, factor, kl)
+    if not terms or not np.isfinite(factor).all():
+        return [None] * len(terms)
+    kl = [term.values[tokens] * weights for term in terms if term is not None]
+    finite = [bool(np.isfinite(each).all()) for each in kl]
+    rows = np.array([each for each, is_finite in zip(kl, finite, strict=True) if is_finite]) if kl else None
+    if rows is not None and not len(rows):
+        return [None] * len(terms)
+    found = iter(fit_clipped(g, base, factor, rows) if match.factor.clips else fit(g, base * factor, rows))
+    return [next(found) if is_finite else None for is_finite in finite or [True]]
 
 
 def clipped_tokens(match: Match, found: Found, size: int) -> Bools:
