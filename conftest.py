@@ -4,6 +4,7 @@ by default.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -32,13 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect extended tests and those of installed systems, unless ``-m`` or an option asks for them."""
     _thin(items)
+    _leave_combinations(items)
     asked = config.getoption("-m")
     away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]
     if EXTENDED in away and (config.getoption("--extended") or FAULTS in asked):
         away.remove(EXTENDED)
     kept, left = [], []
     for item in items:
-        (left if any(item.get_closest_marker(name) for name in away) else kept).append(item)
+        marked = any(item.get_closest_marker(name) for name in away)
+        (left if marked and not _is_named(item) else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
@@ -59,6 +62,29 @@ def _thin(items: list[pytest.Item]) -> None:
         if seen[test] % marker.args[0]:
             item.add_marker(EXTENDED)
         seen[test] += 1
+
+
+def _leave_combinations(items: list[pytest.Item]) -> None:
+    """Make extended tests of the replays whose variants only combine what others show one by one."""
+    for item in items:
+        parameters = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        replay = getattr(parameters.get("regress_record"), "replay", None)
+        if replay is not None and replay.variant.combines:
+            item.add_marker(EXTENDED)
+
+
+def _is_named(item: pytest.Item) -> bool:
+    """Return True if the command line holds the id of a test, as a failure prints it."""
+    named = (argument.partition("::") for argument in item.config.args)
+    return any(test and item.nodeid == f"{file}::{test}" for file, _, test in named)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the garbage collector the tens of thousands of tests, which live as long as the session."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -82,10 +82,13 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None = Non
         some = kl if kl is None else kl[begin : begin + together]
         rows = min(together, count - begin)
         found = _classified(
-            g, base, factor, some if some is None else np.repeat(some, len(starts), 0), np.tile(starts, (rows, 1))
+            g,
+            base,
+            factor,
+            some if some is None else np.repeat(some, len(starts), 0),
+            np.tile(starts, (rows, 1)),
         )
-        for row in range(rows):
-            out.append(found.best_of(row * len(starts), (row + 1) * len(starts)))
+        out += [found.best_of(row * len(starts), (row + 1) * len(starts)) for row in range(rows)]
     return out
 
 
@@ -133,7 +136,8 @@ def _classified(g: Floats, base: Floats, factor: Floats, kl: Floats | None, used
     """Classify the tokens of each row again and again, from those `used` first, and return the best of each."""
     full = np.abs(base * factor) > 0
     count = len(used)
-    best = _Rows(*np.zeros((2, count)), np.full(count, np.inf), np.zeros_like(used), np.full((count, 2), np.nan))
+    none, unknown = np.zeros(count), np.full((count, 2), np.nan)
+    best = _Rows(none, none.copy(), np.full(count, np.inf), np.zeros_like(used), unknown)
     active = np.arange(count)
     for _ in range(ROUNDS):
         found, capped = _classify(g, base, factor, None if kl is None else kl[active], used | ~full)

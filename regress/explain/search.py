@@ -132,7 +132,10 @@ def _hypotheses(
             counted = int(tokens[np.flatnonzero(members[0].values[tokens])[0]])
             bare = Match(advantage, members, factor, None, _NOT_YET, counted)
             wanted = [k for k in range(len(terms)) if first or (i, j, k) in promising]
-            for part in ([k for k in wanted if terms[k] is None], [k for k in wanted if terms[k] is not None]):
+            for part in (
+                [k for k in wanted if terms[k] is None],
+                [k for k in wanted if terms[k] is not None],
+            ):
                 missing = sorted({same[k] for k in part if (i, j, same[k]) not in known_fits})
                 fits = _fits(mask, bare, [terms[k] for k in missing], tokens)
                 for k, found in zip(missing, fits, strict=True):
@@ -146,7 +149,9 @@ def _hypotheses(
                     if known_fit.unexplained < PROMISING:
                         promising.add((i, j, k))
                     explained |= known_fit.unexplained <= tolerance
-                    yield replace(bare, penalty=terms[k], fit=replace(known_fit, scale=known_fit.scale / ratio))
+                    yield replace(
+                        bare, penalty=terms[k], fit=replace(known_fit, scale=known_fit.scale / ratio)
+                    )
                 if explained:
                     break
 

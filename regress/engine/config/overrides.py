@@ -64,7 +64,8 @@ def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> Co
 
 def searchpath_override(lines: Sequence[str]) -> Any:
     """Return the value of ``hydra.searchpath=[...]`` among the overrides, or None."""
-    given = [override for override in map(_parse, lines) if override.key_or_group == SEARCHPATH]
+    parsed = (_parse(line) for line in lines if SEARCHPATH in line)
+    given = [override for override in parsed if override.key_or_group == SEARCHPATH]
     return given[-1].value() if given else None
 
 

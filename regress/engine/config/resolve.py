@@ -25,6 +25,7 @@ from regress.errors import ConfigError
 
 MISSING = "???"
 _KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}", re.ASCII)
+_VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 
 
 class Resolver:
@@ -53,7 +54,7 @@ class Resolver:
         stated = f"{'.'.join(path)}={shortened(raw)} ({self._origin(path)})"
         if raw == MISSING:
             raise ConfigError(f"{stated} is mandatory; give it in a file or on the command line.")
-        node: Any = self._tree
+        node: Any = self._part(path) or self._tree
         for name in path[:-1]:
             node = node[name]
         try:
@@ -64,17 +65,42 @@ class Resolver:
             raise ConfigError(f"{stated} {why_unresolved(error)}.") from error
         return value
 
+    def _part(self, path: KeyPath) -> DictConfig | None:
+        """Return a tree of one text and all that it refers to, if that is variables, texts and plain values."""
+        tree: dict[str, Any] = {}
+        keys = [path]
+        for key in keys:  # grows
+            value = self._raw_value(key)
+            if isinstance(value, str):
+                if "$" in _VARIABLE.sub("", _KEY.sub("", value)) or value == MISSING:
+                    return None
+                named = (tuple(name.split(".")) for name in _KEY.findall(value))
+                keys += [each for each in named if each not in keys]
+            elif not isinstance(value, bool | int | float):
+                return None
+            part = tree
+            for name in key[:-1]:
+                part = part.setdefault(name, {})
+            part[key[-1]] = value
+        try:
+            return OmegaConf.create(tree)
+        except GrammarParseError:  # told of the whole tree, with its place
+            return None
+
+    def _raw_value(self, key: KeyPath) -> Any:
+        """Return the raw value of a key, None if there is none."""
+        value: Any = self._raw
+        for name in key:
+            if not isinstance(value, dict) or name not in value:
+                return None
+            value = value[name]
+        return value
+
     def _referred(self, raw: Any) -> Any:
         """Return the plain value of a key that a raw value names and nothing else; any other value as it is."""
         found = _KEY.fullmatch(raw) if isinstance(raw, str) else None
-        if found is None:
-            return raw
-        value: Any = self._raw
-        for name in found[1].split("."):
-            if not isinstance(value, dict) or name not in value:
-                return raw
-            value = value[name]
-        return value if _is_plain(value) else raw
+        value = None if found is None else self._raw_value(tuple(found[1].split(".")))
+        return value if value is not None and _is_plain(value) else raw
 
     def _malformed(self, error: GrammarParseError) -> str:
         key = str(error.full_key)
