@@ -34,7 +34,7 @@ _LARGE, _SPARSE = (
 )  # a file system that compresses stores no recording in a sixty-fourth of its size
 _VALUE, _CONTAINER = 24, 88  # bytes in memory, about
 _LONG = re.compile(rb"\d{20}")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _STEP = {byte: 1 if byte in b"[{" else -1 for byte in b"[]{}"}
 _SHOWN = 160
