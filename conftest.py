@@ -7,7 +7,9 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect extended tests and those of installed systems, unless ``-m`` or an option asks for them."""
     _thin(items)
-    _leave_combinations(items)
+    _leave_replays(items)
     asked = config.getoption("-m")
     away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]
     if EXTENDED in away and (config.getoption("--extended") or FAULTS in asked):
@@ -64,15 +66,30 @@ def _thin(items: list[pytest.Item]) -> None:
         seen[test] += 1
 
 
-def _leave_combinations(items: list[pytest.Item]) -> None:
-    """Make extended tests of the replays whose variants only combine what others show one by one."""
+def _leave_replays(items: list[pytest.Item]) -> None:
+    """Make extended tests of the replays that show little which others do not."""
     for item in items:
         parameters = (
             item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         )
         replay = getattr(parameters.get("regress_record"), "replay", None)
-        if replay is not None and replay.variant.combines:
+        if replay is not None and _adds_little(replay):
             item.add_marker(EXTENDED)
+
+
+def _adds_little(replay: Any) -> bool:
+    """Return True for combinations of what other variants show one by one, and for some in a further precision.
+
+    Wrong dtypes and collectives show in float64 at 1e-12. Float32 and bfloat16 add how errors of rounding grow, which
+    one case in one process shows; blocks compiled for another dtype take half a minute.
+    """
+    variant, precision = replay.variant, str(replay.precision)
+    if variant.combines:
+        return True
+    if precision == str(variant.precisions[0]) or precision not in ("float32", "bfloat16"):
+        return False
+    is_first = fnmatchcase(replay.case.name, variant.cases[0])
+    return replay.world_size > 1 or not is_first or variant.overrides.get("model.compile") == "inductor"
 
 
 def _is_named(item: pytest.Item) -> bool:

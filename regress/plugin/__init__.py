@@ -62,4 +62,5 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, dict[str, Any] | None]:
     """Escape what cannot be encoded in a report of a worker: a lone surrogate of a name would end the session."""
     found = yield
-    return None if found is None else encodable(found)
+    text = str(found)
+    return found if found is None or (text.isascii() and "\\ud" not in text) else encodable(found)

@@ -105,10 +105,10 @@ def over_http(
     stop_after: int | None = None,
     allow: Sequence[str] = (),
 ) -> Path:
+    """Train through the service at an address by our own client; returns the folder of the run's files."""
     section = f"service.{wire}_service"
     full = f"{section}.training_mode=full_ft" if wire == "weaver" else f"{section}.lora_rank=0"
     lora = any(key.startswith(f"{section}.lora_rank") for key in chosen)
-    """Train through the service at an address by our own client; returns the folder of the run's files."""
     config = sides.config(
         name,
         "trainer.type=remote",
