@@ -102,6 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector the tens of thousands of tests, which live as long as the session."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -170,9 +170,9 @@ _ROWS: tuple[Variant, ...] = (
     layout("ep2-cp2-packed", "rows from parts of a sequence", "moe"),
     layout("ep2-pp2-mbs3", "experts of a stage", "moe"),
     layout("dp2-tp2-pp2-mbs2", "three ways at once", "dense"),
-    layout("dp2-fsdp2-tp2", "replicas of shards of parts", "dense"),
-    layout("dp2-cp2-tp2-zigzag-packed", "samples, tokens and heads", "dense"),
-    layout("fsdp2-tp2-pp2-mbs3", "shards of parts of stages", "tied"),
+    combined("dp2-fsdp2-tp2", "replicas of shards of parts", "dense"),
+    combined("dp2-cp2-tp2-zigzag-packed", "samples, tokens and heads", "dense"),
+    combined("fsdp2-tp2-pp2-mbs3", "shards of parts of stages", "tied"),
     *_PAIRS,
 )
 

@@ -293,10 +293,10 @@ FAILURES: Sequence[tuple[str, int, str, Sequence[str], str]] = (
     ("loss", 1, "dp=2", (), NO_LOSS),
     ("dump", 1, "dp=2", DUMPED, "the disk of this rank is full"),
     ("model", 1, "dp=2", (), "no checkpoint on this machine"),
-    ("publishing", 0, "dp=2", (), "cannot be written (No space left on device)"),
-    ("unforeseen", 1, "dp=2", (), "nobody thought of this"),
 )
 MORE_FAILURES: Sequence[tuple[str, int, str, Sequence[str], str]] = (
+    ("publishing", 0, "dp=2", (), "cannot be written (No space left on device)"),
+    ("unforeseen", 1, "dp=2", (), "nobody thought of this"),
     ("loss", 0, "fsdp=2", (), NO_LOSS),
     ("loss", 1, "tp=2", (), NO_LOSS),
     ("loss", 1, "pp=2", ("batching.micro_batch_size=5",), "has no loss, so no update was made"),

@@ -58,6 +58,7 @@ FAULTS: dict[str, tuple[Run, Loss, dict[str, Any], str, str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     run, loss, scores, subject, words = FAULTS[name]

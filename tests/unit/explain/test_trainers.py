@@ -205,10 +205,7 @@ CASES = [*trl_cases(), *preset_cases()]
 BY_DEFAULT = {
     "trl:dapo-4",
     "trl:grpo-2",
-    "trl:bnpo-2",
-    "trl:dr_grpo-4",
     "trl:cispo-1",
-    "dapo",
     "verl:gspo",
     "trl:rloo",
 }
@@ -285,6 +282,7 @@ def test_the_bench_holds_every_preset_and_loss() -> None:
     assert max(len(t.tokens) - t.prompt_length for t in World(Run()).trajectories) < LONGEST
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", [0, 13])
 def test_ratios_of_whole_samples_are_clipped_by_themselves(seed: int, tmp_path: Path) -> None:
     """The derivative of a product of ratios has the number of tokens as a factor, and the clip does not."""
@@ -318,6 +316,7 @@ def test_advantages_that_need_what_no_dump_has_are_not_told_from_rewards(name: s
     assert {"advantages", "aggregation"} <= set(found.undetermined), found.to_text()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["verl:dppo_tv", "verl:dppo_kl"])
 def test_a_trust_region_of_probabilities_is_not_taken_for_a_clipped_ratio(name: str, tmp_path: Path) -> None:
     case = preset_case(name, Run(3, off_policy=0.7), clip_low=0.05, clip_high=0.05)
@@ -339,6 +338,7 @@ def test_tokens_that_clip_cov_draws_are_no_wrong_mask(tmp_path: Path) -> None:
     assert departure.subject == "mask"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("off_policy", [0.0, 0.4])
 def test_tokens_of_low_entropy_are_no_wrong_mask(off_policy: float, tmp_path: Path) -> None:
     case = preset_case("trl:grpo", Run(2, accumulation=2, off_policy=off_policy), top_entropy_quantile=0.4)
@@ -375,6 +375,7 @@ def test_the_factor_of_gpg_is_no_other_size(tmp_path: Path) -> None:
     assert found.about("advantages") is not None, found.to_text()
 
 
+@pytest.mark.extended
 def test_an_uncertain_temperature_is_no_entropy_bonus(tmp_path: Path) -> None:
     """A temperature that is off adds its share of the policy's gradient to the derivative by the entropy."""
     run = Run(5009, ranks=2, accumulation=4, off_policy=0.7, zeros=True)

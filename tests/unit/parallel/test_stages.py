@@ -52,6 +52,7 @@ def logits(model: PreTrainedModel, **start: Tensor) -> Tensor:
     return out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "tied"), [("float64", False), ("bfloat16", True)])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("family", FAMILIES)

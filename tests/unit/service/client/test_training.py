@@ -168,6 +168,7 @@ def url(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chosen", [("algorithm.kl_coef=0.2",), ()], ids=["custom", "direct"])
 def test_the_entropies_of_tokens_are_rewarded_by_weaver(
     sides: Sides, url: str, chosen: tuple[str, ...]

@@ -37,7 +37,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreService]:
     ("does", "sentence"),
     [
         ("dies", "rank 1 of 2 was ended by SIGKILL"),
-        ("hangs", "rank 1 of 2 hangs, it did not answer within"),
+        pytest.param("hangs", "rank 1 of 2 hangs, it did not answer within", marks=pytest.mark.extended),
         pytest.param(
             *("disagrees", "rank 1 of 2 failed (only here) in run_pass, and rank 0 succeeded otherwise"),
             marks=pytest.mark.extended,
