@@ -44,7 +44,7 @@ class Fit:
     caps: tuple[float | None, float | None] = (None, None)
 
 
-def fit(g: Floats, policy: Floats, kl: Floats | None = None) -> list[Fit | None]:
+def fit_all(g: Floats, policy: Floats, kl: Floats | None = None) -> list[Fit | None]:
     """Fit all tokens with one factor for each term.
 
     Args:

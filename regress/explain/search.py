@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from regress.explain.advantages import Advantages
-from regress.explain.fit import Fit, fit, fit_clipped
+from regress.explain.fit import Fit, fit_all, fit_clipped
 from regress.explain.mask import Mask
 from regress.explain.terms import Factor, Penalty, Policies, factors, penalties
 from regress.explain.update import Bools, Floats, Ints
@@ -80,8 +80,8 @@ def _search(
     matches, nearest = [], np.inf
     for match in _hypotheses(mask, known, advantages, _classes(rules, tokens), some, 3 * tolerance):
         if len(some) < len(tokens) and match.fit.unexplained <= 3 * tolerance:
-            (again,) = _fits(mask, match, [match.penalty], tokens)
-            match = match if again is None else replace(match, fit=again)
+            again = _fits(mask, match, {0: match.penalty}, tokens)
+            match = replace(match, fit=again.get(0, match.fit))
         if match.fit.unexplained <= tolerance:
             matches.append(match)
         else:
@@ -132,27 +132,15 @@ def _hypotheses(
             counted = int(tokens[np.flatnonzero(members[0].values[tokens])[0]])
             bare = Match(advantage, members, factor, None, _NOT_YET, counted)
             wanted = [k for k in range(len(terms)) if first or (i, j, k) in promising]
-            for part in (
-                [k for k in wanted if terms[k] is None],
-                [k for k in wanted if terms[k] is not None],
-            ):
-                missing = sorted({same[k] for k in part if (i, j, same[k]) not in known_fits})
-                fits = _fits(mask, bare, [terms[k] for k in missing], tokens)
-                for k, found in zip(missing, fits, strict=True):
-                    if found is not None:
-                        known_fits[i, j, k] = replace(found, scale=found.scale * ratio)
-                explained = False
-                for k in part:
-                    known_fit = known_fits.get((i, j, same[k]))
-                    if known_fit is None:
-                        continue
-                    if known_fit.unexplained < PROMISING:
-                        promising.add((i, j, k))
-                    explained |= known_fit.unexplained <= tolerance
-                    yield replace(
-                        bare, penalty=terms[k], fit=replace(known_fit, scale=known_fit.scale / ratio)
-                    )
-                if explained:
+            for part in ([k for k in wanted if terms[k] is None], [k for k in wanted if terms[k]]):
+                missing = {same[k]: terms[same[k]] for k in part if (i, j, same[k]) not in known_fits}
+                for k, found in _fits(mask, bare, missing, tokens).items():
+                    known_fits[i, j, k] = replace(found, scale=found.scale * ratio)
+                fits = {k: fit for k in part if (fit := known_fits.get((i, j, same[k]))) is not None}
+                promising |= {(i, j, k) for k, fit in fits.items() if fit.unexplained < PROMISING}
+                for k, fit in fits.items():
+                    yield replace(bare, penalty=terms[k], fit=replace(fit, scale=fit.scale / ratio))
+                if any(fit.unexplained <= tolerance for fit in fits.values()):
                     break
 
 
@@ -184,21 +172,19 @@ def _proportional(
     return tried[-1][1], size
 
 
-def _fits(mask: Mask, match: Match, terms: Sequence[Penalty | None], tokens: Ints) -> list[Fit | None]:
-    """Fit a hypothesis with each of some KL terms, of which either all or none is None."""
+def _fits(mask: Mask, match: Match, terms: Mapping[int, Penalty | None], tokens: Ints) -> dict[int, Fit]:
+    """Fit a hypothesis with each of some KL terms, of which either all or none is None; leave out what has no fit."""
     weights = match.rules[0].values[tokens]
     advantages = match.advantages.values[tokens]
-    base = -advantages * weights
-    g, factor = mask.g[tokens], match.factor.of(advantages, tokens)
-    if not terms or not np.isfinite(factor).all():
-        return [None] * len(terms)
-    kl = [term.values[tokens] * weights for term in terms if term is not None]
-    finite = [bool(np.isfinite(each).all()) for each in kl]
-    rows = np.array([each for each, is_finite in zip(kl, finite, strict=True) if is_finite]) if kl else None
-    if rows is not None and not len(rows):
-        return [None] * len(terms)
-    found = iter(fit_clipped(g, base, factor, rows) if match.factor.clips else fit(g, base * factor, rows))
-    return [next(found) if is_finite else None for is_finite in finite or [True]]
+    g, base, factor = mask.g[tokens], -advantages * weights, match.factor.of(advantages, tokens)
+    kl = {k: None if term is None else term.values[tokens] * weights for k, term in terms.items()}
+    kl = {k: values for k, values in kl.items() if values is None or np.isfinite(values).all()}
+    if not kl or not np.isfinite(factor).all():
+        return {}
+    given = [values for values in kl.values() if values is not None]
+    rows = np.array(given) if given else None
+    found = fit_clipped(g, base, factor, rows) if match.factor.clips else fit_all(g, base * factor, rows)
+    return {k: one for k, one in zip(kl, found, strict=True) if one is not None}
 
 
 def clipped_tokens(match: Match, found: Found, size: int) -> Bools:

@@ -341,7 +341,7 @@ def test_one_rank_that_fails_ends_all_with_its_error(
 def test_an_update_that_one_rank_cannot_make_is_left_out_by_all(
     pool: RankPool, targets: Any, tmp_path: Path, culprit: int, split: str
 ) -> None:
-    """Of two updates a step, the first is lost; a rank that went on alone would wait for the others, or differ."""
+    """The first of two updates a step is lost; a rank that went on alone would wait for the others, or differ."""
     base = (*SMALL, *MODELS["dense"], "max_steps=2", "model.dtype=float64", "optimizer.eps=1e-6")
     overrides = [*base, "trainer.epochs=2", *parallel(split)]
     arguments = {"folder": tmp_path / "two", "overrides": overrides, "culprit": culprit}

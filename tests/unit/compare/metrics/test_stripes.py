@@ -83,7 +83,7 @@ def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.Data
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_parts_in_any_grouping_are_the_whole(sizes: list[int], random: Random) -> None:
-    """What several readers measure of parts is merged later: the grouping must not show."""
+    """Merging the measures of parts must not show how they were grouped."""
     special = [0.0, 1.0, 1.5, -2.0, math.inf, -math.inf, math.nan]
     parts = [np.array([[random.choice(special) for _ in range(n)] for _ in range(2)]) for n in sizes]
     found = [measure(*part, 0.25) for part in parts]
