@@ -75,8 +75,10 @@ class Outcome:
             test: id of the test that asks.
         """
         verdicts = [*self.failed, *([] if self.closest is None else [self.closest])]
-        calls = [Call(where, precision, verdict, test=test) for verdict in verdicts]
-        return [call._replace(layers=self.layers) for call in calls[:1]] + calls[1:]
+        return [
+            Call(where, precision, verdict, {} if number else self.layers, test)
+            for number, verdict in enumerate(verdicts)
+        ]
 
 
 @dataclass
