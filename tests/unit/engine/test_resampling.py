@@ -36,14 +36,17 @@ EXPLAINED = ("token_gradient", "forward_data", "batch_inputs")
         ["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
     ),
     scope=st.sampled_from(["global", "microbatch"]),
+    norm=st.sampled_from(["maximum", "longest"]),
     data=st.data(),
 )
 def test_weights_are_those_of_copied_rows(
-    lengths: list[int], aggregation: str, scope: str, data: st.DataObject
+    lengths: list[int], aggregation: str, scope: str, norm: str, data: st.DataObject
 ) -> None:
     N = len(lengths)
     draws = data.draw(st.lists(st.integers(0, N - 1), min_size=N, max_size=N))
-    objective = make_objective(aggregation=aggregation, denominator_scope=scope)
+    completions = [length + data.draw(st.integers(1, 3)) for length in lengths]
+    norm = norm if aggregation == "seq-mean-token-sum-norm" else "maximum"
+    objective = make_objective(aggregation=aggregation, denominator_scope=scope, norm_rule=norm)
     sequence = torch.arange(N).repeat_interleave(torch.tensor(lengths))
     values = torch.rand(len(sequence), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = [list(range(N // 2)), list(range(N // 2, N))]
@@ -52,13 +55,21 @@ def test_weights_are_those_of_copied_rows(
         torch.bincount(torch.tensor(draws), minlength=N),
         objective,
         partition=parts,
+        completion_lengths=completions,
         max_completion_length=9,
     )
     rows = sorted(draws)
     copied = torch.cat([values[sequence == row] for row in rows])
     own = torch.arange(N).repeat_interleave(torch.tensor([lengths[row] for row in rows]))
     places = [[place for place, row in enumerate(rows) if row in part] for part in parts]
-    weights = batch_weights(own, N, objective, partition=places, max_completion_length=9)
+    weights = batch_weights(
+        own,
+        N,
+        objective,
+        partition=places,
+        completion_lengths=[completions[row] for row in rows],
+        max_completion_length=9,
+    )
     torch.testing.assert_close((found * values).sum(), (weights * copied).sum(), rtol=1e-12, atol=1e-15)
 
 
