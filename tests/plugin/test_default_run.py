@@ -49,6 +49,7 @@ def test_an_extended_test_runs_if_it_is_asked_for(
 
 
 TP2 = Variant("tp2", "", precisions=(*EVERY, Precision.MIXED), cases=("dense", "moe"))
+REMOTE = Variant("remote", "", {"trainer.type": "remote"}, EVERY)
 COMPILED = Variant("compiled", "", {"model.compile": "inductor"}, EVERY)
 
 
@@ -63,6 +64,7 @@ COMPILED = Variant("compiled", "", {"model.compile": "inductor"}, EVERY)
         (Variant("base", "", precisions=EVERY), "moe", Precision.BFLOAT16, 1, False),
         (COMPILED, "dense", Precision.FLOAT64, 1, False),
         (COMPILED, "dense", Precision.FLOAT32, 1, True),
+        (REMOTE, "dense", Precision.FLOAT32, 1, True),
         (Variant("pairs", "", combines=True), "dense", Precision.FLOAT64, 2, True),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_tensor_that_is_gone_fails_until_it_is_removed(stubbed: Any) -> None:
 ID = f"test_suite.py::test_golden[{CASE}/base/step1/rank0/micro0/advantages]"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("selection", "steps"),
     [

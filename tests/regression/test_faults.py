@@ -89,11 +89,11 @@ def store() -> GoldenStore:
 def some(trials: Iterable[Trial], *, of: Callable[[Trial], object]) -> list[Any]:
     """The trials as parameters, of which the first for each value of ``of`` is tried by default.
 
-    That is the first on one rank or two, if there is one: four take several times as long.
+    That is the first of those on the fewest ranks: four take several times as long.
     """
     trials = [*trials]
     chosen: dict[object, Trial] = {}
-    for one in sorted((one for one in trials if not one.fault.held_out), key=on_many):
+    for one in sorted((one for one in trials if not one.fault.held_out), key=ranks_of):
         chosen.setdefault(of(one), one)
     found = []
     for one in trials:
@@ -102,9 +102,9 @@ def some(trials: Iterable[Trial], *, of: Callable[[Trial], object]) -> list[Any]
     return found
 
 
-def on_many(trial: Trial) -> bool:
-    """Return True if the variant of a trial has more than two ranks."""
-    return world_size({}, variant_named(trial.shown.variant).overrides) > 2
+def ranks_of(trial: Trial) -> int:
+    """Return the number of ranks of a trial's variant."""
+    return world_size({}, variant_named(trial.shown.variant).overrides)
 
 
 def silent_trials() -> list[Trial]:

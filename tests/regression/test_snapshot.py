@@ -26,10 +26,9 @@ ALL = snapshot.subjects()
 BY_DEFAULT = (
     "ratio_inverted-dense-mbs4",
     "causal_only-dense-packed-mbs3",
-    "divided_twice-dense-mbs4",
     "healthy-dapo-packed-dynamic",
 )
-"""One of each part of a step: what the loss is made of, layers, gradients; and a healthy one."""
+"""What the loss is made of, layers, and a healthy replay."""
 
 
 @pytest.fixture(scope="module")
