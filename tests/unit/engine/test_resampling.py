@@ -44,8 +44,8 @@ def test_weights_are_those_of_copied_rows(
 ) -> None:
     N = len(lengths)
     draws = data.draw(st.lists(st.integers(0, N - 1), min_size=N, max_size=N))
-    completions = [length + data.draw(st.integers(1, 3)) for length in lengths]
     norm = norm if aggregation == "seq-mean-token-sum-norm" else "maximum"
+    completions = [length + data.draw(st.integers(1, 3)) for length in lengths] if norm == "longest" else None
     objective = make_objective(aggregation=aggregation, denominator_scope=scope, norm_rule=norm)
     sequence = torch.arange(N).repeat_interleave(torch.tensor(lengths))
     values = torch.rand(len(sequence), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -67,10 +67,24 @@ def test_weights_are_those_of_copied_rows(
         N,
         objective,
         partition=places,
-        completion_lengths=[completions[row] for row in rows],
+        completion_lengths=None if completions is None else [completions[row] for row in rows],
         max_completion_length=9,
     )
     torch.testing.assert_close((found * values).sum(), (weights * copied).sum(), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("norm", "completions", "divisor"), [("longest", [4, 9], 4), ("maximum", None, 12)])
+def test_what_is_not_drawn_divides_nothing(norm: str, completions: list[int] | None, divisor: int) -> None:
+    """The first of two samples is drawn twice: it alone has a weight, and a longest completion."""
+    found = drawn_weights(
+        torch.tensor([0, 1, 1]),
+        torch.tensor([2, 0]),
+        make_objective(aggregation="seq-mean-token-sum-norm", norm_rule=norm),
+        partition=[[0, 1]],
+        completion_lengths=completions,
+        max_completion_length=12,
+    )
+    assert found.tolist() == [pytest.approx(1 / divisor), 0, 0]
 
 
 def rollout(rewards: list[float]) -> list[Trajectory]:
