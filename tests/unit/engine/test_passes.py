@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.optim import adamw
-from regress.engine.passes import Part, _no_loss, accumulate, evaluate
+from regress.engine.passes import Part, _missed, _no_loss, accumulate, evaluate
 from regress.engine.step import settled, train_step, update
 from regress.engine.world import SingleProcess
 from regress.errors import NotFinite, RegressError
@@ -378,3 +379,23 @@ def test_settled_passes_of_one_rank_are_its_own() -> None:
     assert (outcome.loss, outcome.terms, outcome.metrics) == (part.loss, part.terms, part.metrics)
     with pytest.raises(InputError, match="own"):
         settled(SingleProcess(), Part(problem=InputError("own")))
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "without_loss", "missed"),
+    [(-1.0, 0.0, False), (-1.0, 1.0, True), (math.nan, 0.0, False), (math.nan, 1.0, True)],
+)
+def test_a_loss_is_missed_where_another_rank_of_the_samples_has_none(
+    log_prob: float, without_loss: float, missed: bool
+) -> None:
+    """A rank that is alone without a loss needs not wait for others; see `Policy.sum_over_context_parallel`."""
+    told: list[float] = []
+
+    def total(own: Tensor) -> Tensor:
+        told.append(own.item())
+        return own + without_loss
+
+    policy: Any = SimpleNamespace(sum_over_context_parallel=total)
+    part = LossTokens(torch.zeros(1, dtype=torch.int64), 1)
+    assert _missed(policy, TokenLogProbs(torch.tensor([log_prob]), None), part) is missed
+    assert told == [float(math.isnan(log_prob))]

@@ -83,6 +83,7 @@ def test_a_budget_that_is_met_exactly_is_no_excess() -> None:
     assert len(plan_microbatches([4, 4], BatchPlan(max_tokens_per_microbatch=8))) == 1
     assert len(plan_microbatches([4, 4], BatchPlan(max_tokens_per_microbatch=7))) == 2
     assert len(plan_microbatches([4], BatchPlan(max_tokens_per_microbatch=4))) == 1
+    assert len(plan_microbatches([1, 1], BatchPlan(max_tokens_per_microbatch=2))) == 1
     with pytest.raises(ValueError, match="sample 1 takes 5 tokens but max_tokens_per_microbatch is 4"):
         plan_microbatches([4, 5], BatchPlan(max_tokens_per_microbatch=4))
 
