@@ -26,6 +26,8 @@ from mutation.worker import RIGHT, Seen, ToolError, Worker
 
 FIRST = 1
 """Replays that come before the unit tests."""
+QUICK = 0.05
+"""Seconds below which all parameters of a test run."""
 ALTOGETHER, LEAST = 10.0, 3
 """Seconds of the unit tests of a mutant, the cheapest of those that reach its line; and how many run anyway."""
 
@@ -248,12 +250,16 @@ def spread(checks: Sequence[Check], mutant: Mutant) -> list[Check]:
 
 
 def cheapest(tests: Iterable[Test]) -> list[Test]:
-    """Return the cheapest parameters of each test, then others, as many as there is time for, but at least a few."""
+    """Return what is quick, the cheapest parameters of each test, and others, as many as there is time for.
+
+    A few are returned in any case.
+    """
     by_cost = sorted(tests, key=lambda test: test.seconds)
     first: dict[str, Test] = {}
     for test in by_cost:
         first.setdefault(test.name.partition("[")[0], test)
-    ordered = [*first.values(), *(test for test in by_cost if test not in first.values())]
+    quick = [test for test in by_cost if test.seconds < QUICK]
+    ordered = list({test.name: test for test in (*quick, *first.values(), *by_cost)}.values())
     ends = accumulate(test.seconds for test in ordered)
     return [
         test

@@ -341,6 +341,22 @@ def test_an_update_is_that_of_torch() -> None:
     assert set(outcome.metrics) >= {"kl", "entropy", "policy_loss"}
 
 
+def test_tokens_are_compared_by_this_process_alone_if_there_is_no_world() -> None:
+    losses = [
+        train_step(
+            policy := Numbers(),
+            adamw(policy.named_parameters(), 0.05),
+            tokens(),
+            micros(2),
+            objective(top_entropy_quantile=0.5, entropy_coef=0.0),
+            world=world,
+            max_grad_norm=None,
+        ).loss
+        for world in (None, SingleProcess())
+    ]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_an_update_that_is_not_finite_changes_nothing(name: str) -> None:
     policy, given = poisoned("old_log_probs") if name == "loss" else (Numbers(), tokens())

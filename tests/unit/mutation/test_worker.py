@@ -217,3 +217,9 @@ def test_each_test_comes_before_more_of_its_parameters() -> None:
     assert found[:3] == ["a::many[0]", "b::other", "c::slow[0]"]
     assert cheapest(slow) == slow[:3]
     assert len(found) < 100
+
+
+def test_all_parameters_of_a_quick_test_come_before_slow_tests() -> None:
+    quick = [Test(f"a::quick[{number}]", 0.001, {PATH: [1]}) for number in range(200)]
+    slow = [Test(f"b{number}::slow", 4.0, {PATH: [1]}) for number in range(9)]
+    assert cheapest([*slow, *quick])[:200] == quick
