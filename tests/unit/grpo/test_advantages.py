@@ -14,6 +14,7 @@ from regress.grpo.advantages import token_advantages
 from regress.grpo.inputs import InputError
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
+from regress.grpo.returns import whiten
 
 REWARDS = torch.tensor([1.0, 0.0, 0.5, 4.0, 2.0], dtype=torch.float64)
 GROUPS = torch.tensor([7, 7, 7, -1, -1])
@@ -87,6 +88,47 @@ def test_reinforce_plus_plus_baseline_whitens_over_tokens_not_samples() -> None:
         sequence=[0, 0, 1, 2, 3, 4, 4], advantage="reinforce_plus_plus_baseline", whiten_eps=0.0, ddof=0
     )
     assert found == pytest.approx([(x - mean) / spread for x in tokens], rel=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [0.1, 0.1, 0.1]])
+def test_equal_values_are_whitened_to_exactly_zero(values: list[float]) -> None:
+    assert whiten(torch.tensor(values, dtype=torch.float64), make_objective()).tolist() == [0.0] * len(values)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "rewards", "groups", "alone"),
+    [
+        ("rloo", [1.0, 1.0, 0.0, 1.0, 0.5], [0, 0, 1, 1, 2], [4]),
+        ("rloo", [1.0, 0.0, 1.0, 0.5, math.nan], [0, 0, 0, 1, 1], [3, 4]),
+        ("grpo", [1.0, 0.0, 1.0, 0.5], [0, 0, 0, 1], []),
+        ("grpo_passk", [1.0, math.nan, 0.25, 0.5, 0.25], [0, 0, 0, 1, 1], [1]),
+    ],
+)
+def test_samples_without_a_baseline_enter_no_statistic_of_advantages(
+    advantage: str, rewards: list[float], groups: list[int], alone: list[int]
+) -> None:
+    rules = {"advantage": advantage, "scale": "none", "missing_rewards": "exclude", "eps": 0.0}
+    raw, found = (
+        token_advantages(
+            torch.tensor(rewards, dtype=torch.float64),
+            torch.tensor(groups),
+            torch.arange(len(rewards)),
+            make_objective(**rules, normalize_advantages=normalize),
+        )
+        for normalize in (False, True)
+    )
+    others = [index for index in range(len(rewards)) if index not in alone]
+    own = raw[others]
+    wanted = torch.zeros_like(raw)
+    wanted[others] = (own - own.mean()) / own.std()
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_the_best_of_a_group_gains_over_the_second_best_that_is_known() -> None:
+    rewards = torch.tensor([1.0, math.nan, 0.25], dtype=torch.float64)
+    objective = make_objective(advantage="grpo_passk", scale="none", missing_rewards="exclude")
+    found = token_advantages(rewards, torch.zeros(3, dtype=torch.int64), torch.arange(3), objective)
+    assert found.tolist() == [0.75, 0.0, 0.0]
 
 
 def test_penalties_are_summed_over_the_sample_and_shift_the_baseline() -> None:
