@@ -14,7 +14,7 @@ from regress.grpo.advantages import token_advantages
 from regress.grpo.inputs import InputError
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
-from regress.grpo.returns import whiten
+from regress.grpo.returns import returns_of, whiten
 
 REWARDS = torch.tensor([1.0, 0.0, 0.5, 4.0, 2.0], dtype=torch.float64)
 GROUPS = torch.tensor([7, 7, 7, -1, -1])
@@ -267,3 +267,21 @@ def test_bad_input_is_named() -> None:
         run(two, zero, zero, advantage="mean")
     with pytest.raises(ConfigError, match=r"scale='groups' is unknown.*did you mean 'group'"):
         run(two, zero, zero, scale="groups")
+
+
+def test_integer_rewards_have_advantages_of_the_default_dtype() -> None:
+    found = token_advantages(
+        torch.tensor([1, 0]), torch.zeros(2, dtype=torch.int64), ONE_EACH[:2], make_objective()
+    )
+    assert found.dtype == torch.get_default_dtype()
+    assert found[0] > 0 > found[1]
+
+
+def test_without_tokens_there_are_no_returns() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    assert returns_of(torch.zeros(0), none, 1.0, 2).tolist() == []
+
+
+def test_one_reward_of_four_weighs_four_times() -> None:
+    found = advantages([1.0, 0.0, 0.0, 0.0], [0] * 4, ONE_EACH[:4], advantage="gpg", gpg_norm=1.0)
+    assert found == [3.0, -1.0, -1.0, -1.0]
