@@ -106,13 +106,14 @@ def test_entropy_without_gradient() -> None:
     assert token_log_probs(logits, targets).entropy is None
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_accumulates_in_float32(dtype: torch.dtype) -> None:
+def test_half_precision_accumulates_in_float32(dtype: torch.dtype, temperature: float) -> None:
     logits, targets = make(2, 8, 300, dtype=dtype)
-    out = token_log_probs(logits, targets, vocab_chunk=64, entropy=True)
+    out = token_log_probs(logits, targets, temperature=temperature, vocab_chunk=64, entropy=True)
     assert out.entropy is not None
     assert out.log_probs.dtype == out.entropy.dtype == torch.float32
-    exact = reference(logits.double(), targets, 1.0)
+    exact = reference(logits.double(), targets, temperature)
     torch.testing.assert_close(out.log_probs.double(), exact[0], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(out.entropy.double(), exact[1], rtol=1e-6, atol=1e-6)
 
@@ -139,7 +140,8 @@ def test_extreme_logits() -> None:
         assert torch.isfinite(grad).all()
 
 
-def test_rows_whose_output_is_unused_cannot_leak() -> None:
+@pytest.mark.parametrize("entropy", [False, True])
+def test_rows_whose_output_is_unused_cannot_leak(entropy: bool) -> None:
     logits, targets = make(3, 4, 6)
     poisoned = logits.detach().clone()
     poisoned[1] = math.nan
@@ -148,9 +150,11 @@ def test_rows_whose_output_is_unused_cannot_leak() -> None:
     keep = torch.tensor([0, 2])
     grads = []
     for given_logits in (logits, poisoned):
-        out = token_log_probs(given_logits, targets, vocab_chunk=4, entropy=True)
-        assert out.entropy is not None
-        grads += torch.autograd.grad(out.log_probs[keep].sum() + out.entropy[keep].sum(), given_logits)
+        out = token_log_probs(given_logits, targets, vocab_chunk=4, entropy=entropy)
+        total = out.log_probs[keep].sum()
+        if out.entropy is not None:
+            total = total + out.entropy[keep].sum()
+        grads += torch.autograd.grad(total, given_logits)
     assert torch.equal(grads[0], grads[1])
     assert not grads[1][[1, 3]].any()
 
