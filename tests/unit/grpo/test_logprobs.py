@@ -106,7 +106,7 @@ def test_entropy_without_gradient() -> None:
     assert token_log_probs(logits, targets).entropy is None
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_accumulates_in_float32(dtype: torch.dtype, temperature: float) -> None:
     logits, targets = make(2, 8, 300, dtype=dtype)
