@@ -98,6 +98,7 @@ def test_a_backend_that_cannot_compile_here_is_refused_before_anything_is_comput
         built("model.compile=inductor")
 
 
+@pytest.mark.extended  # by default, golden replays of compiled blocks say it
 def test_a_compiled_run_records_what_an_uncompiled_one_does(
     config: MakeConfig, console: Console, tmp_path: Path
 ) -> None:
