@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=None,
         metavar="N",
-        help="Mutated inputs that tests/fuzz gives to the readers; by default a few hundred.",
+        help="Mutated inputs that tests/fuzz gives to the readers; by default 80.",
     )
 
 
@@ -40,10 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]
     if EXTENDED in away and (config.getoption("--extended") or FAULTS in asked):
         away.remove(EXTENDED)
+    named = {argument for argument in config.args if "::" in argument}  # by its id, as a failure prints it
     kept, left = [], []
     for item in items:
         marked = any(item.get_closest_marker(name) for name in away)
-        (left if marked and not _is_named(item) else kept).append(item)
+        (left if marked and item.nodeid not in named else kept).append(item)
     config.hook.pytest_deselected(items=left)
     items[:] = kept
 
@@ -91,12 +92,6 @@ def _adds_little(replay: Any) -> bool:
     is_first = fnmatchcase(replay.case.name, variant.cases[0])
     is_compiled = variant.overrides.get("model.compile") == "inductor"
     return replay.world_size > 1 or not is_first or is_compiled or variant.wire is not None
-
-
-def _is_named(item: pytest.Item) -> bool:
-    """Return True if the command line holds the id of a test, as a failure prints it."""
-    named = (argument.partition("::") for argument in item.config.args)
-    return any(test and item.nodeid == f"{file}::{test}" for file, _, test in named)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -54,6 +54,8 @@ def fit_all(g: Floats, policy: Floats, kl: Floats | None = None) -> list[Fit | N
         A fit for each row; None where a term vanishes or the two are parallel.
     """
     used = np.ones((1 if kl is None else len(kl), len(g)), bool)
+    if not g.any():
+        return [None] * len(used)
     scale, penalty, known = _solve(g, policy, kl, used)
     rest = g - scale[:, None] * policy - (0.0 if kl is None else penalty[:, None] * kl)
     unexplained = _norms(rest) / _norms(g[None])
@@ -74,8 +76,10 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None = Non
     Returns:
         For each row the fit in which every token is explained, or else the best one.
     """
-    starts = _starts(g, base * factor, np.abs(np.log(np.maximum(factor, 1e-300))))
     count = 1 if kl is None else len(kl)
+    if not g.any():
+        return [None] * count
+    starts = _starts(g, base * factor, np.abs(np.log(np.maximum(factor, 1e-300))))
     together = max(1, ELEMENTS // max(1, starts.size))
     out: list[Fit | None] = []
     for begin in range(0, count, together):

@@ -28,7 +28,7 @@ BY_DEFAULT = (
     "causal_only-dense-packed-mbs3",
     "healthy-dapo-packed-dynamic",
 )
-"""What the loss is made of, layers, and a healthy replay."""
+"""Rows of the terms of the loss, of layers, and of a healthy replay."""
 
 
 @pytest.fixture(scope="module")

@@ -112,8 +112,8 @@ def test_a_ratio_to_the_policy_itself_has_a_gradient() -> None:
 def test_samples_that_were_drawn_twice_weigh_twice() -> None:
     given, partition = tokens(), BATCH.partition(BatchPlan())
     counts = torch.tensor([2, 0, 1, 1])
-    rules = {"max_completion_length": 9, "counts": counts}
-    found = weigh(given, partition, make_objective(aggregation="token-sum"), **rules)  # type: ignore[arg-type]
+    fields = make_objective(aggregation="token-sum")
+    found = weigh(given, partition, fields, max_completion_length=9, counts=counts)
     assert found.tolist() == counts[BATCH.sequence].tolist()
 
 
