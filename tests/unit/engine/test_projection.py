@@ -97,9 +97,20 @@ def test_only_the_rows_that_are_asked_for_are_projected(counted: Tensor | None) 
         logits = model(TOKENS)
     assert model.head.rows == [(5, True)]
     torch.testing.assert_close(logits, whole[None], rtol=1e-14, atol=0)
+    model.head.rows.clear()
     with logits_at(model, INDEX, COUNTED):
         apart = model(TOKENS)
+    assert model.head.rows == [(2, False), (3, True)]
     torch.testing.assert_close(apart, whole[None], rtol=1e-14, atol=0)
+
+
+def test_hooks_of_the_head_meet_the_chosen_rows() -> None:
+    model: Any = Tiny()
+    seen: list[torch.Size] = []
+    model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape))
+    with logits_at(model, INDEX):
+        model(TOKENS)
+    assert seen == [(1, 5, 4)]
 
 
 def test_hidden_states_come_without_a_projection() -> None:

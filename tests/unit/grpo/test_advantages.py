@@ -285,3 +285,16 @@ def test_without_tokens_there_are_no_returns() -> None:
 def test_one_reward_of_four_weighs_four_times() -> None:
     found = advantages([1.0, 0.0, 0.0, 0.0], [0] * 4, ONE_EACH[:4], advantage="gpg", gpg_norm=1.0)
     assert found == [3.0, -1.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "gae", "optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_inputs_in_single_precision_enter_in_double(name: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    sequence, objective = torch.arange(5).repeat_interleave(4), make_objective(advantage=name, gamma=0.9)
+    inputs = {
+        key: torch.rand(20, generator=generator)
+        for key in ("kl_penalty_K", "values_K", "old_log_probs_K", "sum_pi_squared_K", "correction_K")
+    }
+    single = token_advantages(REWARDS, GROUPS, sequence, objective, **inputs)
+    double = {key: value.double() for key, value in inputs.items()}
+    assert torch.equal(single, token_advantages(REWARDS, GROUPS, sequence, objective, **double))

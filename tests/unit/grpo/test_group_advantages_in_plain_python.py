@@ -104,6 +104,17 @@ def test_opo_of_a_group_with_one_token() -> None:
     assert found(given, advantage="opo") == [0.5, -0.5]
 
 
+@pytest.mark.parametrize("last", [0.25, 1.0])
+def test_opo_normalizes_with_the_rewards_of_a_group_without_tokens(last: float) -> None:
+    given = Batch([2.0, 5.0, 1.0, last], [0, 0, 1, 1], [1, 2, 0, 0], values=[0.0] * 3, old=[0.0] * 3)
+    given.squares = [0.0] * 3
+    raw = [2.0 - 4.0, 5.0 - 4.0, 1.0, last]  # the baseline of a group without tokens is 0
+    mean = math.fsum(raw) / 4
+    wanted = [(one - mean) / (std(raw, 1) + 0.5) for one in raw[:2]]
+    actual = found(given, advantage="opo", normalize_advantages=True, eps=0.5)
+    assert actual == pytest.approx(over_tokens(given, wanted), rel=1e-12)
+
+
 def test_a_group_of_one_has_no_deviation() -> None:
     for ddof in (0, 1):
         group = group_statistics(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([4, 2, 2]), ddof)

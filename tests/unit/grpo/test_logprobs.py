@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regress.grpo.inputs import InputError
-from regress.grpo.logprobs import token_log_probs
+from regress.grpo.logprobs import Pieces, online_softmax, row_blocks, token_log_probs
 
 
 def reference(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -225,3 +225,37 @@ def test_a_single_row_that_is_no_contiguous_memory() -> None:
     log_prob, entropy = reference(row, torch.tensor(4), 1.0)
     torch.testing.assert_close(found.log_probs, log_prob, rtol=1e-13, atol=0)
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "elements", "sizes"),
+    [
+        (5, 1, [1, 1, 1, 1, 1, 1, 1]),
+        (5, 9, [1, 1, 1, 1, 1, 1, 1]),
+        (5, 10, [2, 2, 2, 1]),
+        (9, 15, [3, 3, 1]),
+        (2, 6, [3, 3, 1]),
+        (5, 100, [7]),
+    ],
+)
+def test_a_block_has_the_rows_that_fit_its_elements_or_one(
+    columns: int, elements: int, sizes: list[int]
+) -> None:
+    logits = torch.arange(35.0).view(7, 5)
+    blocks = list(row_blocks(logits, Pieces(columns, elements)))
+    assert [len(block) for _, block in blocks] == sizes
+    assert torch.equal(torch.cat([block for _, block in blocks]), logits)
+    assert all(torch.equal(logits[rows], block) for rows, block in blocks)
+
+
+def test_a_part_without_columns_has_no_block() -> None:
+    assert list(row_blocks(torch.zeros(3, 0), Pieces(4, 8))) == []
+
+
+def test_the_moment_of_a_softmax_is_for_the_entropy_alone() -> None:
+    block, _ = make(8, 3, 7)
+    found = [online_softmax(block.detach(), 1.0, 4, torch.float64, entropy) for entropy in (False, True)]
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert found[0][2].tolist() == [0.0, 0.0, 0.0]
+    assert (found[1][2] < 0).all()

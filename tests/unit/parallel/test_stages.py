@@ -6,13 +6,14 @@ import copy
 import functools
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import FAMILIES
+from pipelines import FAMILIES, pipeline_of
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -64,6 +65,19 @@ def test_stages_one_after_the_other_are_the_model(family: str, count: int, tied:
     for model in stages.models[1:]:
         out = logits(model, inputs_embeds=out)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "size", "per_rank", "last"),
+    [("1f1b", 3, 1, 2), ("interleaved_1f1b", 2, 2, 1), ("looped_bfs", 2, 2, 1), ("zbv_zero_bubble", 2, 2, 0)],
+)
+def test_one_rank_has_the_last_stage(schedule: str, size: int, per_rank: int, last: int) -> None:
+    found = []
+    for rank in range(size):
+        group: Any = SimpleNamespace(size=lambda: size, rank=lambda rank=rank: rank)
+        pipeline = pipeline_of(model_of("llama"), schedule, size, per_rank, group)
+        found.append(pipeline.is_last)
+    assert found == [rank == last for rank in range(size)]
 
 
 @pytest.mark.parametrize("tied", [False, True])
