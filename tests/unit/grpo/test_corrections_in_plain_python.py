@@ -6,10 +6,15 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from regress.grpo.catalogue import REJECTIONS
+from regress.grpo.corrections import TINY, accepted, mean_weight, sampler_weights
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.marks import Compared, normalized_weights
+from regress.grpo.samples import Samples
 from tests.unit.grpo.plain_losses import (
+    LENGTHS,
     SEQUENCE,
     K,
     Tokens,
@@ -17,6 +22,7 @@ from tests.unit.grpo.plain_losses import (
     clip,
     computed,
     corrections,
+    doubles,
     of_ratio,
     of_samples,
     ppo,
@@ -67,6 +73,68 @@ def test_weights_that_are_all_masked_are_not_divided_by_their_mean() -> None:
     assert loss.loss_K.isfinite().all()
 
 
+def test_a_mean_of_weights_is_taken_in_double() -> None:
+    weights = torch.rand(1001, generator=torch.Generator().manual_seed(1)) + 0.1
+    for correction in ("token_mask", "sequence_mask"):
+        objective = ObjectiveFields(sampler_correction=correction)
+        found = mean_weight(weights, torch.zeros(1001, dtype=torch.long), 1, objective)
+        assert found == pytest.approx(math.fsum(weights.tolist()) / 1001, rel=1e-13)
+
+
+def test_a_mean_as_small_as_its_limit_divides_nothing() -> None:
+    old = torch.zeros(4, dtype=torch.float64)
+    objective = ObjectiveFields(
+        sampler_correction="token_truncate", correction_max=TINY, correction_normalize=True
+    )
+    assert sampler_weights(old, old, torch.arange(4), 4, objective).tolist() == [TINY] * 4
+
+
+@pytest.mark.parametrize("policy", ["old", "current"])
+def test_weights_of_a_batch_are_those_of_the_policy_that_is_asked_for(policy: str) -> None:
+    t = Tokens(8)
+    samples = Samples(torch.tensor(SEQUENCE), len(LENGTHS))
+    values = doubles(t.new), doubles(t.old), doubles(t.advantages)
+    fields: dict[str, Any] = {
+        "sampler_correction": "token_truncate",
+        "correction_max": 1.1,
+        "correction_normalize": True,
+        "correction_policy": policy,
+    }
+    objective = ObjectiveFields(**fields)
+    found = normalized_weights(Compared(*values, samples, sampler_log_probs=doubles(t.sampler)), objective)
+    assert found.tolist() == pytest.approx(corrections(t.new, t, objective), rel=1e-12)
+
+
+def test_a_token_meets_every_criterion() -> None:
+    policy = doubles([0.0, 0.5, -0.5, 0.0])
+    samples = Samples(torch.arange(4), 4)
+    for text in ("token_k1:0.9:9,token_k2:0.01", "token_k2:0.01,token_k1:0.9:9"):
+        found = accepted(policy, doubles([0.0] * 4), samples, ObjectiveFields(rejection=text))
+        assert found.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("bounds", ["1:2", "0.5:1"])
+def test_a_divergence_that_is_its_bound_is_accepted(bounds: str) -> None:
+    tokens = doubles([-0.5, -1.0])
+    objective = ObjectiveFields(rejection=f"token_k1:{bounds}")
+    assert accepted(tokens, tokens, Samples(torch.arange(2), 2), objective).all()
+
+
+def test_a_sample_at_the_threshold_is_near_the_policy() -> None:
+    t = Tokens(9)
+    t.old = list(t.new)
+    loss, _ = computed(t, off_policy_threshold=0.0, off_policy_reference="old")
+    assert loss.kept_K is not None
+    assert loss.kept_K.all()
+
+
+@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
+def test_the_mean_of_one_weight_is_that_weight_and_of_none_1(correction: str) -> None:
+    objective = ObjectiveFields(sampler_correction=correction)
+    assert mean_weight(doubles([0.5]), torch.tensor([0]), 1, objective) == 0.5
+    assert mean_weight(doubles([]), torch.zeros(0, dtype=torch.long), 2, objective) == 1.0
+
+
 def criterion_of(level: str, estimator: str, gaps: list[float]) -> list[float]:
     values = [{"k1": -g, "k2": g * g / 2, "k3": math.exp(g) - 1 - g}[estimator] for g in gaps]
     if level == "token":
@@ -102,14 +170,15 @@ def test_rejection_by_the_current_policy(level: str, estimator: str, aggregation
     assert loss.kept_K.tolist() == kept
 
 
+@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("against", ["old", "sampler"])
-def test_samples_far_from_the_policy(against: str) -> None:
+def test_samples_far_from_the_policy(against: str, place: int) -> None:
     t = Tokens(6)
     t.sampler[5] = math.nan
     t.advantages = [[1.3, 5.0, -0.7, -1.1, -0.4][sample] for sample in SEQUENCE]
     other = t.old if against == "old" else t.sampler
     means = of_samples([0.0 if math.isnan(q) else q - p for p, q in zip(t.new, other, strict=True)], True)
-    bound = sorted({m for m, a in zip(means, t.advantages, strict=True) if a < 0})[1]
+    bound = sorted({m for m, a in zip(means, t.advantages, strict=True) if a < 0})[place]
     kept = [m <= bound + 1e-12 or a >= 0 for m, a in zip(means, t.advantages, strict=True)]
     assert 0 < sum(kept) < K
 

@@ -10,7 +10,7 @@ from regress.grpo.presets import make_objective
 
 def test_penalty_is_the_weighted_estimate_without_gradient() -> None:
     log_probs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    ref = torch.tensor([-1.5, -1.0])
+    ref = torch.tensor([-1.5, -1.0], requires_grad=True)
     objective = make_objective(kl_coef=0.5, kl_estimator="k1", kl_placement="reward")
     penalty = kl_penalty(log_probs, ref, objective)
     assert penalty.tolist() == [0.25, -0.5]

@@ -11,6 +11,7 @@ from regress.errors import ConfigError
 from regress.grpo.inputs import InputError
 from regress.grpo.losses import TokenLoss, token_loss
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import FLOOR
 from regress.grpo.presets import make_objective
 
 LOG_P = -1.5
@@ -112,6 +113,50 @@ def test_clip_flags(ratio: float, advantage: float, low: bool, high: bool, dual:
     assert not (unclipped.clipped_low_K | unclipped.clipped_high_K | unclipped.dual_clipped_K).any()
 
 
+@pytest.mark.parametrize(
+    ("advantage", "fields"),
+    [
+        (-1.0, {"clip_bounds": "absolute", "clip_low": 1.0, "clip_high": 2.0}),
+        (1.0, {"clip_bounds": "absolute", "clip_low": 0.5, "clip_high": 1.0}),
+        (-1.0, {"loss": "geo_mean", "clip_low": 0.0, "clip_high": 0.2}),
+        (1.0, {"loss": "geo_mean", "clip_low": 0.2, "clip_high": 0.0}),
+    ],
+)
+def test_a_ratio_that_is_its_bound_is_not_clipped(advantage: float, fields: dict[str, Any]) -> None:
+    loss, _ = one_token(1.0, advantage, make_objective(**fields))
+    assert not (loss.clipped_low_K | loss.clipped_high_K).any()
+
+
+def test_a_loss_that_is_its_cap_is_not_clipped() -> None:
+    new, old = torch.tensor([2.0], dtype=torch.float64).log(), torch.zeros(1, dtype=torch.float64)
+    loss = token_loss(new, old, old - 1.0, torch.tensor([0]), 1, make_objective(dual_clip=2.0))
+    assert loss.policy_K.tolist() == [2.0]
+    assert not loss.dual_clipped_K.any()
+
+
+@pytest.mark.parametrize(("advantage", "field"), [(1.0, "clip_high"), (-1.0, "clip_low")])
+def test_a_difference_of_probabilities_that_is_its_bound_is_trusted(advantage: float, field: str) -> None:
+    new, old = torch.tensor([0.5 + 0.25 * advantage, 0.5], dtype=torch.float64).log().view(2, 1)
+    edge = abs(float(new.exp() - old.exp()))
+    for bound, trusted in ((edge, True), (math.nextafter(edge, 0.0), False)):
+        objective = make_objective(loss="dppo_tv", **{field: bound})
+        found = token_loss(new, old, torch.full_like(new, advantage), torch.tensor([0]), 1, objective)
+        assert (found.loss_K.item() != 0.0) == trusted
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_token_at_the_edge_of_the_trust_region_is_trusted(advantage: float) -> None:
+    new, old = torch.tensor([0.5 + 0.1 * advantage, 0.5], dtype=torch.float64).log().view(2, 1)
+    p, q = new.exp(), old.exp()
+    rest = torch.log((1.0 - q + FLOOR) / (1.0 - p + FLOOR))
+    edge = float(q * (old - new) + (1.0 - q) * rest)
+    field = "clip_high" if advantage > 0 else "clip_low"
+    for bound, trusted in ((edge, True), (math.nextafter(edge, 0.0), False)):
+        objective = make_objective(loss="dppo_kl", **{field: bound})
+        found = token_loss(new, old, torch.full_like(new, advantage), torch.tensor([0]), 1, objective)
+        assert (found.loss_K.item() != 0.0) == trusted
+
+
 SEQUENCE = torch.tensor([0, 0, 2])
 NEW = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64)
 OLD = torch.tensor([-1.2, -1.8, -0.7], dtype=torch.float64)
@@ -211,14 +256,50 @@ def test_kl_in_the_reward_leaves_the_loss_alone() -> None:
     assert loss.kl_K is None
 
 
-def test_entropy_bonus_is_subtracted_and_differentiable() -> None:
+@pytest.mark.parametrize("coefficient", [0.5, 1.0])
+def test_entropy_bonus_is_subtracted_and_differentiable(coefficient: float) -> None:
     entropy = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
-    loss, _ = three_tokens(make_objective(entropy_coef=0.5), entropy_K=entropy)
-    torch.testing.assert_close(loss.loss_K, loss.policy_K - 0.5 * entropy.detach())
-    assert torch.autograd.grad(loss.loss_K.sum(), entropy)[0].tolist() == [-0.5] * 3
+    loss, _ = three_tokens(make_objective(entropy_coef=coefficient), entropy_K=entropy)
+    torch.testing.assert_close(loss.loss_K, loss.policy_K - coefficient * entropy.detach())
+    assert torch.autograd.grad(loss.loss_K.sum(), entropy)[0].tolist() == [-coefficient] * 3
+
+
+def test_an_entropy_without_coefficient_is_only_reported() -> None:
+    entropy = torch.tensor([1.0, math.nan, math.inf], dtype=torch.float64)
     watched, _ = three_tokens(make_objective(), entropy_K=entropy)
     assert torch.equal(watched.loss_K, watched.policy_K)
+    assert watched.loss_K.isfinite().all()
     assert watched.entropy_K is not None
+
+
+def test_a_scale_in_double_leaves_the_loss_in_single() -> None:
+    loss = token_loss(
+        NEW.float(),
+        OLD.float(),
+        ADVANTAGES.float(),
+        SEQUENCE,
+        3,
+        make_objective(entropy_coef=0.5),
+        entropy_K=torch.ones(3),
+        entropy_scale_K=ADVANTAGES,
+    )
+    assert loss.loss_K.dtype == torch.float32
+    assert loss.entropy_term_K is not None
+    assert loss.entropy_term_K.tolist() == ADVANTAGES.tolist()
+
+
+def test_weights_that_are_given_carry_no_gradient() -> None:
+    weights = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    objective = make_objective(sampler_correction="token_mask", correction_max=0.1)
+    loss, _ = three_tokens(objective, correction_K=weights)
+    plain, _ = three_tokens(make_objective())
+    torch.testing.assert_close(loss.policy_K, plain.policy_K * weights.detach(), rtol=1e-14, atol=0)
+    (gradient,) = torch.autograd.grad(
+        token_loss(NEW, OLD, ADVANTAGES, SEQUENCE, 3, objective, correction_K=weights).loss_K.sum()
+        + 0 * weights.sum(),
+        weights,
+    )
+    assert gradient.tolist() == [0.0, 0.0, 0.0]
 
 
 # p_old / p_sampler is [4, 0.5, 1] per token, [2, 2, 1] per sample
@@ -270,25 +351,40 @@ def test_unknown_sampler_log_prob_counts_as_no_difference() -> None:
         assert loss.correction_K.tolist() == pytest.approx(weights)
 
 
-def test_only_log_probs_and_entropy_carry_gradients() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss": "cispo", "sampler_correction": "token_truncate", "correction_max": 2.0},
+        {"loss": "dro", "dro_beta": 0.5},
+        {"loss": "geo_mean"},
+    ],
+)
+def test_only_log_probs_and_entropy_carry_gradients(fields: dict[str, Any]) -> None:
     leaves = {name: NEW.clone().requires_grad_() for name in ("old", "advantages", "ref", "sampler")}
-    objective = make_objective(
-        "trl:dapo", kl_coef=0.5, sampler_correction="token_truncate", correction_max=2.0, loss="cispo"
-    )
     loss = token_loss(
         NEW.clone().requires_grad_(),
         leaves["old"],
         leaves["advantages"],
         SEQUENCE,
         3,
-        objective,
+        make_objective(kl_coef=0.5, entropy_coef=0.1, **fields),
         ref_log_probs_K=leaves["ref"],
         sampler_log_probs_K=leaves["sampler"],
+        entropy_K=torch.ones(3, dtype=torch.float64, requires_grad=True),
+        entropy_scale_K=ADVANTAGES,
     )
     loss.loss_K.sum().backward()
     assert all(leaf.grad is None for leaf in leaves.values())
-    parts = (loss.policy_K, loss.kl_K, loss.ratio_K, loss.log_ratio_K, loss.correction_K)
-    assert not any(part is None or part.requires_grad for part in parts)
+    parts = [value for name, value in vars(loss).items() if name != "loss_K" and value is not None]
+    assert not any(part.requires_grad for part in parts)
+    assert loss.entropy_term_K is not None
+
+
+def test_an_entropy_that_is_weighed_like_the_loss_has_no_term_of_its_own() -> None:
+    entropy = torch.ones(3, dtype=torch.float64)
+    for scale in (None, ADVANTAGES):
+        loss, _ = three_tokens(make_objective(entropy_coef=0.1), entropy_K=entropy, entropy_scale_K=scale)
+        assert (loss.entropy_term_K is None) == (scale is None)
 
 
 def test_no_tokens_make_no_loss() -> None:

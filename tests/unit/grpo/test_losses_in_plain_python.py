@@ -92,7 +92,7 @@ PLAIN: list[tuple[Formula, dict[str, Any]]] = [
     (of_ratio(ppo), {**CLIPS, "log_ratio_min": -0.1}),
     (of_ratio(ppo), {**CLIPS, "log_ratio_max": 0.1}),
     (of_ratio(lambda r, a, o: -r * a), {"loss": "importance_sampling"}),
-    (of_ratio(sapo), {"loss": "sapo", "sapo_tau_pos": 1.25, "sapo_tau_neg": 0.75}),
+    (of_ratio(sapo), {"loss": "sapo", "sapo_tau_pos": 1.3, "sapo_tau_neg": 0.7}),
     (reinforce, {"loss": "reinforce"}),
     (cispo, {"loss": "cispo", **CLIPS}),
     (dro, {"loss": "dro", "dro_beta": 0.7}),
@@ -101,6 +101,7 @@ PLAIN: list[tuple[Formula, dict[str, Any]]] = [
     (dppo, {"loss": "dppo_tv", "clip_low": 0.05, "clip_high": 0.04}),
     (dppo, {"loss": "dppo_kl", "clip_low": 0.002, "clip_high": 0.003, "delta": 1.1}),
     (vespo, {"loss": "vespo"}),
+    (vespo, {"loss": "vespo", "vespo_k_neg": 1.1, "vespo_lambda_pos": 0.3, "vespo_lambda_neg": 1e-5}),
     (
         vespo,
         {"loss": "vespo", "vespo_lambda_pos": 0.0, "sampler_correction": "token_mask", "correction_max": 1.2},
@@ -187,3 +188,27 @@ def test_a_weight_of_vespo_that_overflows_counts_as_none() -> None:
     assert [value == 0.0 for value, yes in zip(loss.loss_K.tolist(), positive, strict=True) if yes] == [
         True
     ] * 3
+
+
+def test_log_ratios_of_vespo_are_clamped_one_by_one() -> None:
+    t, gaps = Tokens(25), [25.0, -22.0, 0.0, -30.0, 24.0, -19.0, 1.0, -2.0, 0.5, 0.2]
+    t.old = [one - gap for one, gap in zip(t.new, gaps, strict=True)]
+    loss, _ = computed(t, loss="vespo")
+    wanted = vespo(t.new, t.new, t, ObjectiveFields(loss="vespo"))
+    assert loss.loss_K.tolist() == pytest.approx(wanted, rel=1e-11)
+    assert all(wanted[k] for k in range(3))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_probabilities_of_almost_one_have_a_distance(sign: float) -> None:
+    """What is added to both probabilities keeps their quotient positive."""
+    t = Tokens(25)
+    t.advantages = [sign] * K
+    if sign > 0:
+        t.new, t.old = [-1e-9] * K, t.new
+    else:
+        t.old = [-1e-9] * K
+    fields: dict[str, Any] = {"loss": "dppo_kl", "clip_low": 30.0, "clip_high": 30.0}
+    loss, _ = computed(t, **fields)
+    assert loss.loss_K.tolist() == pytest.approx(dppo(t.new, t.new, t, ObjectiveFields(**fields)), rel=1e-11)
+    assert all(loss.loss_K.tolist())

@@ -10,7 +10,14 @@ import torch
 
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.losses import token_loss
-from regress.grpo.marks import Compared, drawn_by_covariance, greatest_covariances, high_entropy
+from regress.grpo.marks import (
+    Compared,
+    Marks,
+    drawn_by_covariance,
+    greatest_covariances,
+    high_entropy,
+    marks_of,
+)
 from regress.grpo.samples import Samples
 from tests.unit.grpo.plain_losses import (
     CLIPS,
@@ -75,7 +82,7 @@ def test_tokens_that_are_told_apart_by_covariance(fraction: float, seed: int) ->
     agree(t, kl_cov, **{**fields, "loss": "kl_cov", "cov_kl_coef": 0.4})
 
 
-@pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("quantile", [0.05, 0.2, 0.5, 0.9])
 def test_tokens_of_high_entropy(quantile: float) -> None:
     t = Tokens(20)
     ranked = sorted(t.entropy)
@@ -115,3 +122,42 @@ def test_tokens_that_a_draw_leaves_out_keep_their_entropy() -> None:
     assert not loss.kept_K.all()
     assert loss.entropy_term_K is not None
     assert loss.entropy_term_K.tolist() == (doubles(t.entropy) * scale).tolist()
+
+
+def test_equal_covariances_are_marked_in_their_order_and_none_is_drawn_at_a_bound() -> None:
+    zeros = torch.zeros(100, dtype=torch.float64)
+    tokens = Compared(zeros, zeros, zeros + 1.0, Samples(torch.arange(100), 100))
+    found = greatest_covariances(tokens, ObjectiveFields(loss="kl_cov", cov_fraction=0.3))
+    assert found.tolist() == [True] * 30 + [False] * 70
+    for low, high, drawn in ((0.0, 1.0, 0), (-1.0, 0.0, 0), (-1.0, 1.0, 30)):
+        objective = ObjectiveFields(loss="clip_cov", cov_fraction=0.3, cov_low=low, cov_high=high)
+        assert int(drawn_by_covariance(tokens, objective).sum()) == drawn
+
+
+def test_an_objective_that_tells_no_tokens_apart_has_no_marks() -> None:
+    assert marks_of(compared(Tokens(27)), ObjectiveFields()) == Marks()
+
+
+def test_a_scale_that_comes_with_marks_is_left_as_it_is() -> None:
+    t = Tokens(28)
+    objective = ObjectiveFields(top_entropy_quantile=0.5, entropy_coef=0.2, entropy_aggregation="token-mean")
+    known = doubles(t.new), doubles(t.old), doubles(t.advantages), torch.tensor(SEQUENCE), len(LENGTHS)
+    scale = doubles([1.0 + 0.2 * k for k in range(K)])
+    given = {"entropy_K": doubles(t.entropy), "entropy_scale_K": scale}
+    loss = token_loss(*known, objective, **given, marks=marks_of(compared(t), objective))
+    assert loss.entropy_term_K is not None
+    assert loss.entropy_term_K.tolist() == (doubles(t.entropy) * scale).tolist()
+
+
+def test_a_draw_that_leaves_no_token_leaves_no_entropy() -> None:
+    one = doubles([-1.0])
+    objective = ObjectiveFields(
+        loss="clip_cov",
+        cov_low=-1.0,
+        top_entropy_quantile=0.5,
+        entropy_coef=0.2,
+        entropy_aggregation="token-mean",
+    )
+    known = one, one, -one, torch.tensor([0]), 1, objective
+    loss = token_loss(*known, entropy_K=-one, entropy_scale_K=-one)
+    assert loss.loss_K.tolist() == [0.0]
