@@ -1,0 +1,157 @@
+"""On one rank every split is none, and computes what the plain functions do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from pipelines import loss, microbatches_of, model_of, pipeline_of, project
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import scaled_dot_product_attention
+
+from regress.engine.attention import block_causal_mask
+from regress.engine.batch import Microbatch
+from regress.engine.config.schema import ParallelConfig
+from regress.engine.policy import LocalPolicy
+from regress.engine.precision import TrueFloat64
+from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.layout import BatchPlan, plan_microbatches
+from regress.parallel import context, expert
+from regress.parallel.exchange import exchange, gather, swap
+from regress.parallel.groups import ProcessGroups
+from regress.parallel.segments import attend
+from regress.parallel.vocabulary import vocab_parallel_log_probs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alone() -> Iterator[ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+def test_one_rank_is_the_main_one_and_has_no_group(alone: ProcessGroup) -> None:
+    groups = ProcessGroups(ParallelConfig(), CPU)
+    values = torch.tensor([1.0, 2.0])
+    assert groups.main
+    assert (groups.group("dp", "cp"), groups.size("dp", "cp", "tp")) == (None, 1)
+    assert groups.sum(values).tolist() == [1.0, 2.0]
+    assert groups.gather("a") == ["a"]
+    groups.rank = 1
+    assert not groups.main
+    groups.forget()
+
+
+def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(len(sizes))
+    return [torch.randn(size, generator=generator).to(dtype).requires_grad_() for size in sizes]
+
+
+@pytest.mark.parametrize("scaling", [0.3, None])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+@pytest.mark.parametrize("method", context.METHODS)
+def test_attention(alone: ProcessGroup, method: str, key_heads: int, scaling: float | None) -> None:
+    whole = plan_microbatches([3, 1, 4], BatchPlan(layout="packed", pad_to_multiple_of=12))[0]
+    segments = context.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
+    sizes = [(1, heads, 12, 8) for heads in (4, key_heads, key_heads)]
+    parts = leaves(*sizes)
+    mask = block_causal_mask(whole, "sdpa", torch.float64, CPU)
+    wanted = scaled_dot_product_attention(*parts, attn_mask=mask, scale=scaling, enable_gqa=True).transpose(
+        1, 2
+    )
+    (up,) = leaves((1, 12, 4, 8))
+    right = torch.autograd.grad((wanted * up).sum(), parts)
+    with TrueFloat64():
+        found, weights = context.METHODS[method](torch.nn.Module(), *parts, None, scaling, context=segments)
+        gradients = torch.autograd.grad((found * up).sum(), parts)
+    assert weights is None
+    for value, expected in zip((found, *gradients), (wanted, *right), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_heads_are_grouped_whatever_the_number_of_columns() -> None:
+    query, key, value = leaves((1, 4, 2, 8), (1, 2, 4, 8), (1, 2, 4, 8))
+    mask = torch.ones(1, 1, 2, 4, dtype=torch.bool)
+    found = attend(query, key, value, mask, None)
+    repeated = (each.repeat_interleave(2, 1) for each in (key, value))
+    torch.testing.assert_close(found, attend(query, *repeated, mask, None), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("entropy", [False, True, "no_grad"])
+def test_log_probs(alone: ProcessGroup, entropy: bool | Literal["no_grad"], dtype: torch.dtype) -> None:
+    (logits,) = leaves((2, 5, 7), dtype=dtype)
+    targets = torch.arange(10).view(2, 5) % 7
+    plain = token_log_probs(logits, targets, temperature=0.7, entropy=entropy)
+    found = vocab_parallel_log_probs(logits, targets, start=0, group=alone, temperature=0.7, entropy=entropy)
+    close = {
+        "rtol": 1e-12 if dtype == torch.float64 else 2e-6,
+        "atol": 1e-12 if dtype == torch.float64 else 2e-6,
+    }
+    torch.testing.assert_close(found.log_probs, plain.log_probs, **close)
+    assert (found.entropy is None) == (entropy is False)
+    totals = [plain.log_probs.sum(), found.log_probs.sum()]
+    if plain.entropy is not None and found.entropy is not None:
+        torch.testing.assert_close(found.entropy, plain.entropy, **close)
+        assert found.entropy.requires_grad == plain.entropy.requires_grad == (entropy is True)
+        totals = [totals[0] + 2 * plain.entropy.sum(), totals[1] + 2 * found.entropy.sum()]
+    right, gradient = (torch.autograd.grad(total, logits)[0] for total in totals)
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(gradient, right, **close)
+
+
+def test_rows_that_are_exchanged_come_back(alone: ProcessGroup) -> None:
+    (rows,) = leaves((4, 3))
+    for found in (exchange(rows, [4], [4], alone), gather(rows, 1, alone)[0], swap(rows[None], alone)[0]):
+        assert torch.equal(found, rows)
+        (gradient,) = torch.autograd.grad((found * found.detach()).sum(), rows)
+        assert torch.equal(gradient, rows.detach())
+
+
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "close"), [("eager", "float64", 1e-12), ("grouped_mm", "float32", 1e-5)]
+)
+def test_experts(alone: ProcessGroup, implementation: str, dtype: str, close: float) -> None:
+    plain, shared = (model_of("qwen3_moe", dtype=dtype) for _ in range(2))
+    for model in (plain, shared):
+        model.set_experts_implementation(implementation)
+    own = dict(shared.named_parameters())
+    plan = expert.apply(shared, init_device_mesh("cpu", (1,)))
+    assert plan.experts
+    for name, parameter in shared.named_parameters():
+        assert (parameter.data_ptr() == own[name].data_ptr()) == (name not in plan.experts)
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    right, found = (model(input_ids=tokens, use_cache=False).logits for model in (plain, shared))
+    torch.testing.assert_close(found, right, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_1f1b"])
+def test_stages(alone: ProcessGroup, schedule: str) -> None:
+    micros, plain = microbatches_of(4), LocalPolicy(model_of("llama"), entropy_gradient=True)
+    pipeline = pipeline_of(model_of("llama"), schedule, 1, 2, alone)
+    assert pipeline.is_last
+
+    def kept(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, tuple[int, Tensor]]:
+        value, (sample, _) = loss(micro, out)
+        return value, (sample, value)
+
+    expected = plain.forward_backward(micros, kept)
+    results = pipeline.forward_backward(micros, kept, project)
+    assert [sample for sample, _ in results] == [sample for sample, _ in expected]
+    for (_, value), (_, right) in zip(results, expected, strict=True):
+        assert value.requires_grad  # the schedule detaches what it is given, and not this
+        torch.testing.assert_close(value, right, rtol=1e-12, atol=1e-12)
+    whole = dict(plain.named_parameters())
+    for name, parameter in pipeline.stages.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name].grad, rtol=1e-11, atol=1e-13)
