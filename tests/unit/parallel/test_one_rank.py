@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
 
 from regress.engine.attention import block_causal_mask
 from regress.engine.batch import Microbatch
@@ -24,7 +26,10 @@ from regress.layout import BatchPlan, plan_microbatches
 from regress.parallel import context, expert
 from regress.parallel.exchange import exchange, gather, swap
 from regress.parallel.groups import ProcessGroups
+from regress.parallel.reduction import sum_gradients
+from regress.parallel.replicas import replicated
 from regress.parallel.segments import attend
+from regress.parallel.sequence import work_on_own_columns
 from regress.parallel.vocabulary import vocab_parallel_log_probs
 
 CPU = torch.device("cpu")
@@ -95,20 +100,17 @@ def test_log_probs(alone: ProcessGroup, entropy: bool | Literal["no_grad"], dtyp
     targets = torch.arange(10).view(2, 5) % 7
     plain = token_log_probs(logits, targets, temperature=0.7, entropy=entropy)
     found = vocab_parallel_log_probs(logits, targets, start=0, group=alone, temperature=0.7, entropy=entropy)
-    close = {
-        "rtol": 1e-12 if dtype == torch.float64 else 2e-6,
-        "atol": 1e-12 if dtype == torch.float64 else 2e-6,
-    }
-    torch.testing.assert_close(found.log_probs, plain.log_probs, **close)
+    bound = 1e-12 if dtype == torch.float64 else 2e-6
+    torch.testing.assert_close(found.log_probs, plain.log_probs, rtol=bound, atol=bound)
     assert (found.entropy is None) == (entropy is False)
     totals = [plain.log_probs.sum(), found.log_probs.sum()]
     if plain.entropy is not None and found.entropy is not None:
-        torch.testing.assert_close(found.entropy, plain.entropy, **close)
+        torch.testing.assert_close(found.entropy, plain.entropy, rtol=bound, atol=bound)
         assert found.entropy.requires_grad == plain.entropy.requires_grad == (entropy is True)
         totals = [totals[0] + 2 * plain.entropy.sum(), totals[1] + 2 * found.entropy.sum()]
     right, gradient = (torch.autograd.grad(total, logits)[0] for total in totals)
     assert gradient.dtype == dtype
-    torch.testing.assert_close(gradient, right, **close)
+    torch.testing.assert_close(gradient, right, rtol=bound, atol=bound)
 
 
 def test_rows_that_are_exchanged_come_back(alone: ProcessGroup) -> None:
@@ -119,8 +121,47 @@ def test_rows_that_are_exchanged_come_back(alone: ProcessGroup) -> None:
         assert torch.equal(gradient, rows.detach())
 
 
+def test_columns_of_a_rank_keep_no_memory_of_the_others(alone: ProcessGroup) -> None:
+    whole, part = leaves((2, 6, 3), (2, 6, 3))
+    first, last = torch.nn.Identity(), torch.nn.Identity()
+    work_on_own_columns(first, last, init_device_mesh("cpu", (1,)))
+    own = first(whole)
+    assert torch.equal(own, whole)
+    assert own.data_ptr() != whole.data_ptr()
+    found = last(own)
+    assert torch.equal(found, whole)
+    (gradient,) = torch.autograd.grad((found * part).sum(), whole)
+    assert torch.equal(gradient, part)
+
+
+def test_gradients_that_are_missing_are_zeros(alone: ProcessGroup) -> None:
+    parameters = {
+        name: torch.nn.Parameter(each.detach()) for name, each in zip("ab", leaves((2,), (3,)), strict=True)
+    }
+    parameters["a"].grad = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    sum_gradients(parameters, [(("a", "b"), alone)])
+    found = [each.grad.tolist() for each in parameters.values() if each.grad is not None]
+    assert found == [[1.0, 2.0], [0.0, 0.0, 0.0]]
+
+
+def test_replicas_are_wrapped_as_the_configuration_says(alone: ProcessGroup) -> None:
+    def world(kind: str, size: int) -> Any:
+        return SimpleNamespace(
+            config=ParallelConfig(data_parallel=kind), size=lambda *_: size, group=lambda *_: alone
+        )
+
+    model = model_of("llama")
+    found = replicated(model, world("ddp", 2))
+    assert found is not None
+    assert isinstance(found.module, DistributedDataParallel)
+    assert found.size == 2
+    assert replicated(model, world("ddp", 1)) is None
+    assert replicated(model, world("after_backward", 2)) is None
+
+
 @pytest.mark.parametrize(
-    ("implementation", "dtype", "close"), [("eager", "float64", 1e-12), ("grouped_mm", "float32", 1e-5)]
+    ("implementation", "dtype", "close"),
+    [("eager", "float64", 0.0), ("eager", "bfloat16", 0.0), ("grouped_mm", "float32", 1e-5)],
 )
 def test_experts(alone: ProcessGroup, implementation: str, dtype: str, close: float) -> None:
     plain, shared = (model_of("qwen3_moe", dtype=dtype) for _ in range(2))
