@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pipelines import loss, microbatches_of, model_of, pipeline_of, project
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,11 +22,11 @@ from regress.engine.attention import block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ParallelConfig
 from regress.engine.policy import LocalPolicy
-from regress.engine.precision import TrueFloat64
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan, plan_microbatches
-from regress.parallel import context, expert
+from regress.parallel import context, expert, replicas
 from regress.parallel.exchange import exchange, gather, swap
+from regress.parallel.factors import InputFactor, OutputFactor
 from regress.parallel.groups import ProcessGroups
 from regress.parallel.reduction import sum_gradients
 from regress.parallel.replicas import replicated
@@ -37,13 +39,18 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def alone() -> Iterator[ProcessGroup]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """The group of this process, made here unless there is one."""
+    own = not dist.is_initialized()
+    if own:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         group = dist.group.WORLD
         assert group is not None
+        assert group.size() == 1
         yield group
     finally:
-        dist.destroy_process_group()
+        if own:
+            dist.destroy_process_group()
 
 
 def test_one_rank_is_the_main_one_and_has_no_group(alone: ProcessGroup) -> None:
@@ -77,9 +84,8 @@ def test_attention(alone: ProcessGroup, method: str, key_heads: int, scaling: fl
     )
     (up,) = leaves((1, 12, 4, 8))
     right = torch.autograd.grad((wanted * up).sum(), parts)
-    with TrueFloat64():
-        found, weights = context.METHODS[method](torch.nn.Module(), *parts, None, scaling, context=segments)
-        gradients = torch.autograd.grad((found * up).sum(), parts)
+    found, weights = context.METHODS[method](torch.nn.Module(), *parts, None, scaling, context=segments)
+    gradients = torch.autograd.grad((found * up).sum(), parts)
     assert weights is None
     for value, expected in zip((found, *gradients), (wanted, *right), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
@@ -134,6 +140,17 @@ def test_columns_of_a_rank_keep_no_memory_of_the_others(alone: ProcessGroup) -> 
     assert torch.equal(gradient, part)
 
 
+def test_factors_of_an_adapter(alone: ProcessGroup) -> None:
+    mesh, (x,) = init_device_mesh("cpu", (1,)), leaves((2, 3, 4))
+    for style in (InputFactor(Replicate()), OutputFactor(Replicate()), OutputFactor(Replicate(), fused=3)):
+        layer = torch.nn.Linear(4, 6, bias=False, dtype=torch.float64)
+        right = layer(x)
+        wanted = torch.autograd.grad(right.sum(), x)[0]
+        found = style._apply(layer, mesh)(x)
+        torch.testing.assert_close(found, right, rtol=1e-13, atol=1e-14)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x)[0], wanted, rtol=1e-13, atol=1e-14)
+
+
 def test_gradients_that_are_missing_are_zeros(alone: ProcessGroup) -> None:
     parameters = {
         name: torch.nn.Parameter(each.detach()) for name, each in zip("ab", leaves((2,), (3,)), strict=True)
@@ -144,7 +161,9 @@ def test_gradients_that_are_missing_are_zeros(alone: ProcessGroup) -> None:
     assert found == [[1.0, 2.0], [0.0, 0.0, 0.0]]
 
 
-def test_replicas_are_wrapped_as_the_configuration_says(alone: ProcessGroup) -> None:
+def test_replicas_are_wrapped_as_the_configuration_says(
+    alone: ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def world(kind: str, size: int) -> Any:
         return SimpleNamespace(
             config=ParallelConfig(data_parallel=kind), size=lambda *_: size, group=lambda *_: alone
@@ -157,6 +176,9 @@ def test_replicas_are_wrapped_as_the_configuration_says(alone: ProcessGroup) -> 
     assert found.size == 2
     assert replicated(model, world("ddp", 1)) is None
     assert replicated(model, world("after_backward", 2)) is None
+    made = replicas.Replicas(model, 2, nullcontext, lambda loss: loss.backward())
+    monkeypatch.setattr(replicas, "_accelerate", lambda *_: made)
+    assert replicated(model, world("accelerate", 2)) is made
 
 
 @pytest.mark.parametrize(

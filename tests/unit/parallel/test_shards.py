@@ -59,6 +59,7 @@ def test_a_plain_tensor_is_whole() -> None:
     assert shards.of(tensor).is_whole
     copy = shards.like(tensor, torch.ones(2, 3, dtype=torch.float64))
     assert (copy.dtype, copy.shape) == (torch.float32, (2, 3))
+    assert shards.like(tensor, torch.ones(3, 2).t()).is_contiguous()
     shards.local(tensor).zero_()
     assert not tensor.any()
 
