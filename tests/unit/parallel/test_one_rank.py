@@ -27,7 +27,7 @@ from regress.layout import BatchPlan, plan_microbatches
 from regress.parallel import context, expert, replicas
 from regress.parallel.exchange import exchange, gather, swap
 from regress.parallel.factors import InputFactor, OutputFactor
-from regress.parallel.groups import ProcessGroups
+from regress.parallel.groups import ProcessGroups, rank_plan
 from regress.parallel.reduction import sum_gradients
 from regress.parallel.replicas import replicated
 from regress.parallel.segments import attend
@@ -63,6 +63,16 @@ def test_one_rank_is_the_main_one_and_has_no_group(alone: ProcessGroup) -> None:
     groups.rank = 1
     assert not groups.main
     groups.forget()
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_a_rank_gets_the_group_that_it_is_in(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "new_group", tuple)
+    groups = ProcessGroups.__new__(ProcessGroups)
+    groups.plan, groups.rank, groups._groups = rank_plan(ParallelConfig(dp=2, cp=2, tp=2)), rank, {}
+    found: Any = groups.group("dp", "cp")
+    assert found == groups.mesh.group(rank, "dp", "cp")
+    assert rank in found
 
 
 def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
