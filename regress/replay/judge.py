@@ -134,6 +134,7 @@ def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Rec
         place=(update.step, update.update),
         planned=update.records,
         config=dump.manifest.provenance.config,
+        mesh=update.ranks.mesh,
     )
 
 

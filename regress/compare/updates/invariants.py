@@ -22,13 +22,14 @@ from regress.compare.quantities import ROUTER, SHARES
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.contradictions import check_certain, check_token_ids
 from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
+from regress.compare.updates.parts import WEIGHTS, check_parts
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
-from regress.layout import TokenFrame
+from regress.layout import Mesh, TokenFrame
 
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
 _NAMING = ("batch_inputs", "forward_data")
@@ -49,6 +50,7 @@ def judge_invariants(
     place: tuple[int, int | None],
     planned: Plan,
     config: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None,
 ) -> list[Verdict]:
     """Return one verdict for each invariant that an update's records tell anything of.
 
@@ -57,8 +59,10 @@ def judge_invariants(
         place: step, and update within the step (None where it has one).
         planned: which ranks repeat each other's tokens.
         config: configuration of the run, nested; without it no invariant of the objective is checked.
+        mesh: ranks that had to split the model; None if that is not known.
     """
-    return _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}).verdicts()
+    update = _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}, mesh or Mesh())
+    return update.verdicts()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class _Update:
     place: Place
     plan: Plan
     config: Mapping[str, Any]
+    mesh: Mesh
 
     def verdicts(self) -> list[Verdict]:
         checks = {
@@ -86,6 +91,7 @@ class _Update:
             "on_policy": (self._on_policy, "at the first update every ratio is 1"),
             "ratio": (self._ratios, "the ratio is exp(log p - log p_old)"),
             "loss": (self._losses, "the loss is the sum of weights times token losses"),
+            "parts": (self._parts, "ranks that split the model hold different parts of it"),
             "metrics": (
                 self._metrics,
                 "a metric of the update is that of all microbatches together, and theirs is that of their tokens",
@@ -342,6 +348,12 @@ class _Update:
                 part = told.get((key.rank, key.micro), {}).get(name)
                 if part is not None:
                     check_part(known, name, part, values.astype(np.float64), f"of {key}")
+
+    # the model
+
+    def _parts(self, known: Checked) -> None:
+        found = (self.placed.get(key) for key in self.placed.of_stages(WEIGHTS))
+        check_parts(known, (record for record in found if record is not None), self.mesh, self.config)
 
 
 def _eps(array: Array) -> float:

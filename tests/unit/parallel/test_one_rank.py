@@ -101,6 +101,22 @@ def test_attention(alone: ProcessGroup, method: str, key_heads: int, scaling: fl
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", context.METHODS)
+def test_attention_in_half_precision_stays_in_it(alone: ProcessGroup, method: str) -> None:
+    whole = plan_microbatches([5, 7], BatchPlan(layout="packed"))[0]
+    segments = context.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
+    parts = leaves((1, 4, 12, 8), (1, 2, 12, 8), (1, 2, 12, 8), dtype=torch.bfloat16)
+    mask = block_causal_mask(whole, "sdpa", torch.float64, CPU)
+    wide = [part.detach().double().requires_grad_() for part in parts]
+    wanted = scaled_dot_product_attention(*wide, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    right = torch.autograd.grad(wanted.sum(), wide)
+    found, _ = context.METHODS[method](torch.nn.Module(), *parts, None, None, context=segments)
+    gradients = torch.autograd.grad(found.sum(), parts)
+    for value, expected in zip((found, *gradients), (wanted, *right), strict=True):
+        assert value.dtype == torch.bfloat16
+        torch.testing.assert_close(value.double(), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_heads_are_grouped_whatever_the_number_of_columns() -> None:
     query, key, value = leaves((1, 4, 2, 8), (1, 2, 4, 8), (1, 2, 4, 8))
     mask = torch.ones(1, 1, 2, 4, dtype=torch.bool)
