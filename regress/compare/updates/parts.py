@@ -27,7 +27,8 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
     """
     split = [name for name in SPLIT if mesh.sizes[name] > 1]
     everything = (config.get("debug") or {}).get("target_param_pattern") == ".*"
-    if not split or not everything or (config.get("model") or {}).get("lora"):
+    adapted = ((config.get("model") or {}).get("lora") or {}).get("r") is not None
+    if not split or not everything or adapted:
         return
     held: dict[int, set[Part]] = {}
     for record in records:

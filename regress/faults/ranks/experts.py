@@ -35,6 +35,20 @@ def weighted(patch: Patch, change: Callable[[Tensor], Tensor]) -> None:
 
 @fault(
     category="F",
+    source="SpecForge#226, of parameters",
+    cases=("moe",),
+    variants=("ep2",),
+    first="invariants",
+    rules=("split-left-out",),
+    names="parts",
+)
+def experts_left_whole(patch: Patch) -> None:
+    """Every rank keeps all experts, and its tokens: all values are right."""
+    patch.setattr(expert, "apply", lambda *_: expert.ExpertPlan({}))
+
+
+@fault(
+    category="F",
     source="xtuner PR#2053",
     cases=("moe",),
     variants=("ep2",),

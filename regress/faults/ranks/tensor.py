@@ -20,8 +20,24 @@ from regress.faults.ranks.helpers import (
 )
 from regress.parallel import (
     embedding,
+    policy,
     sequence,
 )
+from regress.parallel.tensor import TensorPlan
+
+
+@fault(
+    category="C",
+    source="pytorch#108840",
+    cases=("dense",),
+    variants=("tp2",),
+    first="invariants",
+    rules=("split-left-out",),
+    names="parts",
+)
+def weights_left_whole(patch: Patch) -> None:
+    """No weight is split, and every rank computes everything: all values are right."""
+    patch.setattr(policy, "_tensor_parallel", lambda *_: TensorPlan((), None, {}))
 
 
 @fault(
