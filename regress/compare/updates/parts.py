@@ -33,8 +33,9 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
     held: dict[int, set[Part]] = {}
     for record in records:
         if record.type in WEIGHTS and record.rank is not None:
-            shards = record.meta.get("shards") or {}
-            parts = {(name, json.dumps(shards.get(name, ""), sort_keys=True)) for name in record.tensors}
+            shards = record.meta.get("shards")
+            told = shards if isinstance(shards, dict) else {}
+            parts = {(name, json.dumps(told.get(name, ""), sort_keys=True)) for name in record.tensors}
             held.setdefault(record.rank, set()).update(parts)
     if sorted(held) != list(range(mesh.world_size)):
         return
