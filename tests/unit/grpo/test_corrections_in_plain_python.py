@@ -128,6 +128,14 @@ def test_a_sample_at_the_threshold_is_near_the_policy() -> None:
     assert loss.kept_K.all()
 
 
+def test_log_probs_that_the_sampler_does_not_know_are_no_distance() -> None:
+    t = Tokens(9)
+    t.sampler = [math.nan] * K
+    loss, _ = computed(t, off_policy_threshold=0.0, off_policy_reference="sampler")
+    assert loss.kept_K is not None
+    assert loss.kept_K.all()
+
+
 @pytest.mark.parametrize("correction", ["token_mask", "sequence_mask"])
 def test_the_mean_of_one_weight_is_that_weight_and_of_none_1(correction: str) -> None:
     objective = ObjectiveFields(sampler_correction=correction)

@@ -357,6 +357,7 @@ def test_unknown_sampler_log_prob_counts_as_no_difference() -> None:
         {"loss": "cispo", "sampler_correction": "token_truncate", "correction_max": 2.0},
         {"loss": "dro", "dro_beta": 0.5},
         {"loss": "geo_mean"},
+        {"loss": "importance_sampling"},
     ],
 )
 def test_only_log_probs_and_entropy_carry_gradients(fields: dict[str, Any]) -> None:
