@@ -34,6 +34,7 @@ NAMES = (
         "model.layers.0.mlp.gate.weight",
         "lm_head",
         "temperature",
+        "parts",
     ),
     *(
         "model.embed_tokens",
