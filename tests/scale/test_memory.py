@@ -91,6 +91,7 @@ def test_several_updates(tmp_path: Path, size: int) -> None:
     assert found.peak < LIMITS.get(size, LIMIT)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.extended)])
 def test_two_dimensions_one_of_them_long(tmp_path: Path, size: int, dtype: str) -> None:
@@ -104,6 +105,7 @@ def test_two_dimensions_one_of_them_long(tmp_path: Path, size: int, dtype: str) 
     assert found.peak < LIMITS.get(size, LIMIT)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 def test_values_of_tokens_under_another_padding(tmp_path: Path, size: int) -> None:
     rows, columns, padding = 4, 2048, 500

@@ -131,6 +131,7 @@ def test_the_variants_are_listed_with_their_reasons(command: Callable[..., Any],
     assert words.endswith("2 variants")
 
 
+@pytest.mark.extended  # tests/regression/test_launched_training.py starts two
 def test_one_rank_can_be_started_by_a_launcher(run: Callable[..., Any]) -> None:
     result = run("--variants", "base", "--launcher", "torchrun")
     assert result.exit_code == 0, result.output

@@ -327,6 +327,7 @@ def test_a_trust_region_of_probabilities_is_not_taken_for_a_clipped_ratio(name: 
     assert REGIONS[case.loss_name] in clip.text
 
 
+@pytest.mark.extended
 def test_tokens_that_clip_cov_draws_are_no_wrong_mask(tmp_path: Path) -> None:
     case = preset_case("verl:clip_cov", Run(129, accumulation=4, off_policy=0.2))
     found = explained(case, tmp_path / "dump")

@@ -283,7 +283,6 @@ def errors_under(fault: str, method: str) -> dict[str, float]:
 # The tests
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("split", ["contiguous", "zigzag"])
 @pytest.mark.parametrize("method", METHODS)

@@ -65,7 +65,6 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("schedule", "size", "per_rank", "layers", "count"), CASES, ids=str)
 def test_a_pipeline_computes_what_one_process_computes(
