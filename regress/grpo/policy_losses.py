@@ -71,14 +71,8 @@ def reinforce(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
 
 def sapo(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     """Return ``-(4 / tau) sigmoid(tau (r - 1)) A`` (arXiv 2511.20347, eq. 5; TRL 1.16; verl 0.9)."""
-    tau = _either(t.advantages > 0, o.sapo_tau_pos, o.sapo_tau_neg, t.ratio.dtype)
+    tau = torch.where(t.advantages > 0, o.sapo_tau_pos, o.sapo_tau_neg).to(t.ratio.dtype)
     return -torch.sigmoid(tau * (t.ratio - 1.0)) * 4.0 / tau * t.advantages
-
-
-def _either(condition: Tensor, one: float, other: float, dtype: torch.dtype) -> Tensor:
-    """Return one number or the other at each token; `torch.where` of two numbers would round them to float32."""
-    first, second = (torch.tensor(each, dtype=dtype, device=condition.device) for each in (one, other))
-    return torch.where(condition, first, second)
 
 
 def vespo(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
@@ -100,8 +94,8 @@ def vespo_weight(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
         total = total + (t.samples.mean if whole else t.samples.sum)(log_correction)
     log_weight = total.clamp(LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT)
     positive = t.advantages >= 0
-    k = _either(positive, o.vespo_k_pos, o.vespo_k_neg, total.dtype)
-    decay = _either(positive, o.vespo_lambda_pos, o.vespo_lambda_neg, total.dtype).clamp(min=1e-4)
+    k = torch.where(positive, o.vespo_k_pos, o.vespo_k_neg).to(total.dtype)
+    decay = torch.where(positive, o.vespo_lambda_pos, o.vespo_lambda_neg).to(total.dtype).clamp(min=1e-4)
     return torch.exp(decay + k * log_weight - decay * log_weight.exp()).nan_to_num(
         nan=0.0, posinf=0.0, neginf=0.0
     )

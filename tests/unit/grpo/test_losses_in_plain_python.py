@@ -92,7 +92,7 @@ PLAIN: list[tuple[Formula, dict[str, Any]]] = [
     (of_ratio(ppo), {**CLIPS, "log_ratio_min": -0.1}),
     (of_ratio(ppo), {**CLIPS, "log_ratio_max": 0.1}),
     (of_ratio(lambda r, a, o: -r * a), {"loss": "importance_sampling"}),
-    (of_ratio(sapo), {"loss": "sapo", "sapo_tau_pos": 1.3, "sapo_tau_neg": 0.7}),
+    (of_ratio(sapo), {"loss": "sapo", "sapo_tau_pos": 1.25, "sapo_tau_neg": 0.75}),
     (reinforce, {"loss": "reinforce"}),
     (cispo, {"loss": "cispo", **CLIPS}),
     (dro, {"loss": "dro", "dro_beta": 0.7}),
@@ -101,7 +101,7 @@ PLAIN: list[tuple[Formula, dict[str, Any]]] = [
     (dppo, {"loss": "dppo_tv", "clip_low": 0.05, "clip_high": 0.04}),
     (dppo, {"loss": "dppo_kl", "clip_low": 0.002, "clip_high": 0.003, "delta": 1.1}),
     (vespo, {"loss": "vespo"}),
-    (vespo, {"loss": "vespo", "vespo_k_neg": 1.1, "vespo_lambda_pos": 0.3, "vespo_lambda_neg": 1e-5}),
+    (vespo, {"loss": "vespo", "vespo_k_neg": 1.125, "vespo_lambda_pos": 0.25, "vespo_lambda_neg": 1e-5}),
     (
         vespo,
         {"loss": "vespo", "vespo_lambda_pos": 0.0, "sampler_correction": "token_mask", "correction_max": 1.2},
