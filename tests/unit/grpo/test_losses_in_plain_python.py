@@ -201,7 +201,7 @@ def test_log_ratios_of_vespo_are_clamped_one_by_one() -> None:
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_probabilities_of_almost_one_have_a_distance(sign: float) -> None:
-    """What is added to both probabilities keeps their quotient positive."""
+    """The constant beside both probabilities keeps their quotient positive."""
     t = Tokens(25)
     t.advantages = [sign] * K
     if sign > 0:
