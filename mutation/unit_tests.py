@@ -32,7 +32,7 @@ class Test:
         name: node id.
         seconds: that it takes.
         lines: of each file that it reaches.
-        content: hash of its file.
+        content: hash of its file and of what that may import.
     """
 
     __test__ = False
@@ -62,9 +62,19 @@ class Ran:
 
 
 def files() -> dict[str, str]:
-    """Return the hash of each test file, by its path from the root of the repository."""
-    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
-    return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths}
+    """Return the hash of each test file and of what it may import, by its path from the root of the repository."""
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
+    helpers = hashlib.sha256((ROOT / "tests/unit/conftest.py").read_bytes())
+    for path in paths:
+        if not path.name.startswith("test_"):
+            helpers.update(path.read_bytes())
+    found = {}
+    for path in paths:
+        if path.name.startswith("test_"):
+            content = helpers.copy()
+            content.update(path.read_bytes())
+            found[str(path.relative_to(ROOT))] = content.hexdigest()[:12]
+    return found
 
 
 QUIET = "ignore::pytest.PytestAssertRewriteWarning"

@@ -14,7 +14,7 @@ from mutation.page import COLUMNS, page, rows
 from mutation.ranks import Lines
 from mutation.run import Cache, Suite, cheapest, decided, known, prove
 from mutation.scopes import Scope
-from mutation.unit_tests import Test
+from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 from regress.replay.pool import shared_pool
 
@@ -166,6 +166,33 @@ def test_what_killed_a_mutant_has_to_be_as_it_was(tmp_path: Path, monkeypatch: p
     by_replay = decided(MUTANT, Suite([check()], []), Cache(tmp_path / "2"), Scripted(VERDICT))
     assert by_replay.fate == "killed"
     assert Cache(tmp_path / "2").of([MUTANT]) == []  # of a case with another manifest
+
+
+@pytest.mark.parametrize(
+    "changed", ["grpo/test_one.py", "grpo/plain.py", "parallel/conftest.py", "conftest.py"]
+)
+def test_a_test_is_another_where_it_or_a_helper_was_changed(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mutation.unit_tests.ROOT", tmp_path)
+    unit = tmp_path / "tests/unit"
+    for file in (
+        "grpo/test_one.py",
+        "grpo/plain.py",
+        "parallel/conftest.py",
+        "conftest.py",
+        "grpo/notes.txt",
+    ):
+        path = unit / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1", encoding="utf-8")
+    before = files()
+    (unit / "grpo/notes.txt").write_text("2", encoding="utf-8")
+    assert files() == before
+    (unit / changed).write_text("2", encoding="utf-8")
+    after = files()
+    assert list(before) == list(after) == ["tests/unit/grpo/test_one.py"]
+    assert after != before
 
 
 def test_an_error_is_no_outcome(tmp_path: Path) -> None:
