@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
 from regress.printed import echo
+from regress.progress import progress
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -92,19 +92,15 @@ def calibrate(
     from regress.report.calibration import notes, table, write
 
     store, console = open_store(golden_dir, writes=True), Console()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(
-            f"calibrating {case}",
-            total=replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0),
-        )
+    total = replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0)
+    with progress(f"calibrating {case}", total) as bar:
         found = measure(
             store,
             case,
             seeds=seeds,
             proof=proof,
             only=only or None,
-            advance=lambda: bars.advance(task),
+            advance=bar.advance,
             processes=workers(),
         )
     rows = rows_of(found.floors, found.proof)
@@ -171,10 +167,8 @@ def validate(
 
     console = Console()
     opened = open_store(golden_dir).case(case)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"validating {case}", total=seeds * replays_of_seed(opened, faults))
-        found = run(opened, seeds, faults=faults, advance=lambda: bars.advance(task))
+    with progress(f"validating {case}", seeds * replays_of_seed(opened, faults)) as bar:
+        found = run(opened, seeds, faults=faults, advance=bar.advance)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     echo("largest multiple of the tolerance in healthy replays:")
     wide.print(headroom_table(found.healthy))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.printed import echo
+from regress.progress import progress
 
 if TYPE_CHECKING:
     from regress.faults.fault import Fault
@@ -191,18 +191,13 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Pa
     from regress.replay.curves import NAMED, drawn, verdicts
 
     chosen = [one.name for one in _chosen(names)] if names else [*NAMED]
-    console = Console()
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("", total=healthy + seeds * len(chosen))
-        found = drawn(
-            chosen,
-            out,
-            steps=steps,
-            seeds=seeds,
-            healthy=healthy,
-            advance=lambda name: bars.update(task, advance=1, description=name),
-        )
+    with progress(total=healthy + seeds * len(chosen)) as bar:
+
+        def advance(name: str) -> None:
+            bar.name(name)
+            bar.advance()
+
+        found = drawn(chosen, out, steps=steps, seeds=seeds, healthy=healthy, advance=advance)
     told = [one for one in verdicts(found) if one.fault in chosen]
     for one in told:
         verb = "noticed" if one.noticed else "not noticed"
@@ -254,17 +249,14 @@ def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool) -> list
     from regress.replay.fault_trial import tried
     from regress.replay.pool import close_shared_pool, shared_pool
 
-    console = Console()
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     rows = []
     shared_pool().warm()
     try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task("", total=len(trials))
+        with progress(total=len(trials)) as bar:
             for one in trials:
-                bars.update(task, description=one.name)
+                bar.name(one.name)
                 rows.append(tried(one, store, diagnosed=diagnosed))
-                bars.advance(task)
+                bar.advance()
     finally:
         close_shared_pool()
     return rows

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +19,7 @@ from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
+from regress.progress import progress
 from regress.redaction import redacted
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
@@ -184,7 +184,7 @@ def replay(
         for one in chosen:
             machine.attend(one)
         return
-    results = _run(chosen, table, overrides, machine, console)
+    results = _run(chosen, table, overrides, machine)
     _tell(results, report, console)
     _tell_left_out(results, None if adapter is None else adapter.name)
     ctx.exit(results.exit_code)
@@ -213,22 +213,16 @@ def _run(
     table: dict[str, Variant],
     overrides: Overrides,
     machine: Machine,
-    console: Console,
 ) -> Results:
     from regress.replay.session import Results
     from regress.replay.token_tables import chosen_tables
 
     results = Results()
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars,
-        machine.cache(table, overrides) as cache,
-    ):
-        task = bars.add_task("", total=len(chosen))
+    with progress(total=len(chosen)) as bar, machine.cache(table, overrides) as cache:
         for one in chosen:
-            bars.update(task, description=one.name)
+            bar.name(one.name)
             results.add(one, cache.outcome(one))
-            bars.advance(task)
+            bar.advance()
         results.tokens = chosen_tables(cache.root, results.all_calls)
     return results
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option
 from regress.printed import echo
+from regress.progress import progress
 from regress.report.judge_options import (
     json_file_option,
     only_option,
@@ -222,24 +221,15 @@ def _warn(text: str) -> None:
 def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
     from regress.compare.dumps.session import compare_dumps
 
-    with _progress(f"{golden} and {actual}") as advance:
-        return compare_dumps(golden, actual, options, engine=engine, advance=advance)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Any]:
-    console = Console(stderr=True)
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=None)
+    with progress(f"{golden} and {actual}") as bar:
 
         def advance(number: int) -> None:
             if number < 0:
-                bars.update(task, total=-number)
+                bar.expect(-number)
             else:
-                bars.advance(task, number)
+                bar.advance(number)
 
-        yield advance
+        return compare_dumps(golden, actual, options, engine=engine, advance=advance)
 
 
 def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, tuple[str, str]]]:
