@@ -221,8 +221,11 @@ def pytest_regress_keywords() -> tuple[str, ...]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those."""
+    here = Path(__file__).parent
     for item in items:
+        if item.path.parent != here:
+            continue
         alike = {item.path.stem, item.name.partition("[")[0]} & ALIKE
         modes = ("[n2",) if item.path.stem == "test_update" else ("[n2", "[n0")
-        if item.path.parent == Path(__file__).parent and alike and any(mode in item.name for mode in modes):
+        if alike and any(mode in item.name for mode in modes):
             item.add_marker(pytest.mark.extended)

@@ -18,11 +18,12 @@ from regress.replay.variants import Precision
 ROOT = Path(__file__).parents[2]
 STORE = GoldenStore(ROOT / "golden")
 NOT_EXPRESSIBLE = dict.fromkeys(("dr_grpo", "rollout"), "a temperature of 0.8")
+CASES = [STORE.case(name) for name in STORE.names()]
 REPLAYS = [
-    Replay(STORE.case(name), variant, precision)
+    Replay(case, variant, precision)
     for variant in REMOTE.values()
-    for name in STORE.names()
-    if not STORE.case(name).precisions  # wires round to float32
+    for case in CASES
+    if not case.precisions  # wires round to float32
     for precision in dict.fromkeys((*variant.precisions, Precision.FLOAT32))
 ]
 
