@@ -35,9 +35,8 @@ def test_a_script_of_the_exported_files_passes_the_suite_and_says_what_it_left_o
     assert "my_adapter:run did not record trajectory, activations, old_log_probs" in said
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n == "kl" else pytest.mark.extended) for n in FAULTS]
-)
+@pytest.mark.extended  # tests/foreign/test_export_truth.py compares the script with the golden values
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_where_it_begins(name: str, project: ForeignProject) -> None:
     old, new, first = FAULTS[name]
     project.plant(old, new)

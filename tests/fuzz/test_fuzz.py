@@ -18,7 +18,7 @@ from tests.fuzz.hunt import MEMORY, Hunt, hunt
 from tests.fuzz.openers import OWN, Seen, openers
 from tests.fuzz.targets import PLANTED, TARGETS, seed_of, seeds
 
-DEFAULT = 80
+DEFAULT = 50
 FOUND = (
     *(16, 31, 48, 52, 61, 88, 141, 142, 170, 178, 188, 193, 196, 211, 214),
     *(2966, 8157, 8775, 9015, 12455, 14776, 16966, 17789),

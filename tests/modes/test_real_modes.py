@@ -149,13 +149,8 @@ class OtherSign(LocalModel):
         return super().backward(data, [-values for values in gradients], config)
 
 
-@pytest.mark.parametrize(
-    ("model", "rule"),
-    [
-        (OtherSign, "advantages-sign"),
-        pytest.param(Shifted, "advantages-shifted", marks=pytest.mark.extended),
-    ],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("model", "rule"), [(OtherSign, "advantages-sign"), (Shifted, "advantages-shifted")])
 def test_weights_of_a_custom_loss_are_judged(
     customized: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: type[LocalModel], rule: str
 ) -> None:

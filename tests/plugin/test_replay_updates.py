@@ -186,6 +186,7 @@ def test_an_update_that_fails_is_tried_once(stubbed: Any) -> None:
     assert stubbed.goldens() == before
 
 
+@pytest.mark.extended
 def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     stubbed.fault(base=DRIFT)
     before = stubbed.manifest()
@@ -196,7 +197,7 @@ def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     assert stubbed.manifest() != before
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("modes", ["review", "drifted"])
 def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None:
     pending = stubbed.folder / "golden" / ".pending" / CASE

@@ -279,7 +279,7 @@ def found(tmp_path: Path) -> Callable[[Case], Found]:
 
 def _some(cases: Collection[Case]) -> list[Any]:
     rest = pytest.mark.extended
-    return [case if i < 6 else pytest.param(case, marks=rest) for i, case in enumerate(cases)]
+    return [case if i < 3 else pytest.param(case, marks=rest) for i, case in enumerate(cases)]
 
 
 @pytest.mark.parametrize("case", _some(CASES), ids=lambda case: case.name)

@@ -60,7 +60,7 @@ KILLS = {
 DEFAULT = ("half of the weights", "before the rename", "pruning", "accumulation", "between updates")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("window", DEFAULT)
 def test_a_killed_run_goes_on(bench: Callable[[str], Bench], window: str) -> None:
     found = bench("")

@@ -58,6 +58,7 @@ def test_fates_in_ranks(ranks: Worker, tmp_path: Path) -> None:
     assert outcome(ranks, planted(DIVISOR, "None"), tmp_path / "later")[0] == "killed"
 
 
+@pytest.mark.extended
 def test_failures_of_the_tool_in_ranks(ranks: Worker, tmp_path: Path) -> None:
     gone = Mutant(PATH, "gone", 0, 1, "", "", "")
     assert outcome(ranks, gone, tmp_path / "gone") == ("error", "")
@@ -71,6 +72,7 @@ def test_failures_of_the_tool_in_ranks(ranks: Worker, tmp_path: Path) -> None:
     assert outcome(ranks, gone, tmp_path / "gone") == ("error", "")  # and is tried again
 
 
+@pytest.mark.extended
 def test_the_judge_reads_layouts_by_the_mutant_too(ranks: Worker) -> None:
     """Engine and judge that arrange samples in another order, both of them, agree: the values are the same."""
     shared = Check("on_policy", "base", 20.0, {}, "0")
