@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from regress.faults.patch import Patch, Prepare
 
 KINDS: Mapping[str, str] = {
@@ -186,8 +188,13 @@ def of_run(inject: Inject) -> bool:
 
 @contextmanager
 def injected(inject: Inject) -> Iterator[Prepare | None]:
-    """Break the engine by a function inside the context; yield the function that breaks each run, if any."""
+    """Break the engine by a function inside the context; yield the function that breaks each run, if any.
+
+    Torch draws from a fixed seed inside, so that a fault that draws, such as dropout, is the same in every replay.
+    """
     with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(0)
         if of_run(inject):
             yield inject
         else:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 import regress.faults
 from regress.compare.diagnosis.divergence import find_divergence
@@ -54,6 +55,21 @@ def test_faults_change_the_engine_while_they_last(error: type[Exception] | None)
         for owner, name, before, inside in found:
             assert inside is not before, f"{one.name} leaves {name} as it is"
             assert inspect.getattr_static(owner, name) is before, f"{one.name} leaves {name} broken"
+
+
+def test_a_fault_that_draws_is_the_same_in_every_replay() -> None:
+    before = torch.get_rng_state()
+    drawn = []
+    for _ in range(2):
+        torch.rand(3)
+        with fault_named("dropout_left_on").injected():
+            drawn.append(torch.rand(5))
+    torch.rand(3)
+    assert torch.equal(*drawn)
+    torch.set_rng_state(before)
+    with fault_named("dropout_left_on").injected():
+        torch.rand(5)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_faults_of_a_run_prepare_it() -> None:
