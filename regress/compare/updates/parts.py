@@ -14,6 +14,8 @@ WEIGHTS = ("gradient", "param")
 """Stages whose records hold tensors of parameters, and in ``shards`` what part of each."""
 SPLIT = ("pp", "fsdp", "ep", "tp")
 """Dimensions along which ranks hold different parts of the model."""
+ADAPTER = ".lora_"
+"""Part of the name of every tensor of a low-rank adapter, as PEFT writes it; adapters of a checkpoint have it, too."""
 
 Part = tuple[str, str]
 """Name of a parameter, and its shard as text; an empty text for all of it."""
@@ -23,12 +25,12 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
     """Count, along each dimension that splits the model, the ranks that hold parts which no earlier one holds.
 
     Ranks that all compute with the whole model find the same values, so no other check tells that the split was never
-    made. Nothing is counted unless all ranks recorded all parameters: frozen ones beside adapters are not recorded.
+    made. Nothing is counted unless all ranks recorded all parameters: frozen ones beside adapters are not recorded. A
+    rank that holds none, such as a stage whose parameters are frozen, is no copy of another.
     """
     split = [name for name in SPLIT if mesh.sizes[name] > 1]
     everything = (config.get("debug") or {}).get("target_param_pattern") == ".*"
-    adapted = ((config.get("model") or {}).get("lora") or {}).get("r") is not None
-    if not split or not everything or adapted:
+    if not split or not everything:
         return
     held: dict[int, set[Part]] = {}
     for record in records:
@@ -37,7 +39,8 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
             told = shards if isinstance(shards, dict) else {}
             parts = {(name, json.dumps(told.get(name, ""), sort_keys=True)) for name in record.tensors}
             held.setdefault(record.rank, set()).update(parts)
-    if sorted(held) != list(range(mesh.world_size)):
+    adapted = any(ADAPTER in name for parts in held.values() for name, _ in parts)
+    if adapted or sorted(held) != list(range(mesh.world_size)):
         return
     for name in split:
         seen: set[Part] = set()
@@ -45,7 +48,7 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
         for index in range(mesh.sizes[name]):
             ranks = [rank for rank in held if mesh.coordinates(rank)[name] == index]
             parts = set().union(*(held[rank] for rank in ranks))
-            own += bool(parts - seen)
+            own += not parts or bool(parts - seen)
             seen |= parts
         known.number(
             mesh.sizes[name], own, 0.0, f"the number of ranks with a part of their own along parallel.{name}"

@@ -15,7 +15,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.layout import Mesh
 
-CONFIG = {"debug": {"target_param_pattern": ".*"}, "model": {"lora": {"r": None}}}
+CONFIG = {"debug": {"target_param_pattern": ".*"}}
 NAMES = ("embed", "expert", "norm")
 
 
@@ -68,11 +68,25 @@ def test_one_copy_among_parts_is_told() -> None:
     [
         {},
         {"debug": {"target_param_pattern": "norm"}},
-        {**CONFIG, "model": {"lora": {"r": 4}}},
     ],
 )
 def test_nothing_is_told_unless_all_parameters_were_recorded(config: dict[str, Any]) -> None:
     assert not checked(records(Mesh(ep=2), frozenset()), Mesh(ep=2), config).count
+
+
+def test_nothing_is_told_of_adapters_beside_frozen_parameters() -> None:
+    mesh = Mesh(pp=2)
+    found = records(mesh, frozenset())
+    for one in found:
+        one.tensors["layers.0.q_proj.lora_A.weight"] = np.zeros(1)
+    assert not checked(found, mesh).count
+
+
+def test_a_stage_whose_parameters_are_frozen_is_no_copy() -> None:
+    mesh = Mesh(pp=3)
+    found = records(mesh, frozenset({"pp"}))
+    found[1].tensors.clear()
+    assert not checked(found, mesh).broken
 
 
 def test_nothing_is_told_of_ranks_that_recorded_nothing() -> None:
