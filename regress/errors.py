@@ -36,6 +36,10 @@ class ConfigError(RegressError):
     """A configuration key is unknown, of the wrong type, or part of an impossible combination."""
 
 
+class NotInstalled(ConfigError):  # noqa: N818  # reads as what it says of a package
+    """An optional package is not installed; the message holds the command that installs it."""
+
+
 class CheckpointError(RegressError):
     """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
 

@@ -34,7 +34,7 @@ def golden_directory(start: Path | None = None) -> Path:
 
 
 def installed_cases() -> Path | None:
-    """Return the directory of the golden cases that an installed distribution holds, such as grpo-regress-cases.
+    """Return the directory of the golden cases that an installed distribution holds.
 
     Raises `GoldenError` when there are several, or when the package of one is missing.
     """
@@ -72,7 +72,7 @@ def open_store(golden_dir: Path | None, *, writes: bool = False) -> GoldenStore:
     if not store.root.is_dir():
         raise GoldenError(
             f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
-            f"{store.root}/CASE/case.yaml, or install grpo-regress-cases"
+            f"{store.root}/CASE/case.yaml"
         )
     return store
 

@@ -15,12 +15,13 @@ from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
-from regress.errors import ConfigError, NotSupported, ReplayError, reason
+from regress.errors import ConfigError, NotInstalled, NotSupported, ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.parallel.launch.imports import imported_for_good
 from regress.replay.cpu_slots import CpuSlots
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.matrix import Replay, items, place_of_test
+from regress.replay.needs import unmet, unusable_tracker
 from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.run_context import run_context_of
 from regress.replay.settings import conflict, scene_with
@@ -117,7 +118,7 @@ class ReplayCache:
             try:
                 self._require_in_force(replay)
                 found = self._judged(replay)
-            except NotSupported as error:
+            except (NotSupported, NotInstalled) as error:
                 found = ReplayOutcome(unsupported=str(error))
             except Exception as error:  # any error would occur again with each of the replay's tests
                 found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
@@ -152,24 +153,19 @@ class ReplayCache:
         return outcome
 
     def _require_in_force(self, replay: Replay) -> None:
-        reason = conflict(replay.variant, self.settings) or self._impossible(replay.variant)
+        reason = conflict(replay.variant, self.settings) or self._impossible(replay)
         if reason is not None:
             raise NotSupported(reason)
 
-    def _impossible(self, variant: Variant) -> str | None:
-        """Return why a variant of the whole program cannot be replayed here; None if it can."""
+    def _impossible(self, replay: Replay) -> str | None:
+        """Return why a case cannot be replayed under a variant here; None if it can."""
+        variant = replay.variant
         if variant.program and self.foreign is not None:
             return "it is about the program around the steps, which is that of this package"
         if variant.wire is not None and self.foreign is not None:
             return "it is about the training service, which is that of this package"
-        trackers = variant.overrides.get("tracking.trackers")
-        if not trackers:
-            return None
-        from regress.engine.tracking.availability import unusable
-
-        found = ((name, unusable(name)) for name in trackers)
-        return next(
-            (f"{name} {why}; run pip install 'grpo-regress[{name}]'" for name, why in found if why), None
+        return (None if self.foreign is not None else unmet(replay.case, variant)) or unusable_tracker(
+            variant
         )
 
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:

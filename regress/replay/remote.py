@@ -18,7 +18,8 @@ from rich.console import Console
 
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory
 from regress.engine.config.schema import Config
-from regress.errors import NotSupported, reason
+from regress.errors import NotInstalled, NotSupported, reason
+from regress.extras import install
 from regress.golden.case import GoldenCase
 from regress.interop.payloads import read_payload
 from regress.replay.configure import case_config, compose
@@ -188,9 +189,8 @@ def _serving(config: Config, folder: Path) -> Iterator[tuple[str, str]]:
         from regress.service.wires.server import ThreadedServer
         from regress.service.wires.settings import Settings
     except ImportError as error:
-        raise NotSupported(
-            f"a training service needs packages that are not installed ({reason(error)}); run pip install "
-            "'grpo-regress[service]'"
+        raise NotInstalled(
+            f"a training service needs packages that are not installed ({reason(error)}); run {install('service')}"
         ) from error
 
     key = f"tml-{secrets.token_hex(8)}"

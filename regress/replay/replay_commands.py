@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +185,7 @@ def replay(
         for one in chosen:
             machine.attend(one)
         return
-    results = _run(chosen, table, overrides, machine)
+    results = _run(chosen, table, overrides, machine, cases)
     _tell(results, report, console)
     _tell_left_out(results, None if adapter is None else adapter.name)
     ctx.exit(results.exit_code)
@@ -213,6 +214,7 @@ def _run(
     table: dict[str, Variant],
     overrides: Overrides,
     machine: Machine,
+    named: Sequence[str],
 ) -> Results:
     from regress.replay.session import Results
     from regress.replay.token_tables import chosen_tables
@@ -223,6 +225,7 @@ def _run(
             bar.name(one.name)
             results.add(one, cache.outcome(one))
             bar.advance()
+        results.require(named)
         results.tokens = chosen_tables(cache.root, results.all_calls)
     return results
 
@@ -261,6 +264,7 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             divergences=results.divergences,
             diagnoses=results.diagnoses,
             tensors=results.tensors,
+            notes=results.left_out,
             environment={
                 "command": redacted(shlex.join(["regress", *sys.argv[1:]])),
                 **surroundings(results.cases.values()),
@@ -284,8 +288,8 @@ def _tell_left_out(results: Results, adapter: str | None) -> None:
     """Print the adapter of the replays, and those left out because it or the settings do not apply."""
     if adapter is not None:
         echo(f"replayed by {adapter}, as [tool.regress] replay says")
-    for replay, reason in results.unsupported.items():
-        echo(f"not supported: {replay}: {reason}")
+    for sentence in results.left_out:
+        echo(sentence)
 
 
 def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:

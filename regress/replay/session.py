@@ -50,7 +50,7 @@ class Results:
         tokens: token values of the failed replays, or of the closest one.
         divergences, diagnoses: first divergences and probable causes of the failed replays.
         cases: replayed cases, by name.
-        unsupported: replay -> reason a user's own trainer does not support it.
+        unsupported: replay -> reason it is not possible here: of a user's own trainer, or an absent package.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -94,6 +94,36 @@ class Results:
         """Exit code: 0 all within tolerance, 1 something is not, 2 something could not be judged."""
         nothing = self.unsupported and not self.calls
         return 2 if self.errors or nothing else int(bool(self.failed))
+
+    def require(self, names: Sequence[str]) -> None:
+        """Take the first replay of each of these cases, asked for by name, for an error if none was possible."""
+        judged = {_case_of(replay) for replay in (*self.calls, *self.errors)}
+        for replay in list(self.unsupported):
+            case = _case_of(replay)
+            if case in names and case not in judged:
+                judged.add(case)
+                self.errors[replay] = self.unsupported.pop(replay)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Replays that are not possible here: a sentence for each reason."""
+        found: dict[str, list[str]] = {}
+        for replay, reason in self.unsupported.items():
+            found.setdefault(reason, []).append(replay)
+        return [f"not supported: {_some(replays)}: {reason}" for reason, replays in found.items()]
+
+
+def _case_of(replay: str) -> str:
+    return replay.partition("/")[0]
+
+
+def _some(replays: Sequence[str]) -> str:
+    further = len(replays) - _NAMED
+    return ", ".join(replays[:_NAMED]) + (f" and {further} more" if further > 0 else "")
+
+
+_NAMED = 3
+"""Replays named in a sentence; the others are counted."""
 
 
 def variant_table() -> dict[str, Variant]:

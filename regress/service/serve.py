@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError, reason
+from regress.extras import install
 from regress.service.core.limits import Limits
 from regress.service.core.opening import executor_of, launched_rank, opened_host
 from regress.service.core.operation_log import OperationLog
@@ -118,7 +119,7 @@ def _wires() -> _Wires:
     except ImportError as error:
         raise ConfigError(
             f"regress serve needs fastapi, uvicorn, protobuf and zstandard, not all of which are installed "
-            f"({reason(error)}); install them with pip install 'grpo-regress[service]'"
+            f"({reason(error)}); run {install('service')}"
         ) from error
     return _Wires(listen, http_server, create_app, Settings, chosen)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import TaskError, reason
+from regress.extras import install
 from regress.inputs import parse_json, read_bytes, refuse_growth
 from regress.tasks.draws import distinct, generator
 from regress.tasks.problem import Problem
@@ -155,8 +156,8 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise TaskError(
-            f"{_KEY}: {path} is a parquet file, which needs the optional package pyarrow, but {error}; install it "
-            'with: pip install "grpo-regress[parquet]"'
+            f"{_KEY}: {path} is a parquet file, which needs the optional package pyarrow, but {error}; run "
+            f"{install('parquet')}"
         ) from error
     number = 0
     try:

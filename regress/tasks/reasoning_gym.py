@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from regress.errors import TaskError
+from regress.extras import install
 from regress.tasks.difficulty import HIGHEST
 from regress.tasks.draws import below, generator
 from regress.tasks.names import nearest
@@ -139,7 +140,7 @@ def _load(module: str) -> ModuleType:
     except ImportError as error:
         raise TaskError(
             f"task.name: reasoning_gym/... needs the optional package reasoning-gym, but {error}; "
-            'install it with: pip install "grpo-regress[reasoning-gym]"'
+            f"run {install('reasoning-gym')}"
         ) from error
 
 

@@ -175,3 +175,11 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
                 timeout=900,
             )
             assert done.returncode == expected, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def test_continuous_integration_runs_both_commands_of_the_readme() -> None:
+    """The first one failed in a fresh clone for as long as nothing ran it."""
+    wanted = [command for block in blocks(PAGES[0]) for command in block.commands if "tox run" in command]
+    assert len(wanted) == 2
+    ran = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in ran if "tox run" in line] == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +80,22 @@ def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
 def test_each_is_short() -> None:
     for name in ("plain_loop", "trl_grpo", "fsdp2"):
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 40
+
+
+@pytest.mark.extended
+def test_the_demo_ends_with_what_it_has_shown(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "dr_grpo", "--variants", "base,mbs4"]
+    (tmp_path / "golden").symlink_to(EXAMPLES.parent / "golden")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    *_, title, replayed, closest, left_out, bitwise, page = done.stdout.splitlines()
+    assert title == "What this has shown:"
+    assert re.fullmatch(
+        r"  replayed +recorded GRPO steps under 2 layouts: .*: all within tolerance", replayed
+    )
+    assert re.fullmatch(
+        r"  closest call +\w+ of case dr_grpo under layout (base|mbs4), 0\.\d+ of .*", closest
+    )
+    assert left_out == "  left out      nothing"
+    assert bitwise.endswith("702 checks of 702 tensors: all within tolerance")
+    assert (tmp_path / page.split()[4]).is_file()

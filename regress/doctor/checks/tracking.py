@@ -15,6 +15,7 @@ from regress.doctor.types import issue
 from regress.engine.tracking.backup import FOLDER
 from regress.engine.tracking.login import has_wandb_login
 from regress.engine.tracking.state import STATE as TRACKING
+from regress.extras import install
 
 OF_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Variables that tie a process to one run of wandb; a shell keeps them after the run."""
@@ -135,8 +136,7 @@ def check_wandb(context: CheckContext) -> Iterator[Issue]:
     if find_spec("wandb") is None:
         yield issue(
             "wandb_not_installed",
-            "tracking.trackers asks for wandb, which is not installed; run pip install 'grpo-regress[wandb]', or name "
-            "another tracker",
+            f"tracking.trackers asks for wandb, which is not installed; run {install('wandb')}, or name another",
         )
         return
     if not has_wandb_login(context.environ):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.engine.config.sections.model import LoraConfig as Section
-from regress.errors import ConfigError, reason
+from regress.errors import ConfigError, NotInstalled, reason
+from regress.extras import install
 from regress.inputs import parse_json, read_bytes
 
 if TYPE_CHECKING:
@@ -47,13 +48,12 @@ _HARMLESS = frozenset(
 
 
 def require_peft(stated: str) -> None:
-    """Raise `ConfigError` if peft is not installed; ``stated`` is the key and value that need it."""
+    """Raise `NotInstalled` if peft is not installed; ``stated`` is the key and value that need it."""
     try:
         import peft  # noqa: F401  # only whether it can be imported counts
     except ImportError as error:
-        raise ConfigError(
-            f"{stated} needs peft, which is not installed ({reason(error)}); install it with pip install "
-            "'grpo-regress[lora]'"
+        raise NotInstalled(
+            f"{stated} needs peft, which is not installed ({reason(error)}); run {install('lora')}"
         ) from error
 
 

@@ -10,6 +10,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from regress.engine.tracking.login import has_wandb_login
 from regress.errors import ConfigError, reason
+from regress.extras import install
 
 AUTOMATIC = ("wandb", "tensorboard")
 """Trackers that are tried where nobody names one, the best first."""
@@ -53,7 +54,7 @@ def _require(name: str) -> None:
         )
     why = unusable(name)
     if why is not None:
-        remedy = "" if "has no login" in why else f"; run pip install 'grpo-regress[{name}]'"
+        remedy = "" if "has no login" in why else f"; run {install(name)}"
         raise ConfigError(f"tracking.trackers: {name} {why}{remedy}")
 
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError, reason
+from regress.extras import install
 from regress.service.client.backend import RemoteModel
 from regress.service.client.settings import Endpoint, endpoint_of
 
@@ -37,7 +38,7 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
     except ImportError as error:
         raise ConfigError(
             f"trainer.type=remote needs httpx and protobuf, not both of which are installed ({reason(error)}); "
-            "install them with pip install 'grpo-regress[service]'"
+            f"run {install('service')}"
         ) from error
 
 

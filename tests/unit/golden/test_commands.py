@@ -100,7 +100,7 @@ def test_list_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     assert (
         refusal("list") == "error: golden is no golden directory: give --golden-dir, or make one with pytest "
-        "--update-golden or with golden/CASE/case.yaml, or install grpo-regress-cases"
+        "--update-golden or with golden/CASE/case.yaml"
     )
     (tmp_path / "golden").mkdir()
     assert says(0, "list") == ["golden holds no cases"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from regress.engine.tracking import availability
+from regress.golden.location import open_store
 from regress.replay.cache import ReplayCache
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import BASE
@@ -15,7 +16,10 @@ from regress.replay.variants import BASE
 
 def impossible(name: str, foreign: object = None) -> str | None:
     cache: Any = SimpleNamespace(foreign=foreign)
-    return ReplayCache._impossible(cache, {"base": BASE, **VARIANTS}[name])
+    replay: Any = SimpleNamespace(
+        case=open_store(None).case("dense"), variant={"base": BASE, **VARIANTS}[name]
+    )
+    return ReplayCache._impossible(cache, replay)
 
 
 def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +27,7 @@ def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     said = impossible("tracking-on")
     assert said is not None
     assert said.startswith("tensorboard is not installed (")
-    assert said.endswith("run pip install 'grpo-regress[tensorboard]'")
+    assert said.endswith("run pip install 'tensorboard>=2.17'")
 
 
 @pytest.mark.parametrize("name", ["tracking-on", "eval-on", "curriculum", "resume-at3", "resume-at2"])

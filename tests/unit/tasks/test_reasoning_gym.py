@@ -161,9 +161,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
 
-    with pytest.raises(
-        TaskError, match=re.escape('install it with: pip install "grpo-regress[reasoning-gym]"')
-    ):
+    with pytest.raises(TaskError, match=re.escape("run pip install 'reasoning-gym>=0.1.25'")):
         make_task("reasoning_gym/chain_sum")
 
 

@@ -19,6 +19,7 @@ from regress.compare.dumps.session import Job, work
 from regress.compare.dumps.sides import open_side
 from regress.dump.location import is_remote, local_path
 from regress.errors import CompareError, DumpError, reason
+from regress.extras import install
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -115,7 +116,7 @@ def imported() -> ModuleType:
         import ray
     except ImportError as error:
         raise CompareError(
-            f"the engine ray needs the package ray ({reason(error)}): pip install 'grpo-regress[ray]', or compare with "
+            f"the engine ray needs the package ray ({reason(error)}): run {install('ray')}, or compare with "
             "--engine processes"
         ) from None
     module: ModuleType = ray
