@@ -56,10 +56,29 @@ def read_sealed(path: Path, parse: Callable[[dict[str, Any]], T], remedy: str) -
         raise GoldenError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     try:
         return parse(_unseal(data))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (GoldenError, *_UNPARSED) as error:
+        if _is_converted(data):
+            raise GoldenError(
+                f"{path} has other line endings than it was written with, as git makes them where core.autocrlf is "
+                f"set: add the line '* -text' to {path.parent.parent / '.gitattributes'}, remove {path.parent}, and "
+                "check it out again"
+            ) from None
         raise GoldenError(f"{path} is damaged ({error}): {remedy}") from None
-    except GoldenError as error:
-        raise GoldenError(f"{path} is damaged ({error}): {remedy}") from None
+
+
+_UNPARSED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What the content of a damaged document raises."""
+
+
+def _is_converted(data: bytes) -> bool:
+    """Return True if a file is intact but for its line endings."""
+    if b"\r\n" not in data:
+        return False
+    try:
+        _unseal(data.replace(b"\r\n", b"\n"))
+    except (GoldenError, *_UNPARSED):
+        return False
+    return True
 
 
 def _is_sealed(data: bytes, tree: Mapping[str, Any]) -> bool:

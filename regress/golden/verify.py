@@ -90,8 +90,12 @@ def _truth(name: str, manifest: Manifest, roots: Sequence[Path]) -> Iterator[Fin
 
 def _others(name: str, folder: Path, manifest: Manifest) -> Iterator[Finding]:
     dead = leftovers(folder, manifest)
-    for path in dead:
-        text = f"{folder / path} is left over from an interrupted update: remove it with regress golden prune"
+    if dead:
+        count = f"{len(dead)} files" if len(dead) > 1 else "a file"
+        text = (
+            f"{folder / dead[0]} is left over from an update that was taken back or interrupted ({count} of the case "
+            "that its manifest does not name): remove what is left over with regress golden prune"
+        )
         yield Finding(name, text, damage=False)
     for path in truth_files(folder):
         if plain_name(path) not in manifest.files and path not in dead:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +155,57 @@ def test_verify(store: GoldenStore) -> None:
     assert lines == [
         f"damaged: tiny: {victim} has 0 bytes, but {size} were recorded: restore it from version control, or record "
         "the case again with regress golden record",
-        f"note: tiny: {left} is left over from an interrupted update: remove it with regress golden prune",
+        f"note: tiny: {left} is left over from an update that was taken back or interrupted (a file of the case that "
+        "its manifest does not name): remove what is left over with regress golden prune",
         "note: tiny: golden/tiny/truth/notes.txt is no file of the case: move it away",
         "1 case: 1 damaged file",
     ]
     assert [row["damage"] for row in parsed(1, "verify")] == [True, False, False]
     assert "so there is no case 'moe'" in refusal("verify", "moe")
+
+
+def test_an_update_that_git_took_back_is_one_line(store: GoldenStore) -> None:
+    """``git checkout golden/`` leaves the new files behind: a line for each of them hid everything else."""
+    folder = store.root / "tiny" / "truth" / "step_000001"
+    for number in range(43):
+        (folder / f"loss.{number:012x}.safetensors").touch()
+    lines = says(0, "verify")
+    assert len(lines) == 2
+    assert lines[0].startswith(
+        f"note: tiny: {folder / 'loss.000000000000.safetensors'} is left over from an update "
+    )
+    assert "(43 files of the case that its manifest does not name)" in lines[0]
+    says(0, "prune")
+    assert says(0, "verify") == ["1 case: intact"]
+
+
+def test_a_clone_with_other_line_endings_is_told_so(
+    store: GoldenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where core.autocrlf is set git rewrites every manifest on checkout, unless .gitattributes forbids it."""
+    manifest = store.root.resolve() / "tiny" / "manifest.json"
+    before = manifest.read_bytes()
+    manifest.write_bytes(before.replace(b"\n", b"\r\n"))
+    line = says(1, "verify")[0]
+    assert line == (
+        "damaged: tiny: golden/tiny/manifest.json has other line endings than it was written with, as git makes them "
+        "where core.autocrlf is set: add the line '* -text' to golden/.gitattributes, remove golden/tiny, and check it "
+        "out again"
+    )
+    manifest.write_bytes(before.replace(b"\n", b"\r\n").replace(b"kappa", b"kapqa"))
+    assert "golden/tiny/manifest.json is damaged (" in says(1, "verify")[0]
+    manifest.write_bytes(before)
+
+    origin = tmp_path / "origin"
+    shutil.copytree(store.root.resolve(), origin / "golden")
+    shutil.copy(Path(__file__).parents[3] / ".gitattributes", origin)
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "golden")):
+        subprocess.run(["git", *command], cwd=origin, check=True, timeout=60)
+    clone = ["git", "clone", "-q", "-c", "core.autocrlf=true", str(origin), str(tmp_path / "clone")]
+    subprocess.run(clone, check=True, timeout=60)
+    monkeypatch.chdir(tmp_path / "clone")
+    assert says(0, "verify") == ["1 case: intact"]
 
 
 def test_verify_pending(proposed: GoldenStore) -> None:
