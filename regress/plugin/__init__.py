@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from regress.plugin import hooks, session
+from regress.plugin.failed_replays import FailedReplays
 from regress.plugin.fixture import regress, regress_check
 from regress.plugin.options import add_options, spell_out
 from regress.plugin.orphans import Orphans
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     summary = config.stash[SUMMARY] = Summary(config)
     config.pluginmanager.register(Orphans(config, summary), "regress-orphans")  # prints after the summary
     config.pluginmanager.register(summary, "regress-summary")
+    config.pluginmanager.register(FailedReplays(config), "regress-failed-replays")
     session.register(config)
 
 

@@ -7,8 +7,9 @@ test is left out only where pytest itself would leave it out, whatever the unkno
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from regress.compare.quantities import QUANTITIES
@@ -89,6 +90,28 @@ class Keywords:
         if text in name or self.shared(text):
             return True
         return None if unknown or any(text in added.lower() for added in self.added) else False
+
+
+def names_of(expression: str) -> list[str]:
+    """Return the names of an expression of ``-k``, in its order."""
+    found = re.findall(r"[\w:+.\[\]\\/-]+", expression)
+    return [name for name in dict.fromkeys(found) if name not in ("and", "or", "not")]
+
+
+def misspelt(expression: str, replays: Collection[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield the names of an expression that occur in no test of some replays, each with the nearest one that does.
+
+    Args:
+        replays: ``case/variant``.
+    """
+    words = {*_WORDS, *_ENDS}
+    for replay in replays:
+        words |= {replay, *replay.split("/"), *re.split(r"[/-]", replay)}
+    for name in names_of(expression):
+        text = name.lower()
+        if any(text in f"[{replay.lower()}/" for replay in replays) or may_continue("", text):
+            continue
+        yield name, next(iter(get_close_matches(text, words, n=1)), None)
 
 
 def may_continue(name: str, text: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
+from regress.plugin.rows import FailedRow, ForeignRow, tell_calls, tell_failed, tell_foreign, tell_properties
 from regress.plugin.state import owner
 from regress.plugin.suite import Broken, Suite
 
@@ -55,26 +55,33 @@ class RecordCheck:
             pytest.fail(item.problem, pytrace=False)
         found = self._suite.cache.outcome(item.replay)
         if found.error is not None:
+            self._tell_failed()
             pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
         self._leave_out(item, found)
         outcome = found.outcomes.get((str(item.place), item.quantity))
         if outcome is None or not outcome.tensors:
+            self._tell_failed()
             pytest.fail(
                 f"nothing was compared: the replay recorded no {item.quantity} at {item.place} of {item.replay.name}; "
                 "look at its dump with --regress-keep-dumps",
                 pytrace=False,
             )
         told = outcome.calls(item.replay.name, str(item.replay.precision), owner(self._node))
-        tell_properties(self._node, told[0])
+        tell_properties(self._node, told[0], found)
         if self._suite.settings.report is not None:
             tell_calls(self._node, told)
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 
+            self._tell_failed()
             updates = self._suite.adapter is None
             headline, details = explain_replay(item, outcome, found, self._node, updates=updates)
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
+
+    def _tell_failed(self) -> None:
+        assert not isinstance(self.item, Broken)
+        tell_failed(self._node, FailedRow(self.item.replay.name, self.item.quantity))
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
         """Skip, and count, what a user's own trainer, or a wire between trainer and service, does not support."""

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from regress.replay.outcome import ReplayOutcome
     from regress.report.call import Call
 
 UPDATE = "regress_update"
 CALL = "regress_call"
 ASKED = "regress_golden"
 FOREIGN = "regress_foreign"
+FAILED = "regress_failed"
 """Property names: a row of the update table, a verdict for the report, the file of a stored check, a row on
-a replay by a user's own trainer.
+a replay by a user's own trainer, replay and quantity of a failing test.
 """
-KEPT = (UPDATE, CALL, ASKED, FOREIGN)
+KEPT = (UPDATE, CALL, ASKED, FOREIGN, FAILED)
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,30 @@ def foreign_row(text: str) -> ForeignRow:
     return ForeignRow(**loads(text))
 
 
-def tell_properties(node: pytest.Item, call: Call) -> None:
+@dataclass(frozen=True)
+class FailedRow:
+    """A failing test of a replay, ``case/variant``."""
+
+    replay: str
+    quantity: str
+
+
+def tell_failed(node: pytest.Item, row: FailedRow) -> None:
+    """Send a row for the last screen of the session."""
+    node.user_properties.append((FAILED, _text(asdict(row))))
+
+
+def failed_row(text: str) -> FailedRow:
+    """Return the row that `tell_failed` sent."""
+    from regress.dump.jsontext import loads
+
+    return FailedRow(**loads(text))
+
+
+def tell_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None = None) -> None:
     """Add the test's gravest or closest verdict to its properties, if a JUnit file is written, which shows them.
+
+    A failing test has the first divergence of its replay, and its cause, as well.
 
     See docs/reference/report.md.
     """
@@ -110,6 +134,11 @@ def tell_properties(node: pytest.Item, call: Call) -> None:
         "regress_worst": "" if verdict.worst is None else verdict.worst.where,
         "regress_reason": verdict.reason,
     }
+    if not verdict.ok and replay is not None and replay.divergence is not None:
+        from regress.report.text import headline
+
+        found["regress_first_divergence"] = headline(replay.divergence.first, call.where)
+        found["regress_cause"] = next((f"{one.cause} (rule {one.rule})" for one in replay.diagnoses), "")
     node.user_properties += [(name, str(value)) for name, value in found.items() if value != ""]
 
 

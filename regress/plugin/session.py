@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regress.errors import ConfigError
+from regress.errors import ConfigError, RegressError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
 from regress.plugin.state import SESSION
@@ -175,6 +175,8 @@ class ReplaySession:
         settings = self._config.stash[SETTINGS]
         if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._worker is None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            self._name_misspelt()
         if self._worker is not None or settings.update is None or self._own is None:
             return
         staged = self.shared / STAGED
@@ -196,6 +198,24 @@ class ReplaySession:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         for problem in found.problems:
             summary.note(problem)
+
+    def _name_misspelt(self) -> None:
+        """Say which names of ``-k``, which has selected nothing, occur in the name of no golden test."""
+        from regress.plugin.expressions import misspelt
+
+        text = str(self._config.getoption("keyword") or "")
+        try:
+            suite = self.suite() if text else None
+        except RegressError:  # the tests that ask for golden cases have said so
+            return
+        if suite is None or not suite.names:
+            return
+        replays = [f"{case}/{variant}" for case in suite.names for variant in suite.variants]
+        for name, near in misspelt(text, replays):
+            if near is not None:  # without one it may be a name of any other test
+                self._config.stash[SUMMARY].note(
+                    f"no golden test has {name!r} in its name; did you mean {near}?"
+                )
 
     def pytest_unconfigure(self) -> None:
         """Stop the ranks' forkserver, and remove the shared directory."""

@@ -18,6 +18,7 @@ from rich.text import Text
 from regress.errors import ConfigError
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
+from regress.golden.names import CASE_FILE
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
 from regress.progress import progress
@@ -36,8 +37,6 @@ EVERYTHING = "*"
 _WIDTH = 140  # columns of a table where there is no terminal
 _RANKS, _MICROS = 8, 8
 """Maximum ranks and microbatches in the table of a failing quantity."""
-_SHOWN = 10
-"""Failing replays listed one by one; the others are counted."""
 
 
 @click.command()
@@ -232,22 +231,35 @@ def _run(
 
 def _tell(results: Results, report: Path | None, console: Console) -> None:
     from regress.replay.record import surroundings
+    from regress.report.github import annotated, annotation
     from regress.report.grid import grid, matrix, render
+    from regress.report.groups import GROUPS
     from regress.report.model import Report
     from regress.report.ranks import first_failing
-    from regress.report.text import headline, told
+    from regress.report.text import told
     from regress.report.write import write_report
 
     rows = grid(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
     wide.print(render(rows))
-    for name in results.failed[:_SHOWN]:
-        first = next(call.verdict for call in results.calls[name] if not call.verdict.ok)
-        echo(headline(first, name))
-        for line in told(results.divergences.get(name), results.diagnoses.get(name, ()), first):
+    groups = results.groups()
+    for group in groups[:GROUPS]:
+        assert group.first is not None
+        name = group.replays[0]
+        echo(group.title)
+        for line in told(results.divergences.get(name), results.diagnoses.get(name, ()), group.first):
             echo(f"  {line}")
-    if len(results.failed) > _SHOWN:
-        echo(f"and {len(results.failed) - _SHOWN} more")
+        if len(results.failed) > 1:
+            echo(f"  {group.extent('check')}")
+        if annotated():
+            case = results.cases[name.partition("/")[0]]
+            echo(
+                annotation(
+                    str(case.folder / CASE_FILE), 1, group.title, f"{group.extent('check')}\n{group.cause}"
+                )
+            )
+    if len(groups) > GROUPS:
+        echo(f"and {len(groups) - GROUPS} more")
     broken = first_failing(results.all_calls)
     if broken is not None:
         for part in (Text(broken.title, "bold"), broken.render(_RANKS, _MICROS), Text(broken.statistics)):

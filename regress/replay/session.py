@@ -30,6 +30,7 @@ from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant
 from regress.replay.workspace import Workspace
 from regress.report.call import Call
+from regress.report.groups import Group, grouped
 from regress.report.tokens import TokenTable
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ class Results:
     def all_calls(self) -> list[Call]:
         """Verdicts of all replays."""
         return [call for calls in self.calls.values() for call in calls]
+
+    def groups(self) -> list[Group]:
+        """Failing replays that broke alike, those with most failures first."""
+        failed = {
+            name: [call.verdict.quantity for call in self.calls[name] if not call.verdict.ok]
+            for name in self.failed
+        }
+        return grouped(failed, self.divergences, self.diagnoses, {})
 
     @property
     def exit_code(self) -> int:

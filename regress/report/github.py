@@ -34,6 +34,26 @@ def append_step_summary(report: Report) -> Path | None:
     return path
 
 
+def annotation(file: str, line: int, title: str, text: str) -> str:
+    """Return the command by which GitHub Actions shows an error at a line of a file, where it reads a log.
+
+    https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+    """
+    place = f"file={_escaped(file, ',:')},line={line},title={_escaped(title, ',:')}"
+    return printable(f"::error {place}::{_escaped(text)}")
+
+
+def annotated() -> bool:
+    """Return True if GitHub Actions reads the log of this process."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def _escaped(text: str, further: str = "") -> str:
+    for sign in ("%", "\r", "\n", *further):
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
 def _within(text: str, room: int) -> bytes:
     data = printable(text).encode()
     if len(data) <= room:

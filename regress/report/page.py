@@ -8,7 +8,7 @@ from typing import Any
 from regress.report.headroom import COLUMNS, WORDS
 from regress.report.html import rendered
 from regress.report.model import Report
-from regress.report.numbers import short
+from regress.report.numbers import multiple, short
 from regress.report.page_data import page_data
 from regress.report.text import headline
 
@@ -42,6 +42,10 @@ def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
     wheres = {call.where for call in report.failed}
     yield "failed", f"{len(report.failed):,}", f"in {len(wheres)} of {len(_wheres(report))}"
     yield "not judged", f"{len(report.errors):,}", ""
+    gravest = max(report.failed, key=lambda call: call.verdict.multiple, default=None)
+    if gravest is not None:
+        yield "farthest", multiple(gravest.verdict.multiple), f"{gravest.verdict.quantity} of {gravest.where}"
+        return
     near = min(report.closest, key=lambda row: row.headroom, default=None)
     if near is not None and near.call is not None:
         room = near.room if near.multiple else "equal"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
+from regress.compare.verdicts.affected import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, strict
 from regress.printed import printable
@@ -69,7 +70,34 @@ def _texts(values: Iterable[str]) -> dict[str, Any]:
 
 def _nested(call: Call, name: str) -> str:
     value = getattr(call.verdict, name)
+    if isinstance(value, Affected):
+        return "\n".join(_words(value))
     return dumps(strict(value, name)) if value else ""
+
+
+def _words(affected: Affected) -> Iterator[str]:
+    """Yield what is known of the affected part of a tensor, a line each."""
+    total = affected.total
+    yield f"{total.hits} of {total.size} {affected.unit}s" + (
+        f", in {total.hit_samples} of {total.samples} samples" if total.samples else ""
+    )
+    if affected.samples:
+        yield f"samples {', '.join(affected.samples)}"
+    for found, what in ((affected.positions, "positions"), (affected.lengths, "samples of lengths")):
+        if found is not None:
+            yield f"{what} {found[0]} to {found[1]}; those that hold {found[2]} to {found[3]}"
+    for name, count in affected.classes.items():
+        if count.hits:
+            yield f"{name.replace('_', ' ')}: {count.hits} of {count.size}"
+    for dimension, first, stop, size in affected.parts:
+        yield f"dimension {dimension}: {first} to {stop - 1} of {size}"
+    if affected.offset is not None:
+        yield f"{affected.offset:.6g} was added to each"
+    if affected.rounded is not None:
+        yield f"each has a value that {affected.rounded} can hold"
+    for name, numbers in affected.held.items():
+        told = ", ".join(f"{key} {value}" for key, value in numbers.items())
+        yield f"{name.replace('_', ' ')}: {told}" if told else name.replace("_", " ")
 
 
 def figure(value: float | None) -> float | str | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.call import Call
 from regress.report.model import Report
@@ -237,3 +239,59 @@ def test_light_and_dark(page: Page) -> None:
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+@pytest.fixture
+def of_two(browser: Browser, tmp_path: Path) -> Iterator[Page]:
+    """A page of two replays: of one rank, and of three, of which the last is wrong."""
+    affected = Affected(
+        "token", Count(3, 12, 1, 2), ("g/0",), (4, 6, 0, 5), held={"equals": {"what": "ref_log_probs"}}
+    )
+    calls = [
+        Call(where, "float64", Verdict(
+            Status.DRIFT if rank == 2 else Status.OK, "log_probs", "log_probs", Place(0, None, rank, 0),
+            multiple=40.0 if rank == 2 else 0.25, tolerance=1e-6, count=12, affected=affected if rank == 2 else None,
+        ))
+        for where, ranks in (("dense/base", 1), ("dense/tp3", 3)) for rank in range(ranks)
+    ]  # fmt: skip
+    path = next(path for path in write_report(tmp_path, Report("two", calls)) if path.name == "index.html")
+    opened = browser.new_page(reduced_motion="reduce")
+    opened.goto(path.as_uri())
+    opened.wait_for_selector("#heat .main-svg")
+    yield opened
+    opened.close()
+
+
+def test_the_map_is_of_one_replay(of_two: Page) -> None:
+    """Rank 0 of a replay on one rank is not rank 0 of one on three: their cells were one."""
+    script = "document.getElementById('heat').data[0].customdata.flat().map(cell => cell[4])"
+    assert of_two.inner_text("#mapped") == "Of dense/tp3, the farthest of 2; choose another above."
+    assert of_two.evaluate(script) == ["0 of 1 failed", "0 of 1 failed", "1 of 1 failed"]
+    of_two.select_option("#where", "dense/base")
+    of_two.wait_for_timeout(400)  # the page allows no script to be made of a text, as waiting for one asks
+    assert of_two.evaluate(script) == ["0 of 1 failed"]
+    assert of_two.inner_text("#mapped") == ""
+
+
+def test_enter_opens_the_chosen_record_and_leaves_it_open(of_two: Page) -> None:
+    of_two.focus("#table")
+    of_two.keyboard.press("Enter")
+    of_two.wait_for_timeout(200)
+    assert of_two.is_visible("#details")
+    text = of_two.inner_text("#details")
+    for words in (
+        "3 of 12 tokens, in 1 of 2 samples",
+        "positions 4 to 6; those that hold 0 to 5",
+        "equals: what ref",
+    ):
+        assert words in text
+    assert "{" not in text
+    assert "[" not in text
+    of_two.keyboard.press("Enter")  # the button that closes it has the focus
+    assert not of_two.is_visible("#details")
+
+
+def test_a_red_page_tells_the_farthest_failure_and_no_headroom(of_two: Page) -> None:
+    cards = of_two.inner_text("main")
+    assert "40 x tolerance" in cards
+    assert "least headroom" not in cards.lower()

@@ -206,6 +206,7 @@ ALIKE = {
     "test_the_others_are_written_when_one_test_fails",
     "test_a_golden_directory_that_cannot_be_written_is_told",
     "test_only_what_failed_is_updated",
+    "test_a_misspelt_name_that_selects_nothing_is_named",
 }
 """Modules and tests in which workers make little difference: with workers they are extended tests.
 

@@ -56,8 +56,13 @@ const scale = () => {
   return [[0, low], [zero, high], [zero + 1e-6, over], [1, far]];
 };
 
-/** A heat map of ranks by microbatches for each quantity. */
+/** A heat map of ranks by microbatches for each quantity, of one replay: ranks of several are not the same ranks. */
 function drawHeat(records) {
+  const wheres = new Set(records.map((record) => value("where", record)));
+  const gravest = records.reduce((a, b) => (a === undefined || weight(b) > weight(a) ? b : a), undefined);
+  mapped = gravest === undefined ? "" : value("where", gravest);
+  if (wheres.size > 1) records = records.filter((record) => value("where", record) === mapped);
+  byId("mapped").textContent = wheres.size > 1 ? `Of ${mapped}, the farthest of ${wheres.size}; choose another above.` : "";
   const cells = new Map();
   for (const record of records) {
     const quantity = value("quantity", record), key = `${value("rank", record)}|${value("micro", record)}`;
@@ -104,12 +109,15 @@ function drawHeat(records) {
   delete base.xaxis; delete base.yaxis;
   return draw("heat", traces, { ...base, ...axes }).then(listen);
 }
+/** The replay that the heat map shows. */
+let mapped = "";
 /** Filter the records by a click on a cell. */
 function listen(place) {
   place.removeAllListeners("plotly_click");
   place.on("plotly_click", ({ points: [{ customdata }] }) => {
     [filters.rank, filters.micro, filters.quantity] = customdata;
-    byId("quantity").value = filters.quantity;
+    if (filters.where || mapped) filters.where = mapped;
+    for (const id of ["quantity", "where"]) byId(id).value = filters[id];
     apply();
     byId("records").scrollIntoView();
   });

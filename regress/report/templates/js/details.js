@@ -46,12 +46,20 @@ function plainNumber(entry) {
 }
 function told(entry) {
   const plain = plainNumber(entry);
-  return typeof plain === "number" ? short(plain) : typeof plain === "string" ? plain : JSON.stringify(plain);
+  if (typeof plain === "number") return short(plain);
+  if (Array.isArray(plain)) return plain.map(told).join(", ");
+  if (plain === null || typeof plain !== "object") return String(plain ?? "none");
+  return known(plain).map(([name, inner]) => `${name} ${told(inner)}`).join(", ");
+}
+/** The entries of a mapping that say anything, by their names in words. */
+function known(mapping) {
+  const says = (entry) => entry !== null && (typeof entry !== "object" || Object.keys(entry).length > 0);
+  return Object.entries(mapping).filter(([, entry]) => says(entry)).map(([name, entry]) => [name.replaceAll("_", " "), entry]);
 }
 /** A text, or the mapping that it is the JSON of, a line an entry. */
 function nested(text) {
   if (!text.startsWith("{")) return text;
-  return Object.entries(JSON.parse(text)).map(([key, entry]) => `${key}: ${told(entry)}`).join("\n");
+  return known(JSON.parse(text)).map(([name, entry]) => `${name}: ${told(entry)}`).join("\n");
 }
 function pairs(entries) {
   const list = element("dl", "pairs");

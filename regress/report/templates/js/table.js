@@ -99,7 +99,10 @@ table.addEventListener("keydown", (event) => {
   const page = Math.floor(table.clientHeight / ROW) - 1;
   const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -shown.length, End: shown.length }[event.key];
   if (step !== undefined) { event.preventDefault(); choose(chosen + step); }
-  if (event.key === "Enter" && event.target === table && shown.length) openDetails(shown[chosen]);
+  if (event.key === "Enter" && event.target === table && shown.length) {
+    event.preventDefault(); // the dialog's button has the focus by then, and would take the key for a click
+    openDetails(shown[chosen]);
+  }
 });
 body.addEventListener("click", (event) => {
   const row = event.target.closest(".row");

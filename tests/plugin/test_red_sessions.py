@@ -1,0 +1,79 @@
+"""How a session ends in which golden replays fail: the last screen, GitHub's annotations, JUnit's properties."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+SEMANTICS = "--regress-tier=semantics"
+WRONG = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
+
+
+def last_screen(result: pytest.RunResult) -> list[str]:
+    """Return the lines behind the title of our section, without the last line, which is pytest's."""
+    (start,) = [n for n, line in enumerate(result.outlines) if re.fullmatch(r"=+ golden replays =+", line)]
+    return [line for line in result.outlines[start + 1 : -1] if line]
+
+
+def test_a_red_session_ends_with_the_first_divergence_of_each_group(everywhere: Any) -> None:
+    """Thousands of lines ended with names of tests, and no cause among them."""
+    everywhere.suite('variants="base,pad8,adamw-fused"')
+    everywhere.fault(base=WRONG, pad8=WRONG, **{"adamw-fused": "refuse"})
+    result = everywhere.run(SEMANTICS)
+    count, *lines = last_screen(result)
+    assert count == f"{result.parseoutcomes()['failed']} failed tests in 3 replays: 2 first divergences"
+    refused, wrong = lines[:4], lines[4:]
+    assert refused[0] == "dr_grpo/adamw-fused cannot be replayed"
+    assert refused[2] == "  the policy is gone; bring it back"
+    assert re.match(r"drift: advantages.* \(dr_grpo/(base|pad8)/step0", wrong[0])
+    assert re.fullmatch(r"  \d+ failed tests at it and after it in dr_grpo/\w+, dr_grpo/\w+", wrong[1])
+    assert re.match(r"  probably: .* \(rule [\w-]+\)", wrong[2])
+    assert re.fullmatch(r"  more: pytest .*--regress-tier=semantics '.*dr_grpo/.*/advantages\]'", wrong[3])
+    assert len(wrong) == 4
+
+
+def test_a_green_session_has_no_such_screen(stubbed: Any) -> None:
+    stubbed.suite('variants="base"')
+    stubbed.run(SEMANTICS).stdout.no_fnmatch_line("*golden replays*")
+
+
+def test_github_shows_each_group_at_the_test(stubbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    stubbed.suite('variants="base,pad8"')
+    stubbed.fault(base=WRONG)
+    (line,) = [one for one in stubbed.run(SEMANTICS).outlines if one.startswith("::error ")]
+    assert re.match(
+        r"::error file=test_suite\.py,line=2,title=drift%3A advantages.*::  \d+ failed tests? .*%0A  probably: ",
+        line,
+    )
+
+
+def test_junit_has_first_divergence_and_cause(stubbed: Any) -> None:
+    stubbed.suite('variants="base"')
+    stubbed.fault(base=WRONG)
+    stubbed.run(SEMANTICS, "--junitxml=junit.xml")
+    tests = ElementTree.parse(stubbed.folder / "junit.xml").getroot().iter("testcase")
+    failing = [test for test in tests if test.find("failure") is not None]
+    assert failing
+    for test in failing:
+        found = {one.get("name"): one.get("value", "") for one in test.iter("property")}
+        assert found["regress_first_divergence"].startswith("drift: advantages")
+        assert "(rule " in found["regress_cause"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pakced", "no golden test has 'pakced' in its name; did you mean packed?"),
+        ("dr_grop and base", "no golden test has 'dr_grop' in its name; did you mean dr_grpo?"),
+        ("dr_grpo and not (advnatages or base)", "'advnatages' in its name; did you mean advantages?"),
+    ],
+)
+def test_a_misspelt_name_that_selects_nothing_is_named(everywhere: Any, text: str, says: str) -> None:
+    everywhere.suite('variants="base"')
+    result = everywhere.run(SEMANTICS, "-k", text)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines([f"*{says}*".replace("[", "[[]")])
