@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -25,6 +26,7 @@ from regress.golden.commands import code_option, golden, hint_at
 from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
 from regress.printed import echo
+from regress.redaction import redacted_output
 from regress.replay.commands import calibrate, record, validate
 from regress.replay.export_commands import export
 from regress.replay.fault_commands import faults
@@ -60,7 +62,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 class FriendlyGroup(click.Group):
-    """Prints the errors of users in one line, without a traceback, and exits with their code."""
+    """Prints the errors of users in one line, without a traceback, and exits with their code; prints no credential."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        with redacted_output():  # click's own errors, too
+            return super().main(*arguments, **options)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from regress.dump.outputs import Output, OutputFile, save_output
 from regress.engine.config.flag_options import flag_options, given_flags
 from regress.errors import DoctorError
 from regress.printed import echo
@@ -39,7 +40,12 @@ VERBS = (
 @click.option("--shell", is_flag=True, help='Print lines for eval "$(regress doctor --shell)".')
 @click.option("--dry-run", is_flag=True, help="Say what the verb would do, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write the report as JSON to this file, too.")
+@click.option(
+    "--output",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
+    help="Write the report as JSON there, too; - is standard output.",
+)
 @click.option("--checkpoint", metavar="PATH", help="The same as CHECKPOINT.")
 @click.option(
     "--project-root", metavar="PATH", default=".", help="Where runs are looked for without CHECKPOINT."
@@ -79,7 +85,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
     options["flags"] = given_flags(options)
     found = run(chosen[0] if chosen else "examine", options)
     if output is not None:
-        _write(Path(output), found.to_json())
+        _write(output, found.to_json())
     if options["as_json"]:
         echo(json.dumps(found.to_json(), indent=1))
     else:
@@ -87,10 +93,9 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
     ctx.exit(found.exit_code)
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(content, indent=1) + "\n")
-    except OSError as error:
+def _write(output: Output, content: dict[str, Any]) -> None:
+    if isinstance(output, Path) and not output.parent.is_dir():
         raise DoctorError(
-            f"--output {path} cannot be written ({error.strerror}); choose another file"
-        ) from None
+            f"--output {output} cannot be written (no folder {output.parent}); choose another file"
+        )
+    save_output(output, json.dumps(content, indent=1) + "\n")

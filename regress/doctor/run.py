@@ -18,7 +18,6 @@ from regress.doctor.report import Report, show
 from regress.dump.location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
-from regress.redaction import redacted_url
 
 CHANGES = ("auto_fix", "clean_only", "create_fresh", "undo", "backup", "restore")
 """Verbs that write into the run."""
@@ -100,7 +99,7 @@ def _require_local(verb: str, options: Mapping[str, Any]) -> None:
     for path in (options["checkpoint"], *options["arguments"]):
         if path is not None and is_remote(path.partition("=")[0]):
             raise DoctorError(
-                f"--{verb.replace('_', '-')} changes files, and {redacted_url(path)} lies in a store, where the doctor "
+                f"--{verb.replace('_', '-')} changes files, and {path} lies in a store, where the doctor "
                 "changes nothing; copy the run to this machine, name the copy, and upload it again"
             )
 

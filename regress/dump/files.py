@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,14 +20,15 @@ from regress.inputs import open_file
 TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
 
 _REMEDIES = {
-    errno.ENOSPC: "free space there or choose another dump directory",
-    errno.EDQUOT: "your quota is used up: free space or choose another dump directory",
+    errno.ENOSPC: "free space there or choose another {place}",
+    errno.EDQUOT: "your quota is used up: free space or choose another {place}",
     errno.EFBIG: "a limit on file sizes is in force: raise it or dump fewer types",
-    errno.EROFS: "the file system is read-only: choose another dump directory",
-    errno.EACCES: "choose a dump directory in which you may write",
-    errno.EPERM: "choose a dump directory in which you may write",
-    errno.ENOTDIR: "a file stands where a folder is needed: choose another dump directory",
-    errno.EEXIST: "a file stands where a folder is needed: choose another dump directory",
+    errno.EROFS: "the file system is read-only: choose another {place}",
+    errno.EACCES: "choose a {place} in which you may write",
+    errno.EPERM: "choose a {place} in which you may write",
+    errno.ENXIO: "it is a socket, or a named pipe that nobody reads: start its reader first, or choose another {place}",
+    errno.ENOTDIR: "a file stands where a folder is needed: choose another {place}",
+    errno.EEXIST: "a file stands where a folder is needed: choose another {place}",
 }
 
 
@@ -38,16 +40,20 @@ class Stamp:
     sha256: str
 
 
-def write_atomically(path: Location, chunks: Iterable[bytes | memoryview], *, fsync: bool = True) -> Stamp:
+def write_atomically(
+    path: Location, chunks: Iterable[bytes | memoryview], *, fsync: bool = True, place: str = "dump directory"
+) -> Stamp:
     """Write a file so that `path` holds either all of it or what it held before.
 
     A file for a store is assembled in memory and uploaded at once.
 
     Args:
         fsync: wait until the disk has it, so that this holds after a power failure, too.
+        place: what a remedy tells to choose another of.
 
     Raises:
-        DumpError: with path, reason and remedy; the temporary file is removed then.
+        DumpError: with path, reason and remedy; the temporary file is removed then. A device, a named pipe or a socket
+            is never replaced.
     """
     if not isinstance(path, Path):
         data = b"".join(chunks)
@@ -56,13 +62,22 @@ def write_atomically(path: Location, chunks: Iterable[bytes | memoryview], *, fs
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _refuse_special(path)
         stamp = _write(temporary, chunks, fsync)
         temporary.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise unwritable(path, error) from error
+        raise unwritable(path, error, place) from error
     return stamp
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise `OSError` for what a rename must not replace; a link and a regular file are replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EINVAL, "it is a device, a named pipe or a socket")
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview], fsync: bool) -> Stamp:
@@ -147,7 +162,8 @@ def unreadable(path: Location, error: OSError) -> DumpError:
     return DumpError(f"{path} cannot be read ({error.strerror or error}): check the path and its permissions")
 
 
-def unwritable(path: Location, error: OSError) -> DumpError:
-    """Return the error for a path that cannot be written, with the remedy for its cause."""
-    remedy = _REMEDIES.get(error.errno or 0, "choose another dump directory")
-    return DumpError(f"{path} cannot be written ({error.strerror or error}): {remedy}")
+def unwritable(path: Location, error: Exception, place: str = "dump directory") -> DumpError:
+    """Return the error for a path that cannot be written, with the remedy for its cause: another place, for example."""
+    number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
+    remedy = _REMEDIES.get(number or 0, "choose another {place}").format(place=place)
+    return DumpError(f"{path} cannot be written ({why or error}): {remedy}")

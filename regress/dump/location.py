@@ -26,13 +26,14 @@ def location(path: str | Location) -> Location:
     """Return the location that a path or a URL names: `runs/3`, `file:///runs/3`, `s3://bucket/runs/3`,
     `memory://runs/3`.
 
-    Raises `DumpError` for a URL whose protocol is unknown here, or that cannot be one of a dump.
+    Raises `DumpError` for a URL whose protocol is unknown here, that lacks its slashes, or cannot be one of a dump.
     """
     if isinstance(path, Path):
         _refuse_collapsed(path)
         return _possible(path)
     if not isinstance(path, str):
         return path
+    _refuse_without_slashes(path)
     if is_remote(path):
         from regress.dump.remote import open_url  # fsspec is loaded by who needs it
 
@@ -50,8 +51,9 @@ def _possible(path: Path) -> Path:
 
 
 def is_remote(path: str) -> bool:
-    """Return True if a text is a URL of something other than this machine's files."""
-    return "://" in path and not path.startswith(_LOCAL)
+    """Return True if a text is a URL of something other than this machine's files; a chain of URLs is."""
+    start = next((start for start in _LOCAL if path.startswith(start)), "")
+    return "://" in path[len(start) :]
 
 
 def address(place: Location) -> str:
@@ -116,7 +118,7 @@ def local_path(path: str) -> Path:
     url, path = path, path.partition("://")[2]
     if not path.startswith("/"):
         raise DumpError(
-            f"{url} names a machine and not a folder of this one: give three slashes (file:///{path}), or the path"
+            f"{url} names a machine and not a folder of this one: give three slashes (file:///...), or the path"
         )
     return Path(path)
 
@@ -124,8 +126,22 @@ def local_path(path: str) -> Path:
 def _refuse_collapsed(path: Path) -> None:
     """Refuse `s3:/bucket`, which pathlib makes of `s3://bucket`, and which would become a folder of that name."""
     first = path.parts[0] if path.parts else ""
-    if len(path.parts) > 1 and first.endswith(":"):
-        from fsspec.registry import known_implementations
+    if len(path.parts) > 1 and first.endswith(":") and _is_protocol(first[:-1]):
+        raise DumpError(f"{path} was a URL before pathlib took one of its slashes: give the URL as text")
 
-        if first[:-1] in known_implementations:
-            raise DumpError(f"{path} was a URL before pathlib took one of its slashes: give the URL as text")
+
+def _refuse_without_slashes(path: str) -> None:
+    """Refuse `s3:bucket`, which was meant as `s3://bucket`."""
+    protocol, colon, rest = path.rpartition("::")[2].partition(":")
+    if colon and not rest.startswith("//") and _is_protocol(protocol):
+        raise DumpError(
+            f"{path} lacks the slashes of a URL: write {protocol}://..., or ./{protocol}:... for a file of this machine"
+        )
+
+
+def _is_protocol(name: str) -> bool:
+    if not name.isalnum():
+        return False
+    from fsspec.registry import known_implementations
+
+    return name.lower() in known_implementations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
+from regress.dump.outputs import Output, OutputFile, write_output
 from regress.errors import CompareError, DumpError
 from regress.printed import echo
 
@@ -22,9 +22,9 @@ from regress.printed import echo
     "--json",
     "--output",
     "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the explanation as JSON.",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
+    help="Write the explanation as JSON; - is standard output, and the rest then goes to standard error.",
 )
 @click.pass_context
 def explain(
@@ -33,7 +33,7 @@ def explain(
     step: int | None,
     update: int | None,
     preset: str | None,
-    json_file: Path | None,
+    json_file: Output | None,
 ) -> None:
     """Say what a recorded trainer really does.
 
@@ -58,6 +58,5 @@ def explain(
         ctx.exit(2)
     echo(found.to_text())
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-        echo(f"written: {json_file}")
+        write_output(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     ctx.exit(int(bool(found.departures)))

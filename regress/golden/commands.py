@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from regress.dump.outputs import LocalFolder
 from regress.errors import GoldenError
 from regress.golden.location import open_store
 from regress.printed import echo
@@ -32,7 +33,7 @@ def directory_option(command: F) -> F:
     """Add --golden-dir."""
     return click.option(
         "--golden-dir",
-        type=click.Path(path_type=Path),
+        type=LocalFolder(),
         metavar="DIR",
         help="Golden directory; otherwise regress_golden_dir in pyproject.toml, or golden/ beside that file.",
     )(command)

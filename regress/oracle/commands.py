@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from regress.dump.location import Location
+from regress.dump.outputs import LocalFolder, Output
 from regress.errors import ConfigError, OracleError
 from regress.printed import echo
 from regress.report.judge_options import (
@@ -45,7 +47,7 @@ from regress.report.judge_options import (
 @only_option
 @click.option(
     "--keep",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=LocalFolder(),
     metavar="DIR",
     help="New folder for the true values, a dump as any other.",
 )
@@ -63,8 +65,8 @@ def oracle(
     ranks_average: bool,
     only: tuple[str, ...],
     keep: Path | None,
-    report: Path | None,
-    json_file: Path | None,
+    report: Location | None,
+    json_file: Output | None,
 ) -> None:
     """Judge a recorded trainer without a baseline.
 

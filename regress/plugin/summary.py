@@ -13,7 +13,6 @@ from regress.plugin.foreign import foreign_lines, supported
 from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
 from regress.plugin.settings import SETTINGS
 from regress.plugin.state import SESSION
-from regress.redaction import redacted
 
 if TYPE_CHECKING:
     from regress.report.call import Call
@@ -125,7 +124,7 @@ class Summary:
         from regress.report.model import Report
 
         replays = self._config.stash[SESSION].replays
-        command = redacted(shlex.join(["pytest", *self._config.invocation_params.args]))
+        command = shlex.join(["pytest", *self._config.invocation_params.args])
         environment = {"command": command, **told(provenance_of(self._config))}
         if replays is None:
             return Report("pytest", calls, environment=environment)

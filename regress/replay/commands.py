@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from regress.dump.files import write_atomically
+from regress.dump.location import Location
+from regress.dump.outputs import OutputFolder, write_outputs
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
@@ -42,8 +43,8 @@ _WIDTH = 160  # columns of a table where there is no terminal
 )
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
+    type=OutputFolder(),
+    metavar="DIR|URL",
     help="Write calibration.html (a plot) and calibration.json there.",
 )
 @click.option("--accept", is_flag=True, help="Put the tolerances in force at once, without a review.")
@@ -59,7 +60,7 @@ def calibrate(
     golden_dir: Path | None,
     seeds: int,
     proof: bool,
-    report: Path | None,
+    report: Location | None,
     accept: bool,
     only: tuple[str, ...],
 ) -> None:
@@ -142,12 +143,10 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
     help="Other seeds of the case.",
 )
 @click.option("--faults/--no-faults", default=True, show_default=True, help="Try faults, too.")
-@click.option(
-    "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write validation-CASE.json there."
-)
+@click.option("--report", type=OutputFolder(), metavar="DIR|URL", help="Write validation-CASE.json there.")
 @click.pass_context
 def validate(
-    ctx: click.Context, case: str, golden_dir: Path | None, seeds: int, faults: bool, report: Path | None
+    ctx: click.Context, case: str, golden_dir: Path | None, seeds: int, faults: bool, report: Location | None
 ) -> None:
     """Validate the tolerances of a case on other seeds.
 
@@ -183,13 +182,11 @@ def validate(
     ctx.exit(int(bool(found.alarms or found.misses)))
 
 
-def _written(folder: Path, found: Validation) -> Path:
+def _written(folder: Location, found: Validation) -> Location:
     from regress.replay.validation import to_json
 
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"validation-{found.case}.json"
-    write_atomically(path, [(json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode()])
-    return path
+    text = json.dumps(to_json(found), indent=1, allow_nan=False) + "\n"
+    return write_outputs(folder, {f"validation-{found.case}.json": text})[0]
 
 
 @click.command()

@@ -9,15 +9,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, TypedDict
 
-from regress.dump.files import write_atomically
+from regress.dump.location import Location, read_bytes
+from regress.dump.outputs import Output, StandardOutput, save_output
 from regress.engine.build import build
 from regress.engine.config import load_config
 from regress.errors import ReplayError, reason
 from regress.faults.registry import installed
-from regress.inputs import DOCUMENT, parse_json, read_bytes
+from regress.inputs import DOCUMENT, parse_json
 from regress.replay.run import no_progress, torch_settings
 from regress.schema import IsFinite, conform
 
@@ -82,7 +82,7 @@ def curve(fault: str, seed: int, steps: int) -> list[float]:
 
 def drawn(
     faults: Sequence[str],
-    path: Path,
+    path: Output,
     *,
     steps: int,
     seeds: int,
@@ -90,14 +90,14 @@ def drawn(
     advance: Callable[[str], None] = lambda _: None,
 ) -> Curves:
     """Return the curves of faults and of healthy seeds; those that the file has are kept, and each new one is added."""
-    known = read(path, steps) if path.exists() else {}
+    known = read(path, steps) if not isinstance(path, StandardOutput) and path.exists() else {}
     wanted = [(HEALTHY, seed) for seed in range(healthy)]
     wanted += [(fault, seed) for fault in faults for seed in range(seeds)]
     for fault, seed in wanted:
         own = known.setdefault(fault, {})
         if seed not in own:
             own[seed] = curve(fault, seed, steps)
-            write_atomically(path, [(json.dumps({"steps": steps, "curves": known}) + "\n").encode()])
+            save_output(path, json.dumps({"steps": steps, "curves": known}) + "\n")
         advance(fault or "healthy")
     return known
 
@@ -107,7 +107,7 @@ class _Document(TypedDict):
     curves: dict[str, dict[str, list[Annotated[float, IsFinite()]]]]
 
 
-def read(path: Path, steps: int | None = None) -> dict[str, dict[int, list[float]]]:
+def read(path: Location, steps: int | None = None) -> dict[str, dict[int, list[float]]]:
     """Return the curves of a file; none if they are those of another number of steps.
 
     Raises:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from regress.dump.outputs import LocalFolder
 from regress.golden.commands import directory_option
 from regress.golden.location import open_store
 from regress.printed import echo
@@ -13,7 +14,7 @@ from regress.printed import echo
 
 @click.command()
 @click.argument("case")
-@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.argument("folder", type=LocalFolder(), metavar="DIR")
 @directory_option
 @click.option(
     "--derived/--no-derived",

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regress.dump.files import write_atomically
+from regress.dump.location import Location
+from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.printed import echo
@@ -113,10 +114,10 @@ def show(name: str) -> None:
 )
 @click.option("--diagnosis/--no-diagnosis", default=True, show_default=True, help="Diagnose, and score it.")
 @click.option(
-    "--report", type=click.Path(path_type=Path), metavar="DIR", help="Write faults.json, .html, .txt there."
+    "--report", type=OutputFolder(), metavar="DIR|URL", help="Write faults.json, .html, .txt there."
 )
 @click.option(
-    "--matrix", type=click.Path(path_type=Path), metavar="FILE", help="Write faults and checks as Markdown."
+    "--matrix", type=OutputFile(), metavar="FILE|URL|-", help="Write faults and checks as Markdown."
 )
 @directory_option
 @code_option
@@ -129,8 +130,8 @@ def run(
     variant: str | None,
     part: str,
     diagnosis: bool,
-    report: Path | None,
-    matrix: Path | None,
+    report: Location | None,
+    matrix: Output | None,
     golden_dir: Path | None,
 ) -> None:
     """Inject faults, and tell what is noticed of them.
@@ -159,12 +160,10 @@ def run(
     found = score(rows)
     for line in summary(found, COMMON):
         echo(line)
-    written = write(report, rows, COMMON) if report is not None else []
-    if matrix is not None:
-        write_atomically(matrix, [markdown(rows, COMMON, CATEGORIES).encode()])
-        written.append(matrix)
-    for path in written:
+    for path in write(report, rows, COMMON) if report is not None else []:
         echo(f"written: {path}")
+    if matrix is not None:
+        write_output(matrix, markdown(rows, COMMON, CATEGORIES))
     ctx.exit(found.exit_code)
 
 
@@ -175,10 +174,8 @@ def run(
 @click.option(
     "--healthy", type=click.IntRange(2), default=5, show_default=True, help="Trainings without one."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Keeps the curves, as JSON."
-)
-def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Path) -> None:
+@click.option("--out", type=OutputFile(), required=True, metavar="FILE", help="Keeps the curves, as JSON.")
+def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Output) -> None:
     """Train with faults, and tell whose reward curve differs.
 
     A fault is noticed if its last ten steps have a mean reward outside of the range of the healthy seeds. Twenty faults
@@ -207,7 +204,7 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Pa
 
 @faults.command("matrix")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page.")
+@click.option("--out", type=OutputFile(), required=True, metavar="FILE", help="The page.")
 @click.option(
     "--curves",
     "drawn_before",
@@ -215,7 +212,7 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Pa
     metavar="FILE",
     help="Reward curves of regress faults curves, for the page.",
 )
-def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) -> None:
+def kill_matrix(runs: tuple[Path, ...], out: Output, drawn_before: Path | None) -> None:
     """Write the page of runs that were made before, from their faults.json.
 
     \b
@@ -235,8 +232,7 @@ def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) ->
 
         found = verdicts(read(drawn_before))
         told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
-    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES, told).encode()])
-    echo(f"written: {out}")
+    write_output(out, markdown(ordered, COMMON, CATEGORIES, told))
 
 
 def _chosen(names: Sequence[str]) -> list[Fault]:

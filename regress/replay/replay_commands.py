@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regress.dump.location import Location
+from regress.dump.outputs import LocalFolder, OutputFolder
 from regress.errors import ConfigError
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
@@ -22,7 +24,6 @@ from regress.golden.names import CASE_FILE
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
 from regress.progress import progress
-from regress.redaction import redacted
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
@@ -64,8 +65,8 @@ _RANKS, _MICROS = 8, 8
 )
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
+    type=OutputFolder(),
+    metavar="DIR|URL",
     help="Write index.html, report.json and report.txt there.",
 )
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
@@ -80,6 +81,7 @@ _RANKS, _MICROS = 8, 8
 @code_option
 @click.option(
     "--keep-dumps",
+    type=LocalFolder(),
     metavar="DIR",
     help="Leave the dumps of the replays there.",
 )
@@ -121,11 +123,11 @@ def replay(
     variants: str,
     tier: str,
     matrix: str | None,
-    report: Path | None,
+    report: Location | None,
     listing: bool,
     golden_dir: Path | None,
     settings: tuple[str, ...],
-    keep_dumps: str | None,
+    keep_dumps: Path | None,
     device: str | None,
     launcher: str,
     nnodes: int,
@@ -153,7 +155,7 @@ def replay(
 
     Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
-    from regress.dump.location import local_path, location
+    from regress.dump.location import location
     from regress.replay.session import (
         Machine,
         adapter_around,
@@ -178,8 +180,9 @@ def replay(
         console.print(_listed(chosen, adapter))
         return
     place = None if work is None else location(work)
-    keep = None if keep_dumps is None else local_path(keep_dumps)
-    machine = Machine(launch, device, place, keep, tokens=report is not None, adapter=adapter, settings=own)
+    machine = Machine(
+        launch, device, place, keep_dumps, tokens=report is not None, adapter=adapter, settings=own
+    )
     if launch is not None and not launch.judges:
         for one in chosen:
             machine.attend(one)
@@ -229,7 +232,7 @@ def _run(
     return results
 
 
-def _tell(results: Results, report: Path | None, console: Console) -> None:
+def _tell(results: Results, report: Location | None, console: Console) -> None:
     from regress.replay.record import surroundings
     from regress.report.github import annotated, annotation
     from regress.report.grid import grid, matrix, render
@@ -278,7 +281,7 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             tensors=results.tensors,
             notes=results.left_out,
             environment={
-                "command": redacted(shlex.join(["regress", *sys.argv[1:]])),
+                "command": shlex.join(["regress", *sys.argv[1:]]),
                 **surroundings(results.cases.values()),
             },
             matrix=matrix(rows),

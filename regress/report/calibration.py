@@ -6,14 +6,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from regress.dump.files import write_atomically
+from regress.dump.location import Location
+from regress.dump.outputs import write_outputs
 from regress.report.numbers import short
 
 if TYPE_CHECKING:
@@ -97,15 +97,12 @@ def _size(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
 
 
-def write(folder: Path, case: str, rows: Sequence[Row]) -> list[Path]:
+def write(folder: Location, case: str, rows: Sequence[Row]) -> list[Location]:
     """Write ``calibration.json`` and ``calibration.html``, which needs no network; return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     tree = {"schema_version": 1, "case": case, "rows": [_strict(asdict(row)) for row in rows]}
     page = figure(case, rows).to_html(include_plotlyjs=True, full_html=True)
     texts = {JSON_NAME: json.dumps(tree, indent=1, allow_nan=False) + "\n", HTML_NAME: page}
-    for name, text in texts.items():
-        write_atomically(folder / name, [text.encode()])
-    return [folder / name for name in texts]
+    return write_outputs(folder, texts)
 
 
 def _strict(tree: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import click
 from rich.console import Console
 
 from regress.compare.dumps.engines import ENGINES, engine_named
+from regress.dump.location import Location
+from regress.dump.outputs import Output, write_output
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option
 from regress.printed import echo
@@ -110,8 +112,8 @@ def compare(
     atol: float | None,
     bitwise: bool,
     tolerances: str | None,
-    report: Path | None,
-    json_file: Path | None,
+    report: Location | None,
+    json_file: Output | None,
     self_hosted_dir: str | None,
     remote_api_dir: str | None,
     weaver_dir: str | None,
@@ -267,8 +269,8 @@ def tell(
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
     modes: Found | None = None,
-    folder: Path | None = None,
-    json_file: Path | None = None,
+    folder: Location | None = None,
+    json_file: Output | None = None,
 ) -> int:
     """Print comparisons, write their reports, and return the exit code.
 
@@ -276,7 +278,6 @@ def tell(
         found: the comparisons by name.
         folder, json_file: where the report is written, if anywhere.
     """
-    from regress.dump.files import write_atomically
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
@@ -306,8 +307,7 @@ def tell(
         for path in write_report(folder, report):
             echo(f"written: {path}")
     if json_file is not None:
-        write_atomically(json_file, [report.dumps().encode()])
-        echo(f"written: {json_file}")
+        write_output(json_file, report.dumps())
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []
     return 1 if 1 in codes else max(codes)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from regress.dump.files import unwritable, write_atomically
+from regress.dump.location import Location
+from regress.dump.outputs import write_outputs
 from regress.report.fault_rows import FaultRow, FaultScore, score, to_json
 from regress.report.numbers import plural, short
 
@@ -181,7 +181,7 @@ def _row(row: FaultRow, checks: Sequence[str]) -> str:
     return f"<tr{style}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
 
 
-def write(folder: Path, rows: Sequence[FaultRow], checks: Mapping[str, str]) -> list[Path]:
+def write(folder: Location, rows: Sequence[FaultRow], checks: Mapping[str, str]) -> list[Location]:
     """Write ``faults.json``, ``faults.html`` and ``faults.txt`` into a folder, and return their paths."""
     lines = [f"{row.name}: {size(row)}; {first(row)}; {told(row)}" for row in rows]
     texts = {
@@ -189,13 +189,7 @@ def write(folder: Path, rows: Sequence[FaultRow], checks: Mapping[str, str]) -> 
         "faults.html": page(rows, checks),
         "faults.txt": "\n".join([*lines, "", *summary(score(rows), checks)]) + "\n",
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    for name, text in texts.items():
-        write_atomically(folder / name, [text.encode()])
-    return [folder / name for name in texts]
+    return write_outputs(folder, texts)
 
 
 def _share(part: int, whole: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
+
+from regress.dump.outputs import OutputFile, OutputFolder
 
 Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -18,17 +19,17 @@ only_option: Option = click.option(
 )
 report_option: Option = click.option(
     "--report",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
+    type=OutputFolder(),
+    metavar="DIR|URL",
     help="Write index.html and report.json there.",
 )
 json_file_option: Option = click.option(
     "--json",
     "--output",
     "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the JSON report.",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
+    help="Write the JSON report; - is standard output, and the rest then goes to standard error.",
 )
 
 

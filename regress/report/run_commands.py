@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from regress.dump.outputs import Output, OutputFile, write_output
 from regress.printed import echo
 
 FORMATS = ("html", "text", "json")
@@ -24,11 +25,11 @@ PAGE = "run-report.html"
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
     help=f"Write there; by default a page is written to {PAGE}, text and JSON are printed.",
 )
-def report(run: Path, other: Path | None, form: str | None, output: Path | None) -> None:
+def report(run: Path, other: Path | None, form: str | None, output: Output | None) -> None:
     """Show the course of a run: reward, pass rate, curriculum, lengths, KL, clip fraction, gradient norm, samples.
 
     RUN is the output_dir of a training run, finished, interrupted or still going on; a second one is shown beside it.
@@ -40,7 +41,6 @@ def report(run: Path, other: Path | None, form: str | None, output: Path | None)
     regress report outputs/base outputs/packed --output both.html
     regress report outputs/reverse_string --format text
     """
-    from regress.dump.files import write_atomically
     from regress.report.run_data import named_runs
 
     runs = named_runs([run] if other is None else [run, other])
@@ -61,5 +61,4 @@ def report(run: Path, other: Path | None, form: str | None, output: Path | None)
     if output is None:
         echo(text, nl=False)
         return
-    write_atomically(output, [text.encode()])
-    echo(f"written: {output}")
+    write_output(output, text)

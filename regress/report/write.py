@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from regress.compare.diagnosis.dataflow import dataflow_key
-from regress.dump.files import unwritable, write_atomically
+from regress.dump.location import Location
+from regress.dump.outputs import write_outputs
 from regress.report.call import PAGE, Call
 from regress.report.github import append_step_summary
 from regress.report.model import Report
@@ -18,7 +18,7 @@ from regress.report.terminal import whole
 JSON_NAME, TEXT_NAME = "report.json", "report.txt"
 
 
-def write_report(folder: Path, report: Report) -> list[Path]:
+def write_report(folder: Location, report: Report) -> list[Location]:
     """Write ``index.html``, ``report.json`` and ``report.txt`` into a folder, each whole or not at all.
 
     The bytes depend on the judged values, and not on the order in which workers reported them. If GitHub
@@ -33,14 +33,9 @@ def write_report(folder: Path, report: Report) -> list[Path]:
         JSON_NAME: told.dumps(),
         TEXT_NAME: whole(told),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    for name, text in texts.items():
-        write_atomically(folder / name, [text.encode(errors="backslashreplace")])
+    written = write_outputs(folder, texts)
     append_step_summary(told)
-    return [folder / name for name in texts]
+    return written
 
 
 def in_order(calls: Sequence[Call]) -> list[Call]:

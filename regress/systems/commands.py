@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from regress.dump.outputs import LocalFolder, Output, OutputFile, write_output
 from regress.golden.commands import directory_option
 from regress.printed import echo
 
@@ -75,14 +76,12 @@ def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="Write the rows as JSON, as they come.",
 )
 @click.option("--resume", is_flag=True, help="Keep the rows of that file, and run what it lacks.")
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
-@click.option(
-    "--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep exports, truths and dumps here."
-)
+@click.option("--report", type=OutputFile(), help="Write the table as a page.")
+@click.option("--keep", type=LocalFolder(), help="Keep exports, truths and dumps here.")
 @click.option(
     "--plant", default="", metavar="MODULE:FUNCTION", help="Context manager that changes the system first."
 )
@@ -96,9 +95,9 @@ def run(
     names: tuple[str, ...],
     patterns: tuple[str, ...],
     newest: bool,
-    json_file: Path | None,
+    json_file: Output | None,
     resume: bool,
-    report: Path | None,
+    report: Output | None,
     keep: Path | None,
     plant: str,
     timeout: float,
@@ -140,9 +139,9 @@ def run(
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="ROWS..."
 )
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
+@click.option("--report", type=OutputFile(), help="Write the table as a page.")
 @click.pass_context
-def table(ctx: click.Context, files: tuple[Path, ...], report: Path | None) -> None:
+def table(ctx: click.Context, files: tuple[Path, ...], report: Output | None) -> None:
     """Show rows that runs have written, together; of a cell in several files the last one.
 
     \b
@@ -162,6 +161,5 @@ def table(ctx: click.Context, files: tuple[Path, ...], report: Path | None) -> N
         echo(line)
     if report is not None:
         known = [load(location) for location in locations().values()]
-        report.write_text(page_of(rows, known, shared_size()), encoding="utf-8")
-        echo(f"written: {report}")
+        write_output(report, page_of(rows, known, shared_size()))
     ctx.exit(exit_code(rows))

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from regress.dump.outputs import Output, StandardOutput, write_output
 from regress.errors import SystemsError
 from regress.golden.location import open_store
 from regress.systems.environments import environment_of, shared_size
@@ -24,9 +25,9 @@ def run_systems(
     *,
     patterns: Sequence[str] = (),
     newest: bool = False,
-    json_file: Path | None = None,
+    json_file: Output | None = None,
     resume: bool = False,
-    report: Path | None = None,
+    report: Output | None = None,
     keep: Path | None = None,
     plant: str = "",
     timeout: float = 300.0,
@@ -83,16 +84,15 @@ def run_systems(
         write_rows(json_file, rows)
         echo(f"written: {json_file}")
     if report is not None:
-        report.write_text(page_of(rows, known.values(), shared_size()), encoding="utf-8")
-        echo(f"written: {report}")
+        write_output(report, page_of(rows, known.values(), shared_size()))
     return exit_code(rows)
 
 
-def _kept(json_file: Path | None, resume: bool, known: Mapping[str, SystemUnderTest]) -> list[Row]:
+def _kept(json_file: Output | None, resume: bool, known: Mapping[str, SystemUnderTest]) -> list[Row]:
     """Return the rows that a resumed run goes on from, without cells that the systems do not have any more."""
     if not resume:
         return []
-    if json_file is None:
+    if json_file is None or isinstance(json_file, StandardOutput):
         raise SystemsError("--resume goes on from the rows of a file: name it with --json")
     cells = {(one.name, cell.name) for one in known.values() for cell in one.cells()}
     names = {one.name for one in known.values()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from regress.dump.location import Location, read_bytes
+from regress.dump.outputs import Output, save_output
 from regress.errors import SystemsError
-from regress.inputs import parse_json, read_bytes
+from regress.inputs import parse_json
 from regress.schema import conform
 from regress.systems.findings import finding_named, gone
 from regress.systems.row import Result, Row
@@ -67,13 +68,10 @@ def exit_code(rows: Sequence[Row]) -> int:
     return 2 if Result.ERROR in results or not rows else 0
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
+def write_rows(path: Output, rows: Sequence[Row]) -> None:
     """Write rows as JSON, in place of those that the file holds; a reader sees the old or the new ones."""
     data: dict[str, Any] = {"format": FORMAT, "rows": [row.to_json() for row in rows]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
-    part.replace(path)
+    save_output(path, json.dumps(data, indent=1, allow_nan=False, default=str) + "\n")
 
 
 def together(rows: Iterable[Row]) -> list[Row]:
@@ -82,7 +80,7 @@ def together(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Location) -> list[Row]:
     """Read rows from JSON.
 
     Raises:

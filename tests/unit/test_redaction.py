@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -53,6 +57,18 @@ FORMS = [
     f"git+https://oauth2:{SECRET}@host/run.git",
     f"s3://K:a'{SECRET}@bucket",
     f"s3://K:a){SECRET}@bucket",
+    f"s3:KEY:{SECRET}@bucket/run",
+    f"gs:{SECRET}@bucket",
+    f"https:user:pa/{SECRET}@host/run",
+    f"s3:KEY%3A{SECRET}%40bucket",
+    f"simplecache::s3:KEY:{SECRET}@bucket/run",
+    f"file::s3://KEY:{SECRET}@bucket/run",
+    f"file:///tmp/x::s3://KEY:{SECRET}@bucket/run",
+    f"local://x::s3://KEY:{SECRET}@bucket/run",
+    f"local::s3:KEY:{SECRET}@bucket/run",
+    f"file://x::simplecache::s3:KEY:{SECRET}@bucket/run",
+    f"file://user:{SECRET}@host/run",
+    f"file:user:{SECRET}@host/run",
 ]
 HARMLESS = [
     "s3://bucket/run",
@@ -61,6 +77,10 @@ HARMLESS = [
     "http://localhost:8000/run",
     "file:///home/me@host/run",
     "/home/me@host/run",
+    "file:///tmp/me@host::local:///tmp/you@host",
+    "git@github.com:owner/repository",
+    "tests/test_a.py::test_b[me@host]",
+    '{"at": "me@host", "https": "s3:bucket"}',
     "pytest 'tests/test_a.py::test_golden[dense/base/step0]'",
     "x == y // 2 @ z: a matrix product",
     "what? s3://bucket/run, or s3://other/run; then 127.0.0.1:29500/x",
@@ -135,3 +155,70 @@ def test_reports_hold_no_credentials() -> None:
 
 def test_trees_keep_what_is_no_text() -> None:
     assert redacted_tree({"a": [1, None, "x", (2.5,)]}) == {"a": [1, None, "x", [2.5]]}
+
+
+WORDS = [
+    ["{}"],
+    ["compare", "a", "b", "--report", "{}"],
+    ["compare", "a", "b", "--json", "{}"],
+    ["compare", "a", "b", "c", "{}"],
+    ["compare", "a", "b", "--num-ranks", "{}"],
+    ["compare", "--{}"],
+    ["dump", "show", "{}"],
+    ["dump", "{}"],
+    ["explain", "{}"],
+    ["oracle", "a", "--model", "{}"],
+    ["replay", "{}"],
+    ["replay", "dense", "--golden-dir", "{}"],
+    ["replay", "dense", "--keep-dumps", "{}"],
+    ["report", "{}"],
+    ["report", "run", "--output", "{}"],
+    ["doctor", "{}"],
+    ["doctor", "{}", "--auto-fix"],
+    ["track", "{}"],
+    ["golden", "show", "{}"],
+    ["golden", "export", "dense", "{}"],
+    ["train", "output_dir={}", "max_steps=x"],
+    ["train", "--config-path", "{}"],
+    ["faults", "matrix", "{}", "--out", "x"],
+    ["serve", "--port", "{}"],
+]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_nothing_that_the_command_prints_holds_a_credential(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its own errors say it, or those of click."""
+    monkeypatch.chdir(tmp_path)
+    for form in (
+        f"s3://KEY:{SECRET}@bucket/x",
+        f"s3:KEY:{SECRET}@bucket/x",
+        f"file:///x::s3://KEY:{SECRET}@b",
+    ):
+        done = CliRunner().invoke(main, [word.format(form) for word in words])
+        assert done.exit_code == 2
+        assert SECRET not in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_traceback_holds_a_credential(tmp_path: Path) -> None:
+    code = (
+        "import click; from regress.cli import main\n"
+        "@main.command()\ndef fails(): raise ValueError('no s3://KEY:hunter2@bucket')\n"
+        "main(['fails'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert SECRET not in done.stdout + done.stderr
+    assert "ValueError: no s3://***@bucket" in done.stderr
+
+
+def test_help_is_printed_as_it_is_written() -> None:
+    def texts(command: click.Command, path: str) -> Iterator[str]:
+        yield command.get_help(click.Context(command, info_name=path))
+        for name, one in command.commands.items() if isinstance(command, click.Group) else ():
+            yield from texts(one, f"{path} {name}")
+
+    for text in texts(main, "regress"):
+        assert redacted(text) == text
