@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from regress.cli import main
 from regress.errors import ConfigError
 from regress.trust import VARIABLE, allow_all_code, allowed_modules, named_code
 
@@ -116,3 +118,72 @@ def test_the_list_has_to_be_one(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.regress]\nallow_code = "own_module"\n')
     with pytest.raises(ConfigError, match="allow_code = 'own_module' is no list of modules"):
         allowed_modules(project)
+
+
+REFUSED = (
+    *("GRPO_REGRESS_ALLOW_CODE", "GRPO_REGRESS_API_KEY", "REGRESS_STORE_TIMEOUT", "REGRESS_TASK__REWARDS"),
+    *(
+        "LD_PRELOAD",
+        "LD_LIBRARY_PATH",
+        "DYLD_INSERT_LIBRARIES",
+        "PYTHONPATH",
+        "PYTHONSTARTUP",
+        "PATH",
+        "HOME",
+    ),
+    *(
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "NCCL_NET_PLUGIN",
+        "CUDA_INJECTION64_PATH",
+    ),
+    *("CC", "BASH_ENV", "GIT_SSH_COMMAND", "PYTEST_PLUGINS", "HF_ENDPOINT", "https_proxy", "pythonpath"),
+)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_configuration_sets_a_variable_that_decides_which_code_runs(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a file, not in one it inherits from, and not in one it names: the code it names is not imported."""
+    monkeypatch.setenv(VARIABLE, "0")
+    own = f"system_envs: {{{name}: '1'}}\n"
+    files = {
+        "own.yaml": own + "task: {rewards: {'foreign_module:f': 1.0}}\n",
+        "beside.yaml": own,
+        "heir.yaml": "defaults: [beside, _self_]\ntask: {rewards: {'foreign_module:f': 1.0}}\n",
+        "interpolated.yaml": f"exp_name: '1'\nsystem_envs: {{{name}: '${{exp_name}}'}}\n",
+    }
+    for file, text in files.items():
+        Path(file).write_text(text)
+    for file in ("own.yaml", "heir.yaml", "interpolated.yaml"):
+        done = CliRunner().invoke(main, ["train", "--config-path", file, "max_steps=0"])
+        assert done.exit_code == 2
+        assert f"system_envs.{name} (file " in done.stderr
+        assert "set it in the shell that starts the command" in done.stderr
+    assert not ran(project)
+    assert not Path("outputs").exists()
+
+
+def test_a_configuration_of_hydra_sets_no_variable(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    Path("own.yaml").write_text(
+        f"hydra: {{job: {{env_set: {{{VARIABLE}: '1'}}}}}}\ntask: {{rewards: {{'foreign_module:f': 1.0}}}}\n"
+    )
+    assert CliRunner().invoke(main, ["train", "--config-path", "own.yaml", "max_steps=0"]).exit_code == 2
+    assert not ran(project)
+
+
+def test_variables_that_change_numbers_may_be_set(project: Path) -> None:
+    names = (
+        *("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG", "DETERMINISTIC_MODE"),
+        *(
+            "OMP_NUM_THREADS",
+            "ATEN_CPU_CAPABILITY",
+            "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+            "MY_KERNELS",
+            "WANDB_PROJECT",
+        ),
+    )
+    words = [f"system_envs.{name}=x" for name in names]
+    assert CliRunner().invoke(main, ["train", "--print-config", *words]).exit_code == 0

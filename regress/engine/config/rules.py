@@ -10,6 +10,7 @@ from regress.engine.config.parallel_rules import PARALLEL_RULES
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
 from regress.engine.config.service_rules import SERVICE_RULES
+from regress.engine.config.system_envs import refused_variable
 from regress.engine.config.task_rules import TASK_RULES, file_beside_task
 from regress.engine.config.text import in_yaml
 from regress.errors import ConfigError
@@ -30,7 +31,7 @@ def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)
-    for beside in (_path_beside_family, _tie_beside_path, file_beside_task):
+    for beside in (refused_variable, _path_beside_family, _tie_beside_path, file_beside_task):
         sentence = beside(config, origin)
         if sentence is not None:
             raise ConfigError(sentence)
@@ -220,16 +221,6 @@ def _reference(c: Config) -> str | None:
     return None
 
 
-def _system_envs(c: Config) -> str | None:
-    for name in c.system_envs:
-        if not name or "=" in name or "\0" in name:
-            return (
-                f"system_envs.{name!r} cannot be the name of an environment variable, which is not empty and holds "
-                "no = and no NUL; correct the name."
-            )
-    return None
-
-
 def _dump_options(c: Config) -> str | None:
     options = vars(c.debug.dump_options)
     if c.trainer.type == "remote":
@@ -315,6 +306,5 @@ RULES: tuple[Rule, ...] = (
     _current_log_probs,
     _current_dump,
     _reference,
-    _system_envs,
     _dump_options,
 )

@@ -103,7 +103,10 @@ class Config:
     device: str = value("cpu", "torch device")
     threads: int = value(1, "CPU threads of torch; results may change with it", minimum=1, maximum=1024)
     system_envs: dict[str, str] = field(
-        default_factory=dict, metadata={"help": "environment variables set before torch starts"}
+        default_factory=dict,
+        metadata={
+            "help": "environment variables set before torch starts, but for those that decide which code runs"
+        },
     )
     model: ModelConfig = field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
