@@ -27,7 +27,9 @@ _URL = re.compile(
     re.I,
 )
 _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*):/+|^//", re.I)
-_BARE = re.compile(r"(?!golden:)(?:[a-z][a-z0-9+.-]*::)*(?P<scheme>[a-z][a-z0-9+.-]+):(?!:)(?=[^\s]*(?:@|%40))", re.I)
+_BARE = re.compile(
+    r"(?!golden:)(?:[a-z][a-z0-9+.-]*::)*(?P<scheme>[a-z][a-z0-9+.-]+):(?!:)(?=[^\s]*(?:@|%40))", re.I
+)
 """What has no slashes; a golden case with its revision (``golden:dense@pending``) is none."""
 _BEHIND = re.compile(r"([?#;]|%3f)(?=[^\s]*\w)", re.I)
 _CLOSING = "'\"`)]}>,.:;"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from regress.errors import ReplayError, reason
 from regress.faults.registry import installed
 from regress.inputs import DOCUMENT, parse_json
 from regress.replay.run import no_progress, torch_settings
+from regress.replay.workspace import Workspace
 from regress.schema import IsFinite, conform
 
 NAMED = (
@@ -66,17 +65,18 @@ class Verdict:
 
 def curve(fault: str, seed: int, steps: int) -> list[float]:
     """Train for so many steps from a seed, with a fault unless its name is empty; return the mean reward of each."""
-    folder = tempfile.mkdtemp(prefix="regress-curve-")
-    given = (*OVERRIDES, f"seed={seed}", f"max_steps={steps}", f"output_dir={folder}", "threads=1")
-    config = load_config(config_name="reverse_string", overrides=given, environ={}).config
-    try:
-        with torch_settings(1), installed(fault or None) as broken, ExitStack() as resources:
-            run = build(config, resources, no_progress)
-            if broken is not None:
-                broken(run)
-            found = [run.trainer.step(step) for step in range(steps)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        Workspace() as folder,
+        torch_settings(1),
+        installed(fault or None) as broken,
+        ExitStack() as resources,
+    ):
+        given = (*OVERRIDES, f"seed={seed}", f"max_steps={steps}", f"output_dir={folder}", "threads=1")
+        config = load_config(config_name="reverse_string", overrides=given, environ={}).config
+        run = build(config, resources, no_progress)
+        if broken is not None:
+            broken(run)
+        found = [run.trainer.step(step) for step in range(steps)]
     return [float(values["rollouts/returns_mean"]) for values in found]
 
 

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from regress.replay.exported import FORMAT
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import BASE, Precision
+from regress.replay.workspace import Workspace
 
 DERIVED = {"advantages": "advantages", "token_weights": "weights"}
 """Field of a file below ``derived/`` -> golden quantity and tensor."""
@@ -122,8 +123,8 @@ def _umask() -> int:
 
 def _write(case: GoldenCase, place: Path, derived: bool) -> None:
     steps = case.trajectories()
-    with TemporaryDirectory(prefix="regress-export-") as temporary:
-        config = replay_config(case, BASE, Precision.FLOAT64, len(steps), Path(temporary))
+    with Workspace() as temporary:
+        config = replay_config(case, BASE, Precision.FLOAT64, len(steps), temporary)
     if config.algorithm.loss_function is not None:
         raise GoldenError(
             f"{case.folder} has a loss that is code (algorithm.loss_function={config.algorithm.loss_function}), which "

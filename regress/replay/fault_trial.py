@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.workspace import Workspace
 from regress.report.fault_rows import FaultRow
 
 HARMLESS_STEPS = None
@@ -131,13 +131,13 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
         )
     steps = shown.steps if trial.fault.wrong and not scheduled(chosen) else HARMLESS_STEPS
     plan = [update for update in chosen.plan if steps is None or update.step < steps]
-    with tempfile.TemporaryDirectory(prefix="regress-fault-") as folder:
+    with Workspace() as folder:
         try:
             dump = replay(
                 chosen.case,
                 chosen.variant,
                 trial.precision,
-                Path(folder),
+                folder,
                 steps=steps,
                 fault=trial.fault.name,
             )

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from regress.compare.diagnosis.run_context import RunContext
@@ -31,6 +30,7 @@ from regress.replay.matrix import Item, Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import Precision
+from regress.replay.workspace import Workspace
 
 WEIGHTY = ("log_probs", "gradient", "param")
 """Quantities of which at least one must be recorded: the others do not show what a trainer computes."""
@@ -149,10 +149,8 @@ def whole_config(one: Replay) -> dict[str, Any]:
     from regress.engine.config import to_plain
     from regress.replay.configure import replay_config
 
-    with TemporaryDirectory(prefix="regress-config-") as folder:
-        config = replay_config(
-            one.case, one.variant, one.precision, len(one.case.trajectories()), Path(folder)
-        )
+    with Workspace() as folder:
+        config = replay_config(one.case, one.variant, one.precision, len(one.case.trajectories()), folder)
     return to_plain(config)
 
 

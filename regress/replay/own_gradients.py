@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +28,7 @@ from regress.replay.configure import replay_config
 from regress.replay.plan import PlannedUpdate
 from regress.replay.run import torch_settings
 from regress.replay.variants import BASE, Precision
+from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -71,8 +70,8 @@ class OwnGradients:
         mask = truth["batch_inputs"]["response_mask"].astype(bool)
         if rows is None or rows.shape[0] != int(mask.sum()):
             return {}
-        with TemporaryDirectory(prefix="regress-own-") as folder:
-            config = replay_config(self._case, BASE, Precision.FLOAT64, 1, Path(folder))
+        with Workspace() as folder:
+            config = replay_config(self._case, BASE, Precision.FLOAT64, 1, folder)
             with torch_settings(config.threads):
                 policy = build_policy(config, _Vocabulary(rows.shape[1]), SingleProcess())
                 named = dict(trained_parameters(policy.model))

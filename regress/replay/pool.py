@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from regress.parallel.launch.pool import RankPool
+from regress.engine.config.schema import Config
+from regress.engine.config.sections.layout import ParallelConfig
+from regress.parallel.launch.pool import STANDSTILL, RankPool
 
 MODULES = ("regress.replay.warm",)
 """Modules that replays need, imported once in the forkserver."""
@@ -22,3 +24,9 @@ def close_shared_pool() -> None:
     """Close the shared pool, if there is one."""
     if _shared is not None:
         _shared.close()
+
+
+def standstill_of(config: Config) -> float:
+    """Return the seconds after which a replay that stands still is given up: ``parallel.timeout`` where it is set."""
+    given = config.parallel.timeout
+    return STANDSTILL if given == ParallelConfig().timeout else given

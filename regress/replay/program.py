@@ -17,7 +17,7 @@ from regress.faults.registry import installed
 from regress.golden.case import GoldenCase
 from regress.parallel.run import train
 from regress.replay.configure import compose, replay_config
-from regress.replay.pool import shared_pool
+from regress.replay.pool import shared_pool, standstill_of
 from regress.replay.size import world_size
 from regress.replay.staged import staged
 from regress.replay.variants import Precision, Variant
@@ -92,6 +92,7 @@ def _process(
         run_program,
         {"config": config, "stop_after": stop_after, "fault": fault},
         world_size(case.config, variant.overrides),
+        standstill=standstill_of(config),
         folder=folder / ("ranks" if stop_after is None else "ranks-before"),
         what=f"{case.name}/{variant.name}{precision.suffix}",
     )

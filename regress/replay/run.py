@@ -21,7 +21,7 @@ from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.replay.configure import replay_config
-from regress.replay.pool import shared_pool
+from regress.replay.pool import shared_pool, standstill_of
 from regress.replay.read_once import trajectories_of
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
@@ -76,7 +76,8 @@ def replay(
         run_steps(config, prepare, fault)
     else:
         arguments = {"config": config, "prepare": prepare, "fault": fault}
-        shared_pool().run(run_steps, arguments, ranks, folder=folder / "ranks", what=what)
+        seconds = standstill_of(config)
+        shared_pool().run(run_steps, arguments, ranks, standstill=seconds, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from regress.compare.alignment.canonical import canonicalize
 from regress.compare.quantities import quantity_named
@@ -22,6 +21,7 @@ from regress.replay.matrix import Replay
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
 from regress.replay.variants import BASE, Precision
+from regress.replay.workspace import Workspace
 
 Truth = dict[str, dict[str, dict[str, Array]]]
 """``where -> quantity -> name -> array``."""
@@ -99,9 +99,9 @@ def require_case_signal(case: GoldenCase, truth: Truth) -> None:
     if case.sampled:
         require_rollout_signal(case)
         return
-    with TemporaryDirectory(prefix="regress-config-") as folder:
+    with Workspace() as folder:
         steps = len(case.trajectories())
-        config = replay_config(case, BASE, Precision.FLOAT64, steps, Path(folder))
+        config = replay_config(case, BASE, Precision.FLOAT64, steps, folder)
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     require_signal(
         case.name,

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from regress.errors import reason
 from regress.parallel.launch.imports import imported_for_good
-from regress.parallel.launch.reports import Ended, Ready, Signal, Start
+from regress.parallel.launch.reports import Ended, Forked, Ready, Signal, Start
 
 _PR_SET_PDEATHSIG = 1
 
@@ -96,6 +96,7 @@ class _Server:
                 if process == 0:
                     self._become_rank(job, rank, handles, listener)
                 self._ranks[process] = rank
+                self.answer(Forked(rank, process))
         finally:
             listener.close()
             for handle in handles:

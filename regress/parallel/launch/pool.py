@@ -26,10 +26,14 @@ from typing import IO, Any, Self
 
 from regress.errors import ReplayError
 from regress.parallel.launch.rank_failure import RankState, rank_failure
-from regress.parallel.launch.reports import Done, Ended, Failed, Ready, Signal, Start, Tapped
+from regress.parallel.launch.reports import Done, Ended, Failed, Forked, Ready, Signal, Start, Tapped
+from regress.parallel.launch.standstill import Standstill
 
 TIMEOUT = 300.0
 """Seconds after which a job is given up."""
+
+STANDSTILL = 60.0
+"""Seconds after which a job is given up one of whose ranks is stopped, or none of whose ranks does anything."""
 
 PATIENCE = 120.0
 """Seconds that a rank waits for others in a collective."""
@@ -82,7 +86,8 @@ class RankPool:
         arguments: Mapping[str, Any],
         world_size: int,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float | None = None,
+        standstill: float = STANDSTILL,
         patience: float = PATIENCE,
         backend: str = "gloo",
         folder: Path | None = None,
@@ -96,7 +101,10 @@ class RankPool:
                 thread, the environment and the working directory of this process, and the variables of torchrun.
             arguments: its keyword arguments, which are pickled.
             world_size: number of ranks.
-            timeout: seconds that the job may take; ``math.inf`` for as long as its ranks want.
+            timeout: seconds that the job may take, by default `TIMEOUT` or five times ``standstill``; ``math.inf`` for
+                as long as its ranks want, which may then wait for others than one another.
+            standstill: seconds after which it is given up if a rank is stopped or, unless ``timeout`` is infinite, no
+                rank does anything.
             patience: seconds that a collective may take.
             backend: backend of the process group.
             folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
@@ -114,6 +122,7 @@ class RankPool:
             raise ValueError(
                 f"{target.__qualname__} is no function of a module that ranks can import: move it"
             )
+        timeout = max(TIMEOUT, 5 * standstill) if timeout is None else timeout
         payload = pickle.dumps((target, dict(arguments)))
         directory, path = os.getcwd(), tuple(sys.path)  # noqa: PTH109  # text, as it is sent
         start = Start(world_size, payload, dict(os.environ), path, directory, backend, patience)
@@ -123,10 +132,10 @@ class RankPool:
             job = _Job(server, start, _logs(folder, world_size, resources), resources)
             try:
                 job.start()
-                job.wait(timeout, given_up)
+                job.wait(timeout, given_up, Standstill(standstill, idle=not math.isinf(timeout)))
             finally:
                 self._end(job)
-            return job.values(what, timeout)
+            return job.values(what, timeout, standstill)
 
     def close(self) -> None:
         """End the forkserver; another job starts a new one."""
@@ -240,13 +249,14 @@ class _Job:
     Attributes:
         states: state of each rank.
         lost: True if the forkserver is gone.
+        still: True if no rank did anything.
     """
 
     def __init__(
         self, server: _Forkserver, start: Start, logs: list[IO[bytes]], resources: ExitStack
     ) -> None:
         self.states = [RankState(rank) for rank in range(start.world_size)]
-        self.lost = False
+        self.lost = self.still = False
         self._server, self._start, self._logs = server, start, logs
         self._reports: dict[Connection, RankState] = {}
         self._resources = resources
@@ -271,12 +281,16 @@ class _Job:
             for writer in writers:
                 writer.close()
 
-    def wait(self, timeout: float, given_up: Connection | None) -> None:
-        """Wait until every rank is done, or one has failed and the others had time to report."""
+    def wait(self, timeout: float, given_up: Connection | None, standstill: Standstill) -> None:
+        """Wait until every rank is done, or one has failed and the others had time to report, or nothing goes on."""
         end = time.monotonic() + timeout
         self._given_up = given_up
         while not self._failed and not self._all(lambda state: state.result is not None):
-            if not self._take(end):
+            if self._take(min(end, standstill.due)):
+                standstill.moved()
+            elif time.monotonic() >= end or (given_up is not None and given_up.poll()):
+                break
+            if self._stands(standstill):
                 break
         self._given_up = None
         end = min(end, time.monotonic() + _GRACE)
@@ -289,6 +303,15 @@ class _Job:
             while self._take(end):
                 pass
 
+    def _stands(self, standstill: Standstill) -> bool:
+        found = standstill.look({s.rank: s.process for s in self.states if s.process is not None and s.runs})
+        if found is None:
+            return False
+        self.still = found < 0
+        if not self.still:
+            self.states[found].stopped = True
+        return True
+
     def end(self) -> None:
         """End every rank, and wait until all are gone."""
         if not self._started or self.lost:
@@ -299,7 +322,7 @@ class _Job:
             if not self._take(end):
                 self.lost = True
 
-    def values(self, what: str, timeout: float) -> list[Any]:
+    def values(self, what: str, timeout: float, standstill: float) -> list[Any]:
         """Return the values of the ranks; raises `RankError` unless all have returned."""
         if self.lost:
             head = f"{what}: " if what else ""
@@ -307,7 +330,10 @@ class _Job:
         results = [state.result.value for state in self.states if isinstance(state.result, Done)]
         if len(results) == len(self.states) and not any(state.died for state in self.states):
             return results
-        raise rank_failure(self.states, [_read(log) for log in self._logs], what, timeout)
+        limit = f"after {timeout:g} s {{}} had not come to an end"
+        if self.still:
+            limit = f"for {standstill:g} s {{}} did nothing (parallel.timeout sets the seconds)"
+        raise rank_failure(self.states, [_read(log) for log in self._logs], what, limit)
 
     @property
     def _failed(self) -> bool:
@@ -347,6 +373,8 @@ class _Job:
             self._hear_out(message.rank)
             self.states[message.rank].status = message.status
             self.states[message.rank].ended = time.monotonic()
+        elif isinstance(message, Forked):
+            self.states[message.rank].process = message.process
         elif isinstance(message, Tapped):
             self._reports[source].last = message
         elif isinstance(message, Done | Failed):

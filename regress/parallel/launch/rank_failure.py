@@ -36,6 +36,8 @@ class RankState:
         status: exit code, or minus a signal, once it has ended.
         ended: time of its end, on the clock of the machine, s.
         slain: True if the pool ended it.
+        process: its process id, once it is known.
+        stopped: True if a signal has stopped it.
     """
 
     rank: int
@@ -44,6 +46,8 @@ class RankState:
     status: int | None = None
     ended: float = math.inf
     slain: bool = False
+    process: int | None = None
+    stopped: bool = False
 
     @property
     def died(self) -> bool:
@@ -63,9 +67,14 @@ class RankState:
         return f"after it recorded {self.last.stage} at {self.last.place}"
 
 
-def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: float) -> RankError:
-    """Return the error of a job that failed or exceeded ``timeout`` seconds; ``logs`` are its ranks' outputs."""
-    culprit, clause = _culprit(states, logs, timeout)
+def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, limit: str) -> RankError:
+    """Return the error of a job that failed or was given up.
+
+    Args:
+        logs: outputs of the ranks.
+        limit: clause of what they exceeded, with a place for their names.
+    """
+    culprit, clause = _culprit(states, logs, limit)
     head = f"rank {culprit.rank} of {len(states)}"
     error = RankError(f"{what}: {head} {clause}" if what else f"{head} {clause}", culprit.rank)
     for state in (culprit, *(other for other in states if other is not culprit)):
@@ -79,7 +88,13 @@ def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, ti
     return error
 
 
-def _culprit(states: Sequence[RankState], logs: Sequence[str], timeout: float) -> tuple[RankState, str]:
+def _culprit(states: Sequence[RankState], logs: Sequence[str], limit: str) -> tuple[RankState, str]:
+    for state in states:
+        if state.stopped:
+            return (
+                state,
+                f"is stopped by a signal such as SIGSTOP, {state.since}: see who sent it, and run it again",
+            )
     own = [(_when(state), state.rank) for state in states if state.died or _raised(state)]
     if own:
         state = states[min(own)[1]]
@@ -97,7 +112,7 @@ def _culprit(states: Sequence[RankState], logs: Sequence[str], timeout: float) -
         also = f"; so did {others}" if others else ""
         return state, f"lost the others {state.since} ({_error(state)}){also}{_collectives(states, logs)}"
     state = min(running, key=lambda state: _COLLECTIVE in logs[state.rank])
-    reason = f"hangs {state.since}: after {timeout:g} s {_ranks(running)} had not come to an end"
+    reason = f"hangs {state.since}: {limit.format(_ranks(running))}"
     return state, reason + _collectives(states, logs)
 
 

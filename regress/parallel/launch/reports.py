@@ -52,6 +52,14 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Forked:
+    """Forkserver to pool: a rank is this process."""
+
+    rank: int
+    process: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """Forkserver to pool: a rank has ended; ``status`` is its exit code, or minus the signal that killed it."""
 

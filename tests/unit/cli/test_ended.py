@@ -100,3 +100,45 @@ def _of_session(leader: int) -> list[int]:
         if int(fields[3]) == leader and fields[0] != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+@pytest.mark.extended
+def test_a_replay_one_of_whose_ranks_is_stopped_ends_by_itself(tmp_path: Path) -> None:
+    """The seconds are those of parallel.timeout."""
+    command = ("replay", "dense", "--variants", "dp2", "--tier", "semantics", "--set", "parallel.timeout=2")
+    with subprocess.Popen(
+        [sys.executable, "-m", "regress", *command, "--golden-dir", str(GOLDEN)],
+        env=_environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        _until(lambda: bool(_grandchildren(process.pid)) or process.poll() is not None)
+        rank = _grandchildren(process.pid)[0]
+        os.kill(rank, signal.SIGSTOP)
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        assert process.wait() == 2, printed
+    assert " of 2 is stopped by a signal such as SIGSTOP" in printed
+    _until(lambda: not Path(f"/proc/{rank}").exists())
+
+
+@pytest.mark.extended
+def test_what_a_killed_replay_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "regress", "replay", "dense", "--golden-dir", str(GOLDEN), "--variants"]
+    environment = _environment(tmp_path)
+    with subprocess.Popen([*command, "dp2"], env=environment, stdout=subprocess.DEVNULL) as process:
+        _until(lambda: bool([*tmp_path.glob("regress-work-*")]) or process.poll() is not None)
+        process.kill()
+    assert [*tmp_path.glob("regress-work-*")]
+    subprocess.run([*command, "base", "--tier", "semantics"], check=True, env=environment)
+    assert not [*tmp_path.glob("regress-*")]
+
+
+def _grandchildren(process: int) -> list[int]:
+    """Return the processes that the children of a process have started."""
+    found = [process]
+    for _ in range(2):
+        texts = (Path(f"/proc/{one}/task/{one}/children") for one in found)
+        found = [int(word) for text in texts if text.exists() for word in text.read_text().split()]
+    return found

@@ -102,5 +102,8 @@ class ParallelConfig:
     pp_schedule: str = value("gpipe", "pp: order of forward and backward passes", choices=PP_SCHEDULES)
     pp_stages_per_rank: int = value(1, "pp: stages on each rank", minimum=1)
     timeout: float = value(
-        600.0, "seconds after which a rank that waits for the others gives up", exclusive_minimum=0.0
+        600.0,
+        "seconds after which a rank that waits for the others gives up; a replay with a stopped rank, or whose ranks "
+        "do nothing, is given up after as many where this is set, else after 60",
+        exclusive_minimum=0.0,
     )

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,27 @@ def sleeps(culprit: int, file: str | None = None) -> float:
         Path(f"{file}{rank()}").write_text(str(os.getpid()))
     if rank() == culprit:
         time.sleep(1000)
+    return total()
+
+
+def stops(culprit: int) -> float:
+    """One rank is stopped, another one computes on and on."""
+    if rank() == culprit:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while rank() == culprit - 1:
+        pass
+    return total()
+
+
+def goes_on(how: str, seconds: float) -> float:
+    """One rank waits for a thread or a process of its own, the others wait for it."""
+    busy = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    if rank() == 1 and how == "thread":
+        thread = threading.Thread(target=exec, args=(busy, {}))
+        thread.start()
+        thread.join()
+    elif rank() == 1:
+        subprocess.run([sys.executable, "-c", busy], check=True)
     return total()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -178,7 +179,7 @@ def test_a_rank_that_misses_a_collective_is_named_with_its_stack(pool: RankPool,
 
 
 def test_a_job_that_takes_too_long_is_ended_and_the_rank_that_others_wait_for_is_named(
-    pool: RankPool, targets
+    pool: RankPool, targets: Any
 ) -> None:
     with pytest.raises(RankError) as caught:
         pool.run(targets.sleeps, {"culprit": 1}, 2, timeout=3.0)
@@ -188,6 +189,35 @@ def test_a_job_that_takes_too_long_is_ended_and_the_rank_that_others_wait_for_is
         str(caught.value),
     )
     assert [note.splitlines()[0] for note in caught.value.__notes__] == ["rank 0 printed:", "rank 1 printed:"]
+
+
+def test_a_stopped_rank_is_named_though_the_others_go_on(
+    pool: RankPool, targets: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(RankError) as caught:
+        pool.run(targets.stops, {"culprit": 1}, 3, standstill=1.0)
+    assert str(caught.value) == (
+        "rank 1 of 3 is stopped by a signal such as SIGSTOP, before it recorded anything: see who sent it, and run it "
+        "again"
+    )
+    assert left_of(pool) == []
+
+
+def test_a_job_none_of_whose_ranks_does_anything_is_given_up(pool: RankPool, targets: Any) -> None:
+    with pytest.raises(
+        RankError, match=r"rank 1 of 2 hangs .*: for 1 s ranks 0 and 1 did nothing \(parallel"
+    ):
+        pool.run(targets.sleeps, {"culprit": 1}, 2, standstill=1.0)
+
+
+@pytest.mark.parametrize("how", ["thread", "child"])
+def test_a_job_of_which_anything_goes_on_is_not_given_up(pool: RankPool, targets: Any, how: str) -> None:
+    """Another thread computes, or a process that a rank has started."""
+    assert pool.run(targets.goes_on, {"how": how, "seconds": 2.0}, 2, standstill=0.5) == [3.0, 3.0]
+
+
+def test_ranks_that_may_wait_for_something_else_are_not_given_up(pool: RankPool, targets: Any) -> None:
+    assert pool.run(targets.late, {"seconds": 1.0}, 2, timeout=math.inf, standstill=0.2) == [1, 1]
 
 
 def test_too_little_memory_is_an_error_of_its_rank(pool: RankPool, targets: Any) -> None:
