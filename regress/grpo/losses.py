@@ -42,6 +42,7 @@ class TokenLoss:
         dual_clipped_K: True where the dual clip replaced the loss.
         entropy_term_K: entropy as it enters the loss, where that is not aggregated like the policy loss.
         kept_K: True where the policy loss counts: the tokens that no mask of the objective leaves out; None without.
+        accepted_K: True where rejection by the current policy leaves a token in the loss mask; None without rejection.
     """
 
     loss_K: Tensor
@@ -56,6 +57,7 @@ class TokenLoss:
     dual_clipped_K: Tensor
     entropy_term_K: Tensor | None = None
     kept_K: Tensor | None = None
+    accepted_K: Tensor | None = None
 
 
 def entropy_in_loss(loss: TokenLoss) -> Tensor | None:
@@ -147,7 +149,8 @@ def _token_loss(
     inputs = PolicyInputs(log_probs_K, given.old, ratio_K, advantages_K, samples, correction_K, marks)
     policy_K = _policy_loss(log_probs_K, ratio_K, advantages_K, objective, inputs)
     policy_K, dual_clipped_K = _dual_clip(policy_K, advantages_K, objective)
-    kept_K, factor_K = _kept(log_probs_K, given, marks, objective)
+    accepted_K = _accepted(log_probs_K, given, objective)
+    kept_K, factor_K = _kept(log_probs_K, given, marks, accepted_K, objective)
     if factor_K is not None:
         policy_K = policy_K * factor_K
     if correction_K is not None and not LOSSES[objective.loss].weighs:
@@ -168,6 +171,7 @@ def _token_loss(
         dual_clipped_K=dual_clipped_K,
         entropy_term_K=None if scale_K is None or entropy_K is None else entropy_K.detach(),
         kept_K=kept_K,
+        accepted_K=accepted_K,
     )
 
 
@@ -236,20 +240,27 @@ def _correction(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) 
 
 
 @torch.no_grad()
+def _accepted(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) -> Tensor | None:
+    """Return the tokens that rejection by the current policy leaves, None where there is none of it."""
+    if objective.rejection is None or objective.correction_policy != "current":
+        return None
+    sampler = _required("sampler_log_probs_K", given.sampler, "rejection", "null")
+    return accepted(log_probs_K, sampler, given.samples, objective)
+
+
+@torch.no_grad()
 def _kept(
-    log_probs_K: Tensor, given: _Given, marks: Marks, objective: ObjectiveFields
+    log_probs_K: Tensor, given: _Given, marks: Marks, accepted_K: Tensor | None, objective: ObjectiveFields
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return where the policy loss counts, and the factor that says so; None without masks."""
     kept_K, factor_K = marks.kept_K, None
     if objective.off_policy_threshold is not None:
         near_K = _on_policy(log_probs_K, given, objective)
         kept_K = near_K if kept_K is None else kept_K & near_K
-    if objective.rejection is not None and objective.correction_policy == "current":
-        sampler = _required("sampler_log_probs_K", given.sampler, "rejection", "null")
-        met_K = accepted(log_probs_K, sampler, given.samples, objective)
+    if accepted_K is not None:
         if objective.aggregation == "seq-mean-token-mean":  # the mean is over the tokens that are left
-            factor_K = met_K / given.samples.mean(met_K.to(log_probs_K.dtype)).clamp(min=1e-8)
-        kept_K = met_K if kept_K is None else kept_K & met_K
+            factor_K = accepted_K / given.samples.mean(accepted_K.to(log_probs_K.dtype)).clamp(min=1e-8)
+        kept_K = accepted_K if kept_K is None else kept_K & accepted_K
     if kept_K is None:
         return None, None
     return kept_K, kept_K.to(log_probs_K.dtype) if factor_K is None else factor_K * kept_K

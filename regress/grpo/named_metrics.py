@@ -18,12 +18,13 @@ def verl_metrics(loss: TokenLoss, objective: ObjectiveFields) -> dict[str, Metri
     sign of the advantage clips (vanilla, gspo), any ratio outside of the range (cispo), untrusted tokens (dppo), drawn
     ones (clip_cov), either side by the sign of the advantage (geo_mean); the lower one is the dual clip, the cap of
     dppo's ratio, or geo_mean's share of negative advantages. ``ppo_kl`` is the mean of log p_old - log p, of its
-    absolute value for kl_cov, with the clamp that vanilla, dppo, sapo and cispo apply to it.
+    absolute value for kl_cov, with the clamp that vanilla, dppo, sapo and cispo apply to it. Means are over the tokens
+    that rejection leaves in the loss mask.
     """
     x_K = loss.log_ratio_K
     if objective.importance_level == "token":
         x_K = _clamped(x_K, objective)
-    found = {"actor/ppo_kl": _mean(x_K.abs() if objective.loss == "kl_cov" else -x_K)}
+    found = {"actor/ppo_kl": x_K.abs() if objective.loss == "kl_cov" else -x_K}
     low_K, high_K = objective.clip_range
     clipped_K, lower_K = loss.clipped_low_K | loss.clipped_high_K, loss.dual_clipped_K
     if objective.loss == "cispo":
@@ -34,7 +35,9 @@ def verl_metrics(loss: TokenLoss, objective: ObjectiveFields) -> dict[str, Metri
         clipped_K, lower_K = loss.clipped_high_K, loss.clipped_low_K
     elif objective.loss in ("dppo_tv", "dppo_kl") and objective.delta is not None:
         lower_K = (loss.ratio_K > objective.delta) & ~clipped_K
-    return found | {"actor/pg_clipfrac": _mean(clipped_K), "actor/pg_clipfrac_lower": _mean(lower_K)}
+    found |= {"actor/pg_clipfrac": clipped_K, "actor/pg_clipfrac_lower": lower_K}
+    left_K = ... if loss.accepted_K is None else loss.accepted_K
+    return {name: _mean(values_K[left_K]) for name, values_K in found.items()}
 
 
 def trl_metrics(
@@ -43,8 +46,9 @@ def trl_metrics(
     """Return TRL's metrics of a microbatch: ``clip_ratio/*``, ``cispo_clip_ratio``, ``kl`` and ``entropy``.
 
     Means are over tokens, of a sequence-level ratio over samples; ``low_min`` and ``high_max`` are the extremes of the
-    samples' means. Samples without loss tokens count as TRL 1.16 counts them: as not clipped in means over samples
-    (but not where the cap of cispo is below 1, which TRL counts as clipped if the advantage is positive).
+    samples' means. Samples without loss tokens have no mean, but count as not clipped where the ratio is one of the
+    sample, as TRL 1.16 counts them (but for a cap of cispo below 1, where TRL counts those of a positive advantage as
+    clipped).
     """
     found: dict[str, Metric] = {}
     whole = objective.importance_level != "token"
@@ -55,15 +59,14 @@ def trl_metrics(
         ):  # TRL counts after the cap, under which no ratio may be above the range
             sides["high"] = sides["high"] & (objective.delta > objective.clip_range[1])
         sides["region"] = sides["low"] | sides["high"]
-        shares = {name: _share(side, sequence_K, num_sequences) for name, side in sides.items()}
+        shares = {name: _share(side, sequence_K, num_sequences, whole) for name, side in sides.items()}
         for name, side in sides.items():
-            filled = shares[name].nan_to_num(nan=0.0)
-            found[f"clip_ratio/{name}_mean"] = _mean(filled if whole else side)
+            found[f"clip_ratio/{name}_mean"] = _mean(shares[name] if whole else side)
         lows, highs = (values[~values.isnan()] for values in (shares["low"], shares["high"]))
         found["clip_ratio/low_min"] = Metric(float(lows.min()) if len(lows) else 0.0, len(lows), "min")
         found["clip_ratio/high_max"] = Metric(float(highs.max()) if len(highs) else 0.0, len(highs), "max")
     elif objective.loss == "cispo":
-        shared = _share(loss.clipped_high_K, sequence_K, num_sequences).nan_to_num(nan=0.0)
+        shared = _share(loss.clipped_high_K, sequence_K, num_sequences, whole)
         found["cispo_clip_ratio"] = _mean(shared if whole else loss.clipped_high_K)
     for name, values in (("kl", loss.kl_K), ("entropy", loss.entropy_K)):
         if values is not None:
@@ -71,10 +74,11 @@ def trl_metrics(
     return found
 
 
-def _share(flags_K: Tensor, sequence_K: Tensor, num_sequences: int) -> Tensor:
-    """Return the share of each sample's tokens, NaN for samples without any, [N]."""
+def _share(flags_K: Tensor, sequence_K: Tensor, num_sequences: int, whole: bool) -> Tensor:
+    """Return the share of each sample's tokens, [N]: of one without any NaN, or 0 where samples are judged whole."""
     lengths = segment_lengths(sequence_K, num_sequences)
-    return segment_sum(flags_K.double(), sequence_K, num_sequences) / lengths
+    shares = segment_sum(flags_K.double(), sequence_K, num_sequences) / lengths
+    return shares.nan_to_num(nan=0.0) if whole else shares
 
 
 def _mean(values: Tensor) -> Metric:

@@ -250,11 +250,15 @@ def test_bypass_mode(loss_type: str, seed: int, data: st.DataObject) -> None:
             "rejection": ",".join(f"{one}:1.4" for one in rejection.split(",")),
             "correction_policy": "current",
         }
-    found = both_losses(ragged, "bypass_mode", make_objective(**fields), config, weighed=False, spread=0.3)
-    _, their_gradient, _, _, our_gradient, _ = found
+    objective = make_objective(**fields)
+    found = both_losses(ragged, "bypass_mode", objective, config, weighed=False, spread=0.3)
+    _, their_gradient, metrics, _, our_gradient, ours = found
     # their normalization adds 1e-8 to the number of tokens
     assert float((our_gradient - their_gradient).norm()) <= 1e-6 * max(float(their_gradient.norm()), 1e-9)
     torch.testing.assert_close(found[3], found[0], rtol=1e-6, atol=1e-7)
+    for name, metric in verl_metrics(ours, objective).items():
+        if name in metrics and metric.count:
+            assert metric.value == pytest.approx(float(metrics[name]), rel=1e-6, abs=1e-7), name
 
 
 @pytest.mark.parametrize("aggregation", sorted(aggregations()))

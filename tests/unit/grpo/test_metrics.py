@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from regress.grpo.losses import token_loss
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
+from regress.grpo.named_metrics import trl_metrics, verl_metrics
 from regress.grpo.presets import make_objective
 
 
@@ -84,3 +85,29 @@ def test_nothing_counted_is_no_number_and_no_extreme() -> None:
 def test_different_kinds_do_not_add() -> None:
     with pytest.raises(ValueError, match=r"a mean and a min do not add up"):
         Metric(1.0, 1) + Metric(1.0, 1, "min")
+
+
+@pytest.mark.parametrize(("preset", "least"), [("trl:dapo", 1.0), ("gspo", 0.0)])
+def test_a_row_without_loss_tokens_counts_for_trl_where_ratios_are_of_rows(preset: str, least: float) -> None:
+    """At sequence level TRL has one ratio a row, and that of an empty one is 1: not clipped. Else it has no mean."""
+    new = torch.tensor([-1.0, -0.5, -1.0], dtype=torch.float64)
+    rows = torch.tensor([0, 0, 2])
+    objective = make_objective(preset, kl_coef=0.0)
+    advantages = torch.full((3,), -1.0, dtype=torch.float64)
+    loss = token_loss(new, torch.zeros(3).double(), advantages, rows, 3, objective)
+    found = trl_metrics(loss, rows, 3, objective)
+    assert found["clip_ratio/low_min"].value == least
+    assert found["clip_ratio/low_mean"].value == pytest.approx(1.0 if least else 2 / 3)
+
+
+@pytest.mark.parametrize("preset", ["verl:bypass_mode", "verl:bypass_mode-reinforce"])
+def test_rejected_tokens_count_in_no_metric_of_verl(preset: str) -> None:
+    """Rejection takes tokens out of verl's response mask, which all its metrics are means over."""
+    old = torch.tensor([-1.0, -2.0, -0.5, -1.5], dtype=torch.float64)
+    new = old + torch.tensor([0.5, -0.1, -1.2, -0.3], dtype=torch.float64)  # k3 of the third is 0.5
+    rows, advantages = torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.float64)
+    objective = make_objective(preset, rejection="token_k3:0.3", correction_policy="current")
+    loss = token_loss(new, old, advantages, rows, 2, objective, sampler_log_probs_K=old)
+    found = {name: metric.value for name, metric in verl_metrics(loss, objective).items()}
+    assert found["actor/ppo_kl"] == pytest.approx(-(0.5 - 0.1 - 0.3) / 3)
+    assert found["actor/pg_clipfrac"] == pytest.approx(1 / 3 if preset == "verl:bypass_mode" else 0.0)
