@@ -139,6 +139,10 @@ class _Document(TypedDict):
     chunk: NotRequired[int]
 
 
+_CASE = "case.yaml"
+"""File of a golden case, which has another ``manifest.json``."""
+
+
 def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
@@ -155,6 +159,11 @@ def read_manifest(folder: Location) -> Manifest:
     except OSError as error:
         raise unreadable(path, error) from error
     except KeyError as error:
+        if (folder / _CASE).is_file():
+            raise DumpError(
+                f"{folder} is a golden case, and a dump was asked for: give the dump of a run; compare, explain and "
+                f"dump check take the case as golden:{folder.name}"
+            ) from None
         raise DumpError(
             f"{path} is damaged (it lacks {error}): copy the dump again or record again"
         ) from None

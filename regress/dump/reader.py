@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from regress.dump.coordinates import dataflow_key, parse_stem
+from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
 from regress.dump.damage import CUT_OFF, Damage
 from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable
 from regress.dump.formats import FORMATS, Format, format_named, safetensors
@@ -139,6 +140,16 @@ class DumpReader:
         if names:
             some = ", ".join(sorted(names)[:3]) + (" ..." if len(names) > 3 else "")
             raise DumpError(f"{self.folder} {verb} {len(names)} record files ({some}); {advice}")
+
+    @property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """Relative file name -> type and coordinates of its record, in the order of computation."""
+        return {name: (entry.type, entry.where) for name, entry in self._entries.items()}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Configuration of the run, nested, as the manifest tells it."""
+        return self.manifest.provenance.config
 
     def names(self, type: str | None = None, step: int | None = None) -> list[str]:
         """Return relative file names in the order of computation, of one type and step or of all."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regress.explain.update import Floats, Ints, Update
+
+if TYPE_CHECKING:
+    from regress.grpo.objective import Objective
 
 EPSILONS = (1e-6, 0.0, 1e-8, 1e-5, 1e-4)
 """Constants beside the standard deviation that released trainers use (1e-9 cannot be told from 1e-8); the first is
@@ -36,8 +39,11 @@ class Advantages:
 def candidates(update: Update) -> list[Advantages]:
     """Return every rule that the dump has the values for: recorded advantages, or those that follow from rewards."""
     recorded = update.get("is_loss_debug/advantages")
-    if recorded is not None:
-        return [Advantages("as recorded", recorded)]
+    return of_rewards(update) if recorded is None else [Advantages("as recorded", recorded)]
+
+
+def of_rewards(update: Update) -> list[Advantages]:
+    """Return every rule by which advantages follow from the recorded rewards; none without these."""
     if not update.trajectories:
         return []
     return [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
@@ -48,15 +54,23 @@ def constant(update: Update) -> list[Advantages]:
     return [Advantages("1 for every sample", np.ones(update.frame.size), {"advantage": "constant"})]
 
 
-def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
-    """Return rules that give the recorded advantages of some tokens; none without rewards."""
-    recorded = update.get("is_loss_debug/advantages")
-    if recorded is None or not update.trajectories:
-        return []
+def solved(update: Update, recorded: Floats, tokens: Ints) -> Iterator[Advantages]:
+    """Yield rules that divide by a deviation plus the constant with which they are nearest to recorded advantages."""
     own = recorded[tokens]
-    rules = [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
-    limit = tolerance * float(np.sqrt(own @ own))
-    return [rule for rule in rules if float(np.linalg.norm(rule.values[tokens] - own)) <= limit]
+    for estimator, scale, ddof in product(_BASELINES, ("group", "batch"), (1, 0)):
+        fields = {"advantage": estimator, "scale": scale, "ddof": ddof}
+        parts = [_by_objective(update, fields | more) for more in ({"scale": "none"}, {"eps": 0.0})]
+        if parts[0] is None or parts[1] is None:
+            continue
+        bare, divided = (_each(update, part)[tokens] for part in parts if part is not None)
+        used = (divided != 0) & (own != 0)
+        deviation = bare[used] / divided[used]
+        size = float(own[used] @ own[used])
+        eps = float(own[used] @ (bare[used] - own[used] * deviation)) / size if size else 0.0
+        values = _by_objective(update, fields | {"eps": eps}) if eps > 0 else None
+        if values is not None:
+            words = f"{_BASELINES[estimator]}, {_SCALES[scale]} ({_deviation(ddof)})"
+            yield Advantages(words, _each(update, values), fields | {"eps": eps}, eps)
 
 
 def groups_of(update: Update) -> Ints:
@@ -180,32 +194,36 @@ def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
 
 def _of_tokens(update: Update) -> Iterator[Advantages]:
     """Yield rules that whiten over the loss tokens of the rollout batch."""
-    import torch
-
-    from regress.grpo.advantages import token_advantages
     from regress.grpo.presets import make_objective
 
-    masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
-    sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)
-    where = {int(t): i for i, t in enumerate(update.rollout)}
     for (words, chosen), ddof in product(_WHITENED.items(), (1, 0)):
         for eps in EPSILONS if "scale" in chosen else (0.0,):
             fields: dict[str, Any] = {**chosen, "ddof": ddof} | ({"eps": eps} if "scale" in chosen else {})
-            found = token_advantages(
-                torch.from_numpy(_rewards(update)),
-                torch.from_numpy(groups_of(update)),
-                torch.from_numpy(sequence),
-                make_objective(**fields),
-            ).numpy()
-            values = np.full(update.frame.size, np.nan)
-            for number, mask in enumerate(masks):
-                if number in where:
-                    own = update.frame.offsets[where[number]] + mask
-                    inside = own < update.frame.offsets[where[number] + 1]
-                    values[own[inside]] = found[sequence == number][inside]
-            yield Advantages(
-                f"{words}, whitened over tokens ({_deviation(ddof)})", values, fields, fields.get("eps")
-            )
+            values = by_tokens(update, make_objective(**fields))
+            name = f"{words}, whitened over tokens ({_deviation(ddof)})"
+            yield Advantages(name, values, fields, fields.get("eps"))
+
+
+def by_tokens(update: Update, objective: Objective) -> Floats:
+    """Return the advantage of each loss token under an objective, by the functions that our own trainer uses.
+
+    Raises:
+        InputError: if the objective asks for more than rewards.
+    """
+    import torch
+
+    from regress.grpo.advantages import token_advantages
+
+    masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
+    sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)
+    rewards, groups, places = map(torch.from_numpy, (_rewards(update), groups_of(update), sequence))
+    found = token_advantages(rewards, groups, places, objective).numpy()
+    values = np.full(update.frame.size, np.nan)
+    for number, trajectory in enumerate(update.rollout):
+        own = update.frame.offsets[number] + masks[trajectory]
+        inside = own < update.frame.offsets[number + 1]
+        values[own[inside]] = found[sequence == trajectory][inside]
+    return values
 
 
 _WHITENED: dict[str, dict[str, Any]] = {

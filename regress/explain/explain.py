@@ -1,39 +1,42 @@
-"""Explanation of a trainer from one recorded update."""
+"""Explanation of a trainer from its recorded updates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from regress.dump.reader import DumpReader
+from regress.compare.dumps.sides import open_side
+from regress.errors import CompareError, RegressError
 from regress.explain import basics, clip, loss
 from regress.explain.advantages import Advantages, candidates, constant
 from regress.explain.centred import centred
 from regress.explain.entropy import entropies
 from regress.explain.mask import Mask, find_mask
-from regress.explain.presets import agreements
+from regress.explain.presets import agreements, followed
 from regress.explain.readings import Reading, read
 from regress.explain.regions import regions
 from regress.explain.search import Found, search
 from regress.explain.selection import without_drawn, without_low_entropy
-from regress.explain.statement import Explanation, Statement
+from regress.explain.source import chosen
+from regress.explain.statement import Explanation, Statement, UpdateExplanation
 from regress.explain.terms import Policies, policies
 from regress.explain.update import Bools, Floats, Update, read_update
-from regress.explain.weights import RESAMPLED, rules
+from regress.explain.weights import rules
 from regress.grpo.presets import make_objective, preset_values
 
 
 def explain_dump(
     path: str | Path, *, step: int | None = None, update: int | None = None, preset: str | None = None
 ) -> Explanation:
-    """Explain from one recorded update what its trainer really does, each statement with its evidence.
+    """Explain from its recorded updates what a trainer really does, each statement with its evidence.
 
     Args:
-        path: a dump with token gradients; log-probs, reference log-probs, rewards or advantages add to what is told.
-        step, update: which update; by default the first with token gradients.
+        path: a dump with token gradients, or a golden case; log-probs, reference log-probs, rewards or advantages add
+            to what is told.
+        step, update: only these updates; by default all with token gradients.
         preset: the preset that the trainer should follow; where it does not, the explanation says so.
 
     Raises:
@@ -42,34 +45,74 @@ def explain_dump(
     """
     if preset is not None:
         preset_values(preset)
-    return explain_update(str(path), read_update(DumpReader(str(path)), step, update), preset)
+    source = open_side(str(path))
+    updates = (read_update(source, *place) for place in chosen(source, step, update))
+    return _explanation(str(path), updates, preset)
 
 
 def explain_update(path: str, found: Update, preset: str | None = None) -> Explanation:
     """Explain an update that was read from a dump."""
-    statements = list(_statements(found, preset))
-    return Explanation(path, found.step, found.update, tuple(statements), _undetermined(found, statements))
+    return _explanation(path, [found], preset)
 
 
-def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
+def _explanation(path: str, updates: Iterable[Update], preset: str | None) -> Explanation:
+    told = [_explained(update, preset) for update in updates]
+    refusals = [refusal for _, refusal in told]
+    return Explanation(path, tuple(one for one, _ in told), preset, refusals[0] if all(refusals) else "")
+
+
+def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, str]:
+    """Return what an update shows, and why the preset cannot be evaluated; empty if it can, or none is asked for."""
     mask = find_mask(update)
-    dependence = list(basics.dependence(mask))
-    if any(statement.departure for statement in dependence):
-        yield from dependence
-        return  # temperature and derivatives are those of another loss
-    yield from basics.temperature(mask)
-    yield from dependence
+    statements = list(basics.dependence(mask))
+    undetermined, refusal = (
+        {"everything else": "the gradients are not those of the next tokens' log-probs"},
+        "",
+    )
+    if not any(
+        statement.departure for statement in statements
+    ):  # else temperature and derivatives are of another loss
+        read = _read(mask)
+        statements = [*basics.temperature(mask), *statements, *_statements(read, preset)]
+        undetermined = _undetermined(read, statements)
+        if preset is not None:
+            try:
+                statements.append(followed(read.mask, read.known, read.readings, read.found, preset))
+            except CompareError as error:
+                undetermined["preset"] = str(error)
+            except RegressError as error:
+                undetermined["preset"] = refusal = f"{preset} cannot be evaluated: {error}"
+    return UpdateExplanation(update.step, update.update, tuple(statements), undetermined), refusal
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What is known of an update before anything is said: its masks and policies, and what explains its gradients."""
+
+    mask: Mask
+    known: Policies
+    advantages: list[Advantages]
+    found: Found
+    readings: list[Reading]
+
+
+def _read(mask: Mask) -> _Read:
     mask, known = _with_clipped(mask)
-    advantages = candidates(update)
+    advantages = candidates(mask.update)
     mask, known, found, readings = _searched(mask, known, advantages)
+    return _Read(mask, known, advantages, found, readings)
+
+
+def _statements(read: _Read, preset: str | None) -> Iterator[Statement]:
+    mask, known, found, readings = read.mask, read.known, read.found, read.readings
     yield from basics.masks(mask, selects=preset is None or make_objective(preset).compares_tokens)
     yield from entropies(mask, rules(mask))
     if readings:
         yield from loss.statements(found, readings, mask, known)
         yield from clip.clips(found, readings, mask, known)
-        if not any(reading.rule.aggregation == RESAMPLED for reading in readings):
-            yield from agreements(mask, known, readings, found, preset)
-    elif not advantages:
+        if preset is None:
+            yield from agreements(mask, known, readings, found)
+    elif not read.advantages:
         yield from centred(mask, known)
 
 
@@ -143,12 +186,10 @@ def _signs(mask: Mask) -> Iterator[tuple[Floats, Floats]]:
             yield np.sign(g), np.full_like(g, sign)
 
 
-def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:
+def _undetermined(read: _Read, statements: list[Statement]) -> dict[str, str]:
     """Return the subjects that nothing is said on, each with the reason."""
-    said = {statement.subject for statement in statements}
+    update, said = read.mask.update, {statement.subject for statement in statements}
     out: dict[str, str] = {}
-    if "targets" in said or any(s.subject == "loss" and s.departure for s in statements):
-        return {"everything else": "the gradients are not those of the next tokens' log-probs"}
     if "temperature" not in said:
         out["temperature"] = "the recording did not find one"
     if "mask" not in said:
@@ -156,16 +197,17 @@ def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]
     without = update.get("is_loss_debug/advantages") is None and not update.trajectories
     reference = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")
     hint = "" if reference is not None else " (for a KL term tap ref_log_probs)"
+    other = f"; {read.known.note}" if read.known.note else ""
     for subject in sorted({"aggregation", "advantages"} - said):
         why = update.notes.get("rewards", "tap rewards or advantages")
-        nothing = f"no known combination of advantages, weights and ratio explains it{hint}"
+        nothing = f"no known combination of advantages, weights and ratio explains it{hint}{other}"
         out[subject] = why if without else nothing
     if "kl" not in said and "detached" not in said:
-        agree = "policy and reference agree, or nothing explains it"
+        agree = f"policy and reference agree, or nothing explains it{other}"
         out["kl"] = agree if reference is not None else "tap ref_log_probs"
     if "ratio" not in said and "detached" not in said:
         has = update.get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs") is not None
-        out["ratio"] = "nothing explains it" if has else "tap old_log_probs"
+        out["ratio"] = f"nothing explains it{other}" if has else "tap old_log_probs"
     if "entropy" not in said:
         out["entropy"] = "its derivatives are too small or follow no known weights"
     return out

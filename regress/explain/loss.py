@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.advantages import named
 from regress.explain.mask import Mask
 from regress.explain.readings import EXACT, Reading, epsilons
+from regress.explain.recorded import configured, contradiction, named
 from regress.explain.search import Found
-from regress.explain.statement import Statement
+from regress.explain.statement import ON_POLICY, Statement
 from regress.explain.terms import Policies, penalties, shifts
 
 SHOWN = 4
@@ -68,6 +68,10 @@ def _advantages(found: Found, readings: list[Reading], mask: Mask) -> Statement:
             "advantages", text, tuple(names), _evidence(found, best) | ({"eps": eps} if eps else {})
         )
     text = either(names)
+    why, samples = contradiction(mask.update, found.tokens)
+    if why:
+        evidence = _evidence(found, best) | {"samples": samples}
+        return Statement("advantages", f"{text}, but {why}", tuple(names), evidence, departure=True)
     if best.match.advantages.eps is not None and len(names) == 1:
         text += _eps(eps)
     evidence = _evidence(found, best) | ({"eps": eps} if eps else {})
@@ -125,9 +129,9 @@ def _ratio(found: Found, readings: list[Reading], known: Policies, mask: Mask) -
         evidence = _evidence(found, best)
         yield Statement("detached", wrong[0].departure, ("ratio",), evidence, departure=True)
         return
-    if known.on_policy(mask.effective):
+    if known.on_policy(mask.effective) and not known.note:
         text = "every ratio is 1: what the ratio is of, its clip range and the loss around it make no difference here"
-        yield Statement("ratio", text, ("on policy",), {"tokens": len(found.tokens)})
+        yield Statement("ratio", text, (ON_POLICY,), {"tokens": len(found.tokens)})
     elif known.on_policy(mask.effective) is False:
         evidence = _evidence(found, best)
         yield Statement("ratio", either(list(factors)), tuple(factors), evidence)
@@ -150,7 +154,9 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
             words += distinct(f"none, and advantages that are all less by {value:.5g}" for value in less)
             names.append("none")
         text = either(words)
-        yield Statement("kl", text, tuple(names), evidence)
+        away = "none" not in names and all(value < 0 for _, value, _ in found_here)
+        text += ", which drives the policy away from the reference" if away else ""
+        yield Statement("kl", text, tuple(names), evidence, departure=away)
         return
     if len(names) > 1:
         return
@@ -188,10 +194,9 @@ def _recorded_kl(mask: Mask) -> str:
     value = mask.update.losses.get("kl_loss")
     if value:
         return f"the loss has a KL term of {value:.3g}"
-    config = mask.update.config.get("algorithm")
-    coefficient = config.get("kl_coef") if isinstance(config, dict) else None
-    if coefficient:
-        return f"the configuration has a KL term with coefficient {coefficient:g}"
+    objective = configured(mask.update)
+    if objective is not None and objective.kl_in_loss:
+        return f"the configuration has a KL term with coefficient {objective.kl_coef:g}"
     values = mask.update.get("is_loss_debug/kl")
     if values is not None and float(np.nanmax(np.abs(values))) > 0:
         return f"the terms of the loss have a KL of up to {float(np.nanmax(np.abs(values))):.3g}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from regress.explain.advantages import Advantages
 from regress.explain.fit import Fit, fit_all, fit_clipped
-from regress.explain.mask import Mask
+from regress.explain.mask import IDLE, Mask
 from regress.explain.terms import Factor, Penalty, Policies, factors, penalties
 from regress.explain.update import Bools, Floats, Ints
 from regress.explain.weights import Rule
@@ -82,11 +82,24 @@ def _search(
         if len(some) < len(tokens) and match.fit.unexplained <= 3 * tolerance:
             again = _fits(mask, match, {0: match.penalty}, tokens)
             match = replace(match, fit=again.get(0, match.fit))
-        if match.fit.unexplained <= tolerance:
+        if match.fit.unexplained <= tolerance and _supported(mask, match, tokens):
             matches.append(match)
         else:
             nearest = min(nearest, match.fit.unexplained)
     return Found(tuple(matches), tolerance, noise, tokens, float(nearest))
+
+
+def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
+    """True if enough samples have the policy term in full, neither clipped nor capped: what few have fits anything."""
+    advantages, fit = match.advantages.values[tokens], match.fit
+    factor = match.factor.of(advantages, tokens)
+    own = np.abs(advantages * match.rules[0].values[tokens] * factor * fit.scale)
+    whole = own > IDLE * np.abs(mask.g[tokens]).max(initial=0.0)
+    if len(fit.clipped) == len(tokens):
+        whole[fit.clipped] = False
+    low, high = fit.caps
+    whole &= (factor >= (low or -np.inf)) & (factor <= (high or np.inf))
+    return len(np.unique(mask.update.sample[tokens][whole])) >= SAMPLES
 
 
 def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+SCHEMA_VERSION = 2
+ON_POLICY = "on policy"
+"""Value of a statement on the ratio where every ratio is 1."""
+SHOWN = 4
+"""Most updates that a line names."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,105 @@ class Statement:
             "departure": self.departure,
         }
 
+    def lines(self) -> Iterator[str]:
+        """Yield the line of a terminal, and its evidence below it."""
+        yield f"  {self.subject + ':':<14} {'departure: ' if self.departure else ''}{self.text}"
+        shown = ", ".join(f"{name} {_short(value)}" for name, value in self.evidence.items())
+        if shown:
+            yield f"  {'':<14}   ({shown})"
+
 
 @dataclass(frozen=True)
-class Explanation:
-    """Explanation of a trainer from one recorded update.
+class UpdateExplanation:
+    """What one update of a trainer shows.
 
     Attributes:
-        path: the dump.
-        step, update: which update was read; `update` is None where a step has one.
+        step, update: its place; `update` is None where a step has one.
         statements: findings in the order of computation.
-        undetermined: subject -> why this dump does not tell, and what to record for it.
+        undetermined: subject -> why this update does not tell, and what to record for it.
     """
 
-    path: str
     step: int
     update: int | None
     statements: tuple[Statement, ...]
     undetermined: dict[str, str]
 
+    @property
+    def place(self) -> str:
+        """Step and number of the update, in words."""
+        return f"step {self.step}" + ("" if self.update is None else f", update {self.update}")
+
+    @property
+    def shown(self) -> list[str]:
+        """Subjects that something is said on, in order; a ratio of 1 at every token shows nothing of the ratio."""
+        told = (s.subject for s in self.statements if s.departure or s.values != (ON_POLICY,))
+        return list(dict.fromkeys(told))
+
+    def lines(self, before: UpdateExplanation | None = None) -> Iterator[str]:
+        """Yield the lines of a terminal; what was said of the update before is not said again."""
+        known = {} if before is None else before._said()
+        same = [subject for subject, texts in self._said().items() if known.get(subject) == texts]
+        if same:
+            yield f"  {'as before:':<14} {', '.join(same)}"
+        for statement in self.statements:
+            if statement.subject not in same:
+                yield from statement.lines()
+        for subject, why in self.undetermined.items():
+            if subject not in same:
+                yield f"  {subject + ':':<14} not determinable from this dump: {why}"
+
+    def _said(self) -> dict[str, list[str]]:
+        """Return the sentences on each subject."""
+        found: dict[str, list[str]] = {}
+        for statement in self.statements:
+            found.setdefault(statement.subject, []).append(statement.text)
+        for subject, why in self.undetermined.items():
+            found.setdefault(subject, []).append(why)
+        return found
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of a trainer from its recorded updates.
+
+    Attributes:
+        path: the dump.
+        updates: what each update shows, in order; at least one.
+        preset: the preset that the trainer was asked to follow, None without.
+        refused: why that preset could not be evaluated for any update; empty if it could.
+    """
+
+    path: str
+    updates: tuple[UpdateExplanation, ...]
+    preset: str | None = None
+    refused: str = ""
+
+    @property
+    def step(self) -> int:
+        """Step of the first update that was read."""
+        return self.updates[0].step
+
+    @property
+    def update(self) -> int | None:
+        """Number of the first update that was read; None where a step has one."""
+        return self.updates[0].update
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """Findings on all updates, in order."""
+        return tuple(statement for one in self.updates for statement in one.statements)
+
+    @property
+    def undetermined(self) -> dict[str, str]:
+        """Subject that no update tells -> why the first does not, and what to record for it."""
+        said = {subject for one in self.updates for subject in one.shown}
+        found: dict[str, str] = {}
+        for one in self.updates:
+            found = {subject: why for subject, why in one.undetermined.items() if subject not in said} | found
+        return found
+
     def about(self, subject: str) -> Statement | None:
-        """Return the statement on a subject that is no departure, or None where there is none."""
+        """Return the first statement on a subject that is no departure, or None where there is none."""
         found = (s for s in self.statements if s.subject == subject and not s.departure)
         return next(found, None)
 
@@ -63,30 +149,59 @@ class Explanation:
         """Findings that contradict what such a trainer has to do."""
         return tuple(statement for statement in self.statements if statement.departure)
 
+    @property
+    def exit_code(self) -> int:
+        """0 explained, 1 a departure or no sign of the preset asked for, 2 a preset that cannot be evaluated."""
+        asked = self.preset is not None and not any("preset" in one.shown for one in self.updates)
+        return 1 if self.departures else 2 if self.refused else int(asked)
+
     def to_json(self) -> dict[str, Any]:
-        """Return the explanation as plain JSON."""
+        """Return the explanation as plain JSON, as docs/reference/report.md says."""
         return {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "path": self.path,
+            "exit_code": self.exit_code,
+            "error": self.refused or None,
+            "preset": self.preset,
             "step": self.step,
             "update": self.update,
-            "statements": [statement.to_json() for statement in self.statements],
-            "undetermined": dict(self.undetermined),
+            "statements": [
+                {"step": one.step, "update": one.update, **statement.to_json()}
+                for one in self.updates
+                for statement in one.statements
+            ],
+            "undetermined": self.undetermined,
+            "updates": [
+                {"step": one.step, "update": one.update, "shown": one.shown, "undetermined": one.undetermined}
+                for one in self.updates
+            ],
         }
 
     def to_text(self) -> str:
         """Return the explanation for a terminal: one line a statement, its evidence below it."""
-        place = f"step {self.step}" + ("" if self.update is None else f", update {self.update}")
-        lines = [f"{self.path}, {place}:"]
-        for statement in self.statements:
-            mark = "departure: " if statement.departure else ""
-            lines.append(f"  {statement.subject + ':':<14} {mark}{statement.text}")
-            shown = ", ".join(f"{name} {_short(value)}" for name, value in statement.evidence.items())
-            if shown:
-                lines.append(f"  {'':<14}   ({shown})")
-        for subject, why in self.undetermined.items():
-            lines.append(f"  {subject + ':':<14} not determinable from this dump: {why}")
+        lines = []
+        before: UpdateExplanation | None = None
+        for one in self.updates:
+            lines += [f"{self.path}, {one.place}:", *one.lines(before)]
+            before = one
+        if len(self.updates) > 1:
+            lines += self._shown()
         return "\n".join(lines)
+
+    def _shown(self) -> Iterator[str]:
+        """Yield which updates show each subject."""
+        yield f"{self.path}, all {len(self.updates)} updates show:"
+        subjects = dict.fromkeys(
+            subject for one in self.updates for subject in (*one.shown, *one.undetermined)
+        )
+        places: dict[str, list[str]] = {}
+        for subject in subjects:
+            told = [one.place for one in self.updates if subject in one.shown]
+            few = "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else "")
+            which = "all of them" if len(told) == len(self.updates) else few or "none of them"
+            places.setdefault(which, []).append(subject)
+        for which, found in places.items():
+            yield f"  {which}: {', '.join(found)}"
 
 
 def _plain(value: Any) -> Any:

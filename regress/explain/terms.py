@@ -63,11 +63,16 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Policies:
-    """Log-probs of a token under the policies that a loss may use; None where they are not recorded."""
+    """Log-probs of a token under the policies that a loss may use; None where they are not recorded.
+
+    Attributes:
+        note: why those of the policy itself are taken for the old ones, with the remedy; empty where they are recorded.
+    """
 
     own: Floats | None
     old: Floats | None
     reference: Floats | None
+    note: str = ""
 
     def log_ratio(self) -> Floats | None:
         """Return the log-ratio of each token against the old policy; None where either is unknown."""
@@ -88,15 +93,20 @@ def policies(mask: Mask) -> Policies:
     def whole(values: Floats | None) -> Floats | None:
         return None if values is None or np.isnan(values[mask.effective]).any() else values
 
-    own = get("forward_data/log_probs")
+    own = whole(get("forward_data/log_probs"))
+    old = whole(get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs"))
+    reference = whole(get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs"))
     used = mask.update.temperatures
-    if any(abs(told - real) > 1e-3 * real for told in mask.update.forward_temperatures for real in used):
-        own = None  # log-probs of another temperature than the loss takes
-    return Policies(
-        whole(own),
-        whole(get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs")),
-        whole(get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")),
+    other = [
+        told for told in mask.update.forward_temperatures for real in used if abs(told - real) > 1e-3 * real
+    ]
+    if not other:
+        return Policies(own, old, reference)
+    note = (
+        f"log-probs were recorded at temperature {other[0]:g}, so the policy is taken to be the old one: record with "
+        f"temperature={used[0]:.6g}"
     )
+    return Policies(old, old, reference, note)
 
 
 def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import CompareError
+from regress.explain.source import Place, Source, chosen
 from regress.layout import SampleKey, TokenFrame, TokenLayout
 
 Floats = NDArray[np.float64]
@@ -102,7 +102,7 @@ class Update:
 
 
 def read_update(
-    dump: DumpReader,
+    dump: Source,
     step: int | None = None,
     update: int | None = None,
     rollouts: Sequence[Trajectory] = (),
@@ -118,46 +118,21 @@ def read_update(
     Raises:
         CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
     """
-    found = [_place(dump, name) for name in dump.names(samples_of)]
-    if not found and samples_of != "token_gradient":
-        raise CompareError(f"{dump.folder} has no {samples_of}: record the training step, too")
-    if not found:
-        raise CompareError(
-            f"{dump.folder} has no token gradients, which tell what the loss does: record them with "
-            "record(..., token_gradient=True), or with the option token_gradient of our own trainer"
-        )
-    chosen = [place for place in found if step in (None, place[0]) and update in (None, place[1])]
-    if not chosen:
-        known = ", ".join(dict.fromkeys(_named(*place) for place in found))
-        raise CompareError(
-            f"{dump.folder} has no token gradients of {_named(step, update)}: choose one of {known}"
-        )
-    place = chosen[0]
+    place = chosen(dump, step, update, samples_of)[0]
     wanted = [*(_READ), "loss", "trajectory"]
     records = [
         dump.read(name)
         for stage in wanted
-        for name in dump.names(stage, place[0])
-        if _place(dump, name)[1] in (None, place[1])
+        for name, (type, where) in dump.entries.items()
+        if type == stage and where.step == place[0] and where.update in (None, place[1])
     ]
     return _gather(records, place, dump, rollouts, samples_of)
 
 
-def _place(dump: DumpReader, name: str) -> tuple[int, int | None]:
-    where = dump.manifest.files[name].where
-    return where.step, where.update
-
-
-def _named(step: int | None, update: int | None) -> str:
-    return " ".join(
-        f"{word} {value}" for word, value in (("step", step), ("update", update)) if value is not None
-    )
-
-
 def _gather(
     records: Sequence[Record],
-    place: tuple[int, int | None],
-    dump: DumpReader,
+    place: Place,
+    dump: Source,
     rollouts: Sequence[Trajectory],
     samples_of: str,
 ) -> Update:
@@ -204,7 +179,7 @@ def _gather(
         {float(t) for r in records if r.type == "forward_data" and (t := _number(r.meta.get("temperature")))},
         trajectories if (rollout >= 0).all() and trajectories else [],
         rollout,
-        dump.manifest.provenance.config,
+        dump.config,
         {"rewards": note} if note else {},
     )
 

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"dump", "layout"},
     "compare": {"interop", "golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
-    "explain": {"dump", "layout", "grpo"},
+    "explain": {"compare", "dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
     "faults": {"engine", "parallel", "dump", "grpo", "layout", "tasks"},

@@ -48,7 +48,9 @@ def golden_case(source: str) -> GoldenCase:
         ConfigError: if what follows the ``@`` is no state of a case.
         GoldenError: if there is no such case, or no pending update of it.
     """
-    name, at, state = source.removeprefix(PREFIX).partition("@")
+    name, at, state = source.removeprefix(PREFIX).rpartition("@")
+    if not at or "/" in state:
+        name, at, state = source.removeprefix(PREFIX), "", ""
     if at and state != "pending":
         raise ConfigError(
             f"{source} asks for the state {state!r} of a case, which has two: write {PREFIX}{name} for what is "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from regress.compare.dumps.averaged import PREFIX as AVERAGED
 from regress.compare.dumps.averaged import AveragedSide, is_averaged
+from regress.compare.dumps.golden import PREFIX as GOLDEN
 from regress.compare.dumps.golden import GoldenSide, is_golden
 from regress.compare.dumps.sent import SentSide, flags_of, is_sent
 from regress.dump.arrays import DTYPES
@@ -19,6 +21,7 @@ from regress.dump.record import Record
 from regress.dump.requests import INDEX
 from regress.dump.sums import Span
 from regress.errors import DumpError
+from regress.golden.names import CASE_FILE
 from regress.interop.readers import Source, open_source
 from regress.interop.service import ServiceDump
 from regress.layout import DIMENSIONS, Mesh
@@ -41,15 +44,14 @@ class OwnDump(Source):
         self._mesh = Mesh(**sizes)
         self.mesh = sizes
         # a foreign configuration may hold anything; rules read its sections only
-        sections = {name: held for name, held in told.config.items() if isinstance(held, Mapping)}
+        sections = {name: held for name, held in self._reader.config.items() if isinstance(held, Mapping)}
         self.config = sections
         self.precision = _precision(sections)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """All records, in the order of computation."""
-        files = self._reader.manifest.files
-        return {name: (files[name].type, files[name].where) for name in self._reader.names()}
+        return self._reader.entries
 
     def read(self, name: str) -> Record:
         """Read one record."""
@@ -118,6 +120,8 @@ def open_side(path: str) -> Side:
     if is_averaged(path):
         return AveragedSide(open_side(path.removeprefix(AVERAGED)))
     folder = location(path)
+    if isinstance(folder, Path) and (folder / CASE_FILE).is_file():
+        return GoldenSide(f"{GOLDEN}{folder.absolute()}")
     if (folder / INDEX).is_file():  # its own index tells more than a manifest
         return ServiceDump(folder)
     if (folder / MANIFEST).is_file():

@@ -8,7 +8,7 @@ would see of it: the gradient of the hidden states, solved for the token gradien
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class Run:
     sampled: float | None = None
     coarse: bool = False
     zeros: bool = False
+    recorded: float | None = None  # temperature of the recorded log-probs, where it is not that of the loss
+    strays: int = 0  # positions that predict no token and have a gradient
 
 
 @dataclass
@@ -167,6 +169,17 @@ def record(world: World, loss: Loss, advantages: Tensor, folder: Path, **facts: 
     return folder
 
 
+def record_updates(folder: Path, *updates: tuple[World, Loss, Tensor]) -> Path:
+    """Record several updates on the rollouts of the first world, as `record` does one."""
+    with recording(Recorder(folder, options=OPTIONS)), at(step=0):
+        tap_trajectories(updates[0][0].trajectories)
+        for number, (world, loss, advantages) in enumerate(updates):
+            for rank, micro, samples in world.blocks:
+                with at(update=number, rank=rank, micro=micro):
+                    _record(world, world.batch(samples, advantages), loss, {})
+    return folder
+
+
 def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> None:
     run = world.run
     value = loss(world, batch, facts)
@@ -195,6 +208,8 @@ def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> No
     if out.temperature is None:
         other = {str(s): world.ids[rows].roll(-1 - s, 1)[:, :-1].reshape(-1) for s in (-1, 0, 1)}
         told["target_residuals"] = residual_of(hidden, states, head, other)
+    if run.strays:
+        told["rows_without_target"] = run.strays
     tap(
         "token_gradient",
         token_gradient=placed(out.log_prob_K),
@@ -206,7 +221,13 @@ def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> No
     )
     mask = batch.mask
     forward = {"log_probs": batch.log_probs.detach() * mask, "entropy": batch.entropies.detach() * mask}
-    tap("forward_data", **forward, response_mask=mask, layout=layout, meta=meta)
+    at_temperature: dict[str, Any] = {}
+    if run.recorded is not None:
+        elsewhere = World(replace(run, temperature=run.recorded))
+        own, entropies, _ = elsewhere._distribution(elsewhere.hidden[rows].detach(), rows)
+        forward = {"log_probs": own * mask, "entropy": entropies * mask}
+        at_temperature = {"temperature": run.recorded}
+    tap("forward_data", **forward, response_mask=mask, layout=layout, meta=meta | at_temperature)
     debug = {"old_log_probs": batch.old * mask, "ref_log_probs": batch.ref * mask}
     if run.advantages:
         advantages = batch.advantages.reshape(len(mask), -1)
