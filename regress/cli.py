@@ -109,6 +109,12 @@ def main() -> None:
     help="With trainer.resume_from_checkpoint: this key of model, data, objective or seed may differ from the "
     "checkpoint's. Give it once for each.",
 )
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace the run that output_dir holds, with its checkpoints (its dumps: debug.overwrite=true); without this "
+    "it is refused.",
+)
 @code_option
 @flag_options
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -117,6 +123,7 @@ def train(
     config_name: str | None,
     print_config: bool,
     allow_change: tuple[str, ...],
+    overwrite: bool,
     overrides: tuple[str, ...],
     **flags: str | None,
 ) -> None:
@@ -145,6 +152,8 @@ def train(
     console = Console()
     given = {name: text for name, text in flags.items() if text is not None}
     loaded = load_config(config_path, config_name, overrides, flags=given)
+    for note in loaded.notes if os.environ.get("RANK", "0") == "0" else ():
+        echo(f"note: {note}", err=True)
     if print_config:
         show(loaded, console)
         return
@@ -159,7 +168,13 @@ def train(
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.service.client.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console, allow_change=allow_change, before_resume=examined)
+    result = run(
+        loaded.config,
+        console,
+        allow_change=allow_change,
+        before_resume=examined,
+        earlier="replace" if overwrite else "refuse",
+    )
     if not result.main:
         return
     echo(f"{loaded.config.max_steps} steps done")

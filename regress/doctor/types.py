@@ -65,6 +65,9 @@ RULES: dict[str, Rule] = {
     ),
     "incomplete_stage_config": Rule(MEDIUM, "curriculum", "a stage lacks a field"),
     "step_mismatch": Rule(MEDIUM, "curriculum", "the curriculum's step is not that of its checkpoint"),
+    "curriculum_mismatch": Rule(
+        MEDIUM, "curriculum", "the run's own state does not go on from that of its newest checkpoint"
+    ),
     "no_curriculum_logs": Rule(LOW, "curriculum", "a curriculum is on and nothing of it was logged"),
     # tracking and metrics
     "tracking_step_offset": Rule(LOW, "tracking", "the tracker was further than the checkpoint is"),

@@ -120,6 +120,7 @@ class MetricsWriter:
         update: int = 0,
         after: int = -1,
         segment: int = 0,
+        anew: bool = False,
     ) -> None:
         """Look at what the file holds.
 
@@ -130,12 +131,13 @@ class MetricsWriter:
             update: completed optimizer updates in the checkpoint.
             after: `sequence` when the checkpoint's state was taken.
             segment: least number of this segment, one above the checkpoint's.
+            anew: replace what the file holds, without looking at it.
         """
         self._path = path
         self._file: FileIO | None = None
         rows: list[Row] = []
         self._whole = 0
-        if _is_there(path):
+        if not anew and _is_there(path):
             rows, self._whole, _ = _parsed(path)
         self.sequence = max([after, *(row[SEQUENCE] for row in rows)])
         self.segment = max([segment, *(row[SEGMENT] + 1 for row in rows)])

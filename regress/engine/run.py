@@ -22,6 +22,7 @@ from regress.engine.checkpoint.saver import Saver
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
 from regress.engine.disk import log_estimate
+from regress.engine.earlier import Earlier, check_earlier, remove_earlier
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop, Start
 from regress.engine.metrics import Values
@@ -69,6 +70,7 @@ def train(
     stop_after: int | None = None,
     builder: Builder = build,
     before_resume: Callable[[], None] | None = None,
+    earlier: Earlier = "keep",
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
@@ -79,6 +81,7 @@ def train(
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
         builder: builds the parts of the run.
         before_resume: called on the first rank before a run that goes on is opened; what it raises ends all ranks.
+        earlier: what becomes of another run in ``output_dir``; one that is replaced stays until the new one is built.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -95,10 +98,14 @@ def train(
     with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
         if before_resume is not None and config.trainer.resume_from_checkpoint is not None:
             raise_on_all_ranks(world, before_resume if world.main else lambda: None)
+        raise_on_all_ranks(world, lambda: check_earlier(config, earlier) if world.main else None)
         _announce(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         log = raise_on_all_ranks(
-            world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
+            world,
+            lambda: files.enter_context(
+                open_log(config, main=world.main, warn=warn, anew=earlier == "replace")
+            ),
         )
         with ExitStack() as resources:
 
@@ -108,6 +115,8 @@ def train(
 
             state = open_checkpoint(config, world, allow_change, files)
             run = builder(config, resources, progress, world, resumed=dump_places(config, state))
+            if earlier == "replace":
+                raise_on_all_ranks(world, lambda: remove_earlier(config) if world.main else None)
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
             said, wrote = run_log.LOGGER.info, loop.checkpointed

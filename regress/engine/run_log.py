@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,13 @@ from regress.engine.config.schema import Config
 
 LOGGER = logging.getLogger("regress")
 
-LENGTHS = "🔧 同步长度配置 (lengths)"
-TRACKER = "WandB恢复 (tracking resumed)"
-CURRICULUM = "课程学习 (curriculum)"
-"""Words by which logs are searched for each subject; lines about checkpoints hold the word itself."""
+LENGTHS, TRACKER, CURRICULUM = "lengths", "tracking resumed", "curriculum"
+"""Subjects of lines: words by which logs are searched; lines about checkpoints hold the word itself."""
+_CHINESE = {
+    LENGTHS: "🔧 同步长度配置 (lengths)",
+    TRACKER: "WandB恢复 (tracking resumed)",
+    CURRICULUM: "课程学习 (curriculum)",
+}
 
 MOCK = "[Rollout Mock]"
 _MEGABYTE = 1e6
@@ -51,6 +55,12 @@ def printed(console: Console, main: bool) -> Iterator[None]:
         LOGGER.setLevel(level)
 
 
+def subject(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return a subject in the language of the locale: Chinese with the English word, or English."""
+    locale = next((environ[key] for key in ("LC_ALL", "LC_MESSAGES", "LANG") if environ.get(key)), "")
+    return _CHINESE[name] if locale.lower().startswith("zh") else name
+
+
 def sampled_hotter(temperature: float) -> None:
     """Log that completions are drawn from another distribution than the one that a service trains."""
     if temperature != 1.0:
@@ -66,7 +76,7 @@ def lengths(config: Config) -> None:
     data = config.data
     LOGGER.info(
         "%s: data.max_prompt_length=%d data.max_completion_length=%d data.max_seq_length=%d (%s)",
-        LENGTHS,
+        subject(LENGTHS),
         data.max_prompt_length,
         data.max_completion_length,
         data.max_seq_length,
@@ -76,14 +86,14 @@ def lengths(config: Config) -> None:
 
 def curriculum(text: str) -> None:
     """Log the start, an advancement or a step back of the curriculum."""
-    LOGGER.info("%s: %s", CURRICULUM, text)
+    LOGGER.info("%s: %s", subject(CURRICULUM), text)
 
 
 def tracking_resumed(state: Mapping[str, Any], project: str | None) -> None:
     """Log under which id and segment the metrics of a resumed run go on; ``state`` is that of its log."""
     if state:
         named = "" if project is None else f", project {project}"
-        LOGGER.info("%s: run id %s, segment %d%s", TRACKER, state["run_id"], state["segment"], named)
+        LOGGER.info("%s: run id %s, segment %d%s", subject(TRACKER), state["run_id"], state["segment"], named)
 
 
 def rollout_mock(config: Config) -> None:

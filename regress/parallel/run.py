@@ -8,6 +8,7 @@ from rich.console import Console
 
 from regress.engine import run
 from regress.engine.config.schema import Config
+from regress.engine.earlier import Earlier
 from regress.parallel.world import opened_world
 
 
@@ -18,6 +19,7 @@ def train(
     allow_change: Sequence[str] = (),
     stop_after: int | None = None,
     before_resume: Callable[[], None] | None = None,
+    earlier: Earlier = "keep",
 ) -> run.RunResult:
     """Run `regress.engine.run.train` on this rank, among those that a launcher has started.
 
@@ -25,6 +27,7 @@ def train(
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
         before_resume: looks at the checkpoint on the first rank; what it raises ends all of them.
+        earlier: what becomes of another run in ``output_dir``.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -37,4 +40,5 @@ def train(
             allow_change=allow_change,
             stop_after=stop_after,
             before_resume=before_resume,
+            earlier=earlier,
         )

@@ -132,7 +132,7 @@ def parameters_of_a_pattern(walk: Walk) -> None:
 @shows("debug-dump", "a second run into the same directory")
 def a_second_run_is_refused(walk: Walk) -> None:
     walk.train(*ALL, to="golden")
-    refused = walk.train(*ALL, "debug.overwrite=false", to="golden", code=2)
+    refused = walk.train(*ALL, "debug.overwrite=false", "--overwrite", to="golden", code=2)
     assert "debug.overwrite=true" in refused.errors
 
 

@@ -263,7 +263,8 @@ def the_log_can_be_searched(walk: Walk) -> None:
         "trainer.resume_from_checkpoint=latest",
         "max_steps=5",
     )
-    lines = walk.train(*on, "trainer.save_steps=1", to="searched").output.splitlines()
+    said = walk.train(*on, "trainer.save_steps=1", to="searched", LC_ALL="zh_CN.UTF-8")
+    lines = said.output.splitlines()
     for word in ("🔧 同步长度配置", "WandB恢复", "课程学习", "checkpoint"):
         assert [line for line in lines if word in line], word
 

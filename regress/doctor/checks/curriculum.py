@@ -46,7 +46,7 @@ def _check_file(context: CheckContext, path: str, *, within: bool) -> Iterator[I
             type = "missing_checkpoint_file"
         yield _finding(context, type, f"{path} {error}", path)
         return
-    fault = content_fault(state) or (_step_fault(context, state) if within else None)
+    fault = content_fault(state) or (_step_fault if within else _run_fault)(context, state)
     if fault is not None:
         context.claimed.add(path)
         yield _finding(context, fault.type, f"{path} {fault.text}", path, **fault.evidence)
@@ -92,6 +92,49 @@ def _step_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None
     if known is not None and known <= step:
         text = f"was last updated at step {known}, and regress_state.json says step {recorded}"
     return Fault("step_mismatch", text, {"last_update_step": told, "step": step, "recorded_step": recorded})
+
+
+def _run_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None:
+    """Compare the run's own state with the checkpoint's: a run knows all that its newest checkpoint knows."""
+    saved = context.part("curriculum")
+    if not saved or content_fault(saved) is not None:
+        return None
+    told, known = (whole(each["last_update_step"]) for each in (state, saved))
+    evidence = {"last_update_step": state["last_update_step"], "recorded_step": saved["last_update_step"]}
+    name = context.target.checkpoint
+    if known is None or told is None or told < known:
+        text = f"was last updated at step {shown(told)}, and {name} holds the state of step {shown(known)}"
+        return Fault("step_mismatch", text, evidence)
+    if not all(
+        _agree(state[key], saved[key], known) for key in ("performance_history", "stage_advancement_log")
+    ):
+        text = f"tells of other evaluations or stages than {name}, so another run wrote it"
+        return Fault("curriculum_mismatch", text, evidence)
+    moved = state["stage_advancement_log"] != saved["stage_advancement_log"]
+    if not moved and _place(state) != _place(saved):
+        text = f"is at {_place(state)}, and {name} at {_place(saved)} after the same evaluations"
+        return Fault("curriculum_mismatch", text, evidence)
+    return None
+
+
+def _agree(own: Any, saved: Any, known: int) -> bool:
+    """Return True if two lists of what happened at which step are the same from the first own entry to ``known``."""
+    if not isinstance(own, list) or not isinstance(saved, list) or not own:
+        return bool(own == saved)
+    try:
+        first = own[0]["step"]
+        earlier = [entry for entry in own if entry["step"] <= known]
+        return bool(earlier == [entry for entry in saved if entry["step"] >= first])
+    except (TypeError, KeyError, IndexError):
+        return False
+
+
+def _place(state: Mapping[str, Any]) -> str:
+    """Return the place of a sound state in its curriculum; stages may have been renumbered, but keep their names."""
+    stage = shown(state["stages"][int(state["current_stage"])]["name"])
+    return (
+        f"stage {stage}, round {shown(state['current_round'])}, since step {shown(state['stage_start_step'])}"
+    )
 
 
 def _finding(context: CheckContext, type: str, text: str, path: str, **evidence: Any) -> Issue:

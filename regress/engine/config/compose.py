@@ -13,8 +13,9 @@ from regress.engine.config.curriculum import apply_thresholds
 from regress.engine.config.defaults import FileLayer
 from regress.engine.config.environment import apply_environment
 from regress.engine.config.files import path_errors
-from regress.engine.config.flag_values import flag_entries
-from regress.engine.config.leaves import Leaf, leaves
+from regress.engine.config.flag_values import flag_entries, wandb_entry
+from regress.engine.config.flags import TRACKERS
+from regress.engine.config.leaves import KeyPath, Leaf, leaves
 from regress.engine.config.lengths import allocate, apply_length_variables
 from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.overrides import parse_overrides, searchpath_override
@@ -23,17 +24,24 @@ from regress.engine.config.resolve import Resolver, environment
 from regress.engine.config.rules import check_rules
 from regress.engine.config.schema import Config
 from regress.engine.config.store import Entry, Store
+from regress.engine.config.text import in_yaml
 from regress.engine.config.values import checked
+from regress.engine.config.warmup import shorten_warmup
 from regress.errors import ConfigError
 from regress.grpo.presets import PRESETS
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Configuration, and the origin of each value by dotted key (entry by entry in free mappings)."""
+    """Configuration, the origin of each value by dotted key (entry by entry in free mappings), and what to tell people.
+
+    Attributes:
+        notes: sentences about values that were fitted to others.
+    """
 
     config: Config
     origins: dict[str, Origin]
+    notes: tuple[str, ...] = ()
 
 
 def load_config(
@@ -65,14 +73,27 @@ def load_config(
         apply_length_variables(environ, store)
         apply_environment(environ, store)
         command_line.apply(store)
-        for entry in flag_entries(flags, command_line.keys()):
-            store.put(entry)
+        notes = _apply_flags(flags or {}, command_line.keys(), store)
         _expand_preset(store)
         _allocate_lengths(store)
         apply_thresholds(environ, store, lambda: _build(store))
         config = _build(store)
+        notes += shorten_warmup(config, store)
     check_rules(config, store.origin)
-    return Loaded(config, store.origins())
+    return Loaded(config, store.origins(), notes)
+
+
+def _apply_flags(flags: Mapping[str, str], beside: Mapping[KeyPath, Any], store: Store) -> tuple[str, ...]:
+    """Put the values of flags into the store; return a sentence where that switches on what no flag names."""
+    for entry in flag_entries(flags, beside):
+        store.put(entry)
+    leaf = leaves()[TRACKERS]
+    added = wandb_entry(flags, beside, lambda: _value(leaf, Resolver(store.tree(), store.origin), store))
+    if added is None:
+        return ()
+    store.put(added)
+    given = f"{TRACKERS}={in_yaml(added.value)}"
+    return (f"{added.origin.name} switched wandb on ({given}); --no-wandb keeps it off",)
 
 
 def _expand_preset(store: Store) -> None:

@@ -60,6 +60,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("force-new-wandb-run", "tracking.force_new_run", given="true"),
 )
 
+TRACKERS = "tracking.trackers"
+OF_WANDB = ("wandb-project", "wandb-run-name", "force-new-wandb-run")
+"""Flags that mean nothing without wandb, so they switch it on."""
+
 
 def flag_named(name: str) -> Flag:
     """Return the flag of a name with dashes or underscores."""

@@ -56,6 +56,11 @@ class Store:
         above = (self._entries.get(path[:depth]) for depth in range(len(path)))
         return next((entry.origin for entry in above if entry is not None), Origin(DEFAULT))
 
+    def age(self, path: KeyPath) -> int:
+        """Return the place of a key's value in the order in which values were given; -1: it has its default."""
+        given = self._entries.get(path)
+        return -1 if given is None else list(self._entries).index(path)
+
     def origins(self) -> dict[str, Origin]:
         """Return the origin of each value by dotted key, the schema's defaults included."""
         return {".".join(path): self.origin(path) for path, _ in self._values()}

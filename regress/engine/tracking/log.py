@@ -86,8 +86,9 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         warn: Callable[[str], None],
         queue_size: int = 1000,
         finish_timeout: float = 30.0,
+        anew: bool = False,
     ) -> None:
-        """Prepare the log in ``wishes.output_dir``, which exists.
+        """Prepare the log in ``wishes.output_dir``, which exists; ``anew`` replaces a file that is there.
 
         Raises:
             DumpError: if the metrics file there is damaged.
@@ -106,7 +107,8 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             "segment": 0,
         }
         self._known_id: str | None = None
-        self._writer = MetricsWriter(self._path)
+        self._anew = anew
+        self._writer = MetricsWriter(self._path, anew=anew)
         self._target: Target | None = None
         self._channels: list[Channel] = []
         self._last: Row = {}
@@ -202,7 +204,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         if self._opened:
             return
         self._opened = True
-        self._writer = MetricsWriter(self._path, **self._start)
+        self._writer = MetricsWriter(self._path, **self._start, anew=self._anew)
         target = self._target = replace(self._target or self._found_target(), segment=self._writer.segment)
         known = self._start["resumed_from"] is not None and self._path.exists()  # a run may go on elsewhere
         rows = valid_rows(read_rows(self._path, self._warn)) if known else []
@@ -269,8 +271,12 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             return []
 
 
-def open_log(config: Config, *, main: bool, warn: Callable[[str], None]) -> AbstractContextManager[Log]:
+def open_log(
+    config: Config, *, main: bool, warn: Callable[[str], None], anew: bool = False
+) -> AbstractContextManager[Log]:
     """Return the log of a run, a context manager that ends it; ranks other than the main one drop what they log.
+
+    ``anew`` replaces the metrics of an earlier run in ``output_dir``.
 
     Raises:
         ConfigError: if a tracker that ``tracking.trackers`` names is unknown, not installed or has no login.
@@ -287,4 +293,4 @@ def open_log(config: Config, *, main: bool, warn: Callable[[str], None]) -> Abst
         settings=redacted_tree(flat(config)) if names else {},
         **keys,
     )
-    return TrackedLog(wishes, names, warn=warn, **limits)
+    return TrackedLog(wishes, names, warn=warn, anew=anew, **limits)

@@ -26,6 +26,7 @@ from regress.engine.build import (
 from regress.engine.components import own_loss
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
+from regress.engine.earlier import Earlier
 from regress.engine.material import make_material
 from regress.engine.optim import build_scheduler
 from regress.engine.policies import reference_model
@@ -56,12 +57,14 @@ def train(
     allow_change: Sequence[str] = (),
     stop_after: int | None = None,
     before_resume: Callable[[], None] | None = None,
+    earlier: Earlier = "keep",
     connect: Connect = connect,
 ) -> run.RunResult:
     """Train as configured: in the service that ``trainer.type=remote`` asks for, or on this rank and its others.
 
     Args:
         before_resume: called on the first rank before a run that goes on is opened.
+        earlier: what becomes of another run in ``output_dir``.
         connect: creates the model in the service.
 
     Raises:
@@ -69,7 +72,12 @@ def train(
     """
     if config.trainer.type == "local":
         return local.train(
-            config, console, allow_change=allow_change, stop_after=stop_after, before_resume=before_resume
+            config,
+            console,
+            allow_change=allow_change,
+            stop_after=stop_after,
+            before_resume=before_resume,
+            earlier=earlier,
         )
     return run.train(
         config,
@@ -78,6 +86,7 @@ def train(
         stop_after=stop_after,
         builder=partial(build, connect=connect),
         before_resume=before_resume,
+        earlier=earlier,
     )
 
 

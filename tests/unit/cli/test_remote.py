@@ -35,7 +35,7 @@ def test_train_records_and_replays(
     for path in ("memory://first", "memory://first/trajectory"):
         load = f"rollout_worker.trajectory_load_path={path}"
         options = ("debug.overwrite=true", "debug.dump_dir=memory://second")
-        replayed = command("train", *small, *dumping, *mock, *options, load)
+        replayed = command("train", "--overwrite", *small, *dumping, *mock, *options, load)
         assert replayed.exit_code == 0, replayed.output
         found = command("dump", "diff", "memory://first", "memory://second")
         assert found.exit_code == 0
@@ -49,7 +49,7 @@ def test_rollouts_are_recorded_and_replayed(
     command: Callable[..., Any], small: tuple[str, ...], memory: dict[str, Any]
 ) -> None:
     rollouts = ("rollout_mock.enable=true", "rollout_mock.dump_dir=memory://rollouts", "output_dir=out")
-    both = (*small, *rollouts, "evaluation.every_n_steps=1")
+    both = ("--overwrite", *small, *rollouts, "evaluation.every_n_steps=1")
     assert command("train", *both).exit_code == 0
     assert {name.split("/")[2] for name in memory} == {"train", "val", "manifest.json"}
     replayed = command("train", *both, "rollout_mock.mode=mock")

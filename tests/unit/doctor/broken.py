@@ -211,6 +211,31 @@ BROKEN = [
         (f"{C}/curriculum_state.json", MANIFEST),
     ),
     Broken(
+        "curriculum_behind_its_checkpoint",
+        lambda run: run.change(
+            "curriculum_state.json", lambda tree: tree.update(last_update_step=0, performance_history=[])
+        ),
+        {"step_mismatch": MEDIUM},
+        REPAIRED,
+        ("curriculum_state.json",),
+    ),
+    Broken(
+        "curriculum_of_another_run",
+        lambda run: run.change(
+            "curriculum_state.json", lambda tree: tree["performance_history"][0].update(performance=0.1)
+        ),
+        {"curriculum_mismatch": MEDIUM},
+        REPAIRED,
+        ("curriculum_state.json",),
+    ),
+    Broken(
+        "curriculum_at_another_stage",
+        lambda run: run.change("curriculum_state.json", lambda tree: tree.update(current_stage=0)),
+        {"curriculum_mismatch": MEDIUM},
+        REPAIRED,
+        ("curriculum_state.json",),
+    ),
+    Broken(
         "curriculum_stage_is_a_list",
         lambda run: run.change("curriculum_state.json", lambda tree: tree.update(stages=[[], []])),
         {"invalid_stage_format": MEDIUM},

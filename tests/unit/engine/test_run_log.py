@@ -94,7 +94,10 @@ def test_too_little_space_is_a_warning(
     assert "10 bytes are free" in record.getMessage()
 
 
-def test_lengths_are_said_with_the_words_that_logs_are_searched_for(config: MakeConfig) -> None:
+def test_lengths_are_said_with_the_words_that_logs_are_searched_for(
+    config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     asked = config("max_steps=0", "data.max_seq_length=64", "data.length_allocation_strategy=prompt_heavy")
     found = [line for line in said(asked) if "🔧 同步长度配置" in line]
     assert len(found) == 1
