@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,11 +43,13 @@ class EnhancedInferenceCallback(TrainerCallback):
         evaluate: Evaluate | None = None,
         verify: Verify | None = None,
         tokenizer: Any = None,
-        prompt: Callable[[Any], str] = lambda sample: str(sample["prompt"]),
+        prompt: Callable[[Any], Any] = lambda sample: sample["prompt"],
         max_new_tokens: int = 128,
         seed: int = 0,
     ) -> None:
-        """Prepare the evaluation; give ``evaluate``, or ``verify`` for greedy completions of this callback.
+        """Prepare the evaluation: greedy completions, each of which has to equal its sample's ``answer``.
+
+        ``verify`` judges them otherwise, and ``evaluate`` takes the place of all of it.
 
         Args:
             eval_every_n_steps: optimizer steps between two evaluations.
@@ -54,17 +57,17 @@ class EnhancedInferenceCallback(TrainerCallback):
             samples: evaluation data; ``None``: the trainer's evaluation data set.
             evaluate: does all of an evaluation.
             verify: judges one completion.
-            tokenizer: for ``verify``; ``None``: the trainer's.
-            prompt: text of a sample, for ``verify``.
-            max_new_tokens: longest completion, for ``verify``.
+            tokenizer: for completions; ``None``: the trainer's.
+            prompt: text of a sample, or its messages for the tokenizer's chat template.
+            max_new_tokens: longest completion.
 
         Raises:
-            TaskError: if there is no way to evaluate, or two.
+            TaskError: if there are two ways to evaluate.
         """
-        if (evaluate is None) == (verify is None):
+        if evaluate is not None and verify is not None:
             raise TaskError(
-                "EnhancedInferenceCallback needs one of evaluate=function(model, samples) and "
-                "verify=function(sample, completion), because it never makes up a result; give one of them"
+                "EnhancedInferenceCallback evaluates either by evaluate=function(model, samples) or by "
+                "verify=function(sample, completion); leave one of them away"
             )
         if eval_every_n_steps < 1 or max_samples < 1:
             raise TaskError(
@@ -74,7 +77,7 @@ class EnhancedInferenceCallback(TrainerCallback):
         self._max_samples = max_samples
         self._samples = samples
         self._evaluate = evaluate
-        self._verify = verify
+        self._verify = verify or _equals_answer
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._max_new_tokens = max_new_tokens
@@ -97,7 +100,7 @@ class EnhancedInferenceCallback(TrainerCallback):
             if PASS_RATE in row and SAMPLES in row
         ]
         self._tokenizer = self._tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")
-        if self._verify is not None and self._tokenizer is None:
+        if self._evaluate is None and self._tokenizer is None:
             raise TaskError("EnhancedInferenceCallback has no tokenizer for its completions; give tokenizer=")
 
     def on_step_end(
@@ -159,22 +162,29 @@ class EnhancedInferenceCallback(TrainerCallback):
         samples = self._samples
         if samples is None:
             samples = getattr(given.get("eval_dataloader"), "dataset", None)
+        if samples is None:
+            samples = _evaluation_data(self)
         if samples is None or len(samples) == 0:
             raise TaskError(
                 "EnhancedInferenceCallback has no evaluation data, and makes none up; give samples=, or the trainer an "
                 "eval_dataset"
             )
         indices = random.Random(self._seed).sample(range(len(samples)), min(self._max_samples, len(samples)))
-        return [samples[index] for index in sorted(indices)]
+        chosen = [samples[index] for index in sorted(indices)]
+        if self._evaluate is None and self._verify is _equals_answer:
+            _require_answers(chosen)
+        return chosen
 
     def _completed(self, model: Any, samples: Sequence[Any]) -> list[float]:
-        assert self._verify is not None
         return [
             float(self._verify(sample, self._completion(model, self._prompt(sample)))) for sample in samples
         ]
 
-    def _completion(self, model: Any, text: str) -> str:
-        """Return the greedy completion of a prompt."""
+    def _completion(self, model: Any, prompt: Any) -> str:
+        """Return the greedy completion of a prompt, a text or messages."""
+        text = prompt
+        if not isinstance(prompt, str):
+            text = self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         inputs = self._tokenizer(text, return_tensors="pt").to(model.device)
         pad = self._tokenizer.pad_token_id
         found = model.generate(
@@ -185,6 +195,45 @@ class EnhancedInferenceCallback(TrainerCallback):
         )
         completion = found[0, inputs["input_ids"].shape[1] :]
         return str(self._tokenizer.decode(completion, skip_special_tokens=True))
+
+
+def _equals_answer(sample: Any, completion: str) -> float:
+    return float(completion.strip() == str(sample["answer"]).strip())
+
+
+def _require_answers(samples: Sequence[Any]) -> None:
+    lacks = next(
+        (s for s in samples if not isinstance(s, Mapping) or not {"prompt", "answer"} <= s.keys()), None
+    )
+    if lacks is not None:
+        told = (
+            f"has {', '.join(map(str, lacks))}"
+            if isinstance(lacks, Mapping)
+            else f"is a {type(lacks).__name__}"
+        )
+        raise TaskError(
+            "EnhancedInferenceCallback compares the completion of each sample's prompt with its answer, and a sample "
+            f"of the evaluation data {told}; give verify=function(sample, completion) and prompt=function(sample), or "
+            "evaluate=function(model, samples)"
+        )
+
+
+def _evaluation_data(callback: TrainerCallback) -> Any:
+    """Return ``eval_dataset`` of the trainer that calls a callback, several as one; None: it has none.
+
+    A trainer tells its callbacks of that data set only after an evaluation of its own, so it is looked for among the
+    callers.
+    """
+    frame = sys._getframe()
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        owner = frame.f_locals.get("self")
+        if callback in getattr(getattr(owner, "callback_handler", None), "callbacks", ()):
+            found = getattr(owner, "eval_dataset", None)
+            return (
+                [sample for part in found.values() for sample in part] if isinstance(found, dict) else found
+            )
+    return None
 
 
 @contextmanager

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import TrainerControl, TrainerState
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Trainer,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import regress.tracking as door
 from regress.dump.metrics_file import metrics_of, read_metrics
@@ -236,8 +243,47 @@ def test_an_error_of_the_verifier_is_not_swallowed() -> None:
 
 
 def test_there_is_one_way_to_evaluate() -> None:
-    with pytest.raises(TaskError, match="never makes up a result"):
-        EnhancedInferenceCallback()
+    with pytest.raises(TaskError, match="leave one of them away"):
+        EnhancedInferenceCallback(evaluate=lambda model, samples: [], verify=lambda sample, completion: 0.0)
+
+
+def test_the_documented_call_judges_by_the_answers_of_the_trainers_data(tmp_path: Path) -> None:
+    """A trainer of transformers shows its callbacks no evaluation data before an evaluation of its own."""
+    model = AutoModelForCausalLM.from_config(
+        LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+        )
+    )
+    model.generate = lambda input_ids, **options: torch.cat([input_ids, input_ids + 1], 1)
+    callback = EnhancedInferenceCallback(eval_every_n_steps=25, max_samples=8)
+    off = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), max_steps=25, **off)
+    rows = [{"input_ids": torch.tensor([3, 4]), "labels": torch.tensor([3, 4])}] * 8
+    exam = [{"prompt": str(n), "answer": 2} for n in (1, 1, 1, 5)]
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=exam, callbacks=[callback])
+    trainer.processing_class = trainer.callback_handler.processing_class = Words()  # type: ignore[assignment]
+    trainer.train()
+    assert callback.get_evaluation_summary()["latest_pass_rate"] == 0.75
+    (row,) = [row for row in trainer.state.log_history if "eval_avg_test_pass_rate" in row]
+    assert row["step"] == 25
+
+
+@pytest.mark.parametrize("sample", [{"prompt": "1"}, {"input_ids": [1]}, "text"])
+def test_samples_without_answers_are_named(sample: Any) -> None:
+    with pytest.raises(
+        TaskError, match=r"compares the completion .* give verify=function\(sample, completion\)"
+    ):
+        event(EnhancedInferenceCallback(samples=[sample]), "on_train_begin", TrainerState())
+
+
+def test_messages_are_written_as_the_tokenizer_does() -> None:
+    model, words = Model(), Words()
+    model.device = "cpu"  # type: ignore[assignment]
+    model.generate = lambda input_ids, **options: torch.cat([input_ids, input_ids + 1], 1)  # type: ignore[assignment]
+    words.apply_chat_template = lambda messages, **_: messages[-1]["content"]  # type: ignore[attr-defined]
+    samples = [{"prompt": [{"role": "user", "content": "1"}], "answer": "2"}]
+    callback = EnhancedInferenceCallback(samples=samples, tokenizer=words)
+    assert callback.evaluate(model, 1)["eval_avg_test_pass_rate"] == 1.0
 
 
 def test_the_state_of_a_manager_is_read(tmp_path: Path) -> None:
