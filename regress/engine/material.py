@@ -12,6 +12,7 @@ from regress.engine.config.curriculum import rules_of, stages_of
 from regress.engine.config.schema import Config
 from regress.engine.config.task_rules import replays, without_task
 from regress.engine.dialogue import Dialogue, environment_texts
+from regress.engine.hub import local_folder
 from regress.engine.pretrained import checkpoint_config
 from regress.engine.prompts import NoPrompts, Prompts, PromptSource
 from regress.engine.tokenizer import load_tokenizer, train_tokenizer
@@ -137,7 +138,7 @@ def tokenizer_path(config: Config) -> str | None:
     """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
     if config.tokenizer.path is not None or config.model.path is None:
         return config.tokenizer.path
-    folders = [Path(config.model.path)]
+    folders = [local_folder(config.model.path, "model.path")]
     if is_adapter(folders[0]):
         folders.append(base_of(folders[0], config.model.lora.base_path, "model.path"))
     checkpoint_config(folders[-1])  # a broken checkpoint is not the tokenizer's fault

@@ -17,8 +17,10 @@ from regress.engine.attention import VarlenSegments
 from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
+from regress.engine.hub import local_folder
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
 from regress.engine.pretrained import load_checkpoint, without_dropout
+from regress.engine.run_log import LOGGER
 from regress.errors import ConfigError, reason
 
 _ROPE_SIZES: Mapping[str, Any] = {
@@ -115,7 +117,9 @@ def _restore_buffers(model: PreTrainedModel, buffers: Mapping[str, torch.Tensor]
 def _loaded(config: ModelConfig, key: str) -> PreTrainedModel:
     """Load the model of a directory, or the one under its adapter."""
     assert config.path is not None
-    path = Path(config.path)
+    path = local_folder(config.path, key)
+    if path != Path(config.path):
+        LOGGER.info("%s=%s is %s", key, config.path, path)
     if not is_adapter(path):
         if config.lora.base_path is not None:
             raise ConfigError(
@@ -135,7 +139,7 @@ def _loaded(config: ModelConfig, key: str) -> PreTrainedModel:
 def _adapt(model: PreTrainedModel, config: ModelConfig, seed: int, key: str) -> None:
     """Put the adapter into the model that the configuration asks for, or that its directory holds, if any."""
     if is_adapter(config.path):
-        path = Path(str(config.path))
+        path = local_folder(str(config.path), key)
         settings = of_directory(path, key)
         require_same(config.lora, settings, path)
         settings.base_model_name_or_path = str(base_of(path, config.lora.base_path, key).absolute())
@@ -144,7 +148,8 @@ def _adapt(model: PreTrainedModel, config: ModelConfig, seed: int, key: str) -> 
     elif config.lora.r is not None:
         settings = of_section(config.lora)
         if config.path is not None:
-            settings.base_model_name_or_path = str(Path(config.path).absolute())
+            here = Path(config.path)  # a name on the hub stays one
+            settings.base_model_name_or_path = str(here.absolute()) if here.exists() else config.path
         add_adapter(model, settings, seed=seed, stated=f"model.lora.r={config.lora.r}")
 
 

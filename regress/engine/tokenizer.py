@@ -13,6 +13,7 @@ from typing import cast
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from regress.engine.hub import local_folder
 from regress.errors import TaskError
 from regress.tasks.conversation import marks_in, without_marks
 from regress.tasks.problem import Problem
@@ -71,7 +72,7 @@ def train_tokenizer(
 
 
 def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True) -> PreTrainedTokenizerBase:
-    """Load the tokenizer saved in a local directory; never download, and never run code stored with it.
+    """Load the tokenizer saved in a directory, or of a name on the hub; never run code stored with it.
 
     Args:
         chat: prompts are text, so that a chat template is needed.
@@ -81,7 +82,7 @@ def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True
     Raises:
         TaskError: if there is none, or if it lacks what is needed.
     """
-    folder = Path(path)
+    folder = local_folder(path, "tokenizer.path", weights=False)
     if not folder.is_dir():
         raise TaskError(
             f"tokenizer.path: {folder} is not a directory; give a directory made by save_pretrained"

@@ -94,7 +94,8 @@ def _limit_options(
     "named",
     multiple=True,
     metavar="NAME=PATH",
-    help="Offer a model under a name: a YAML configuration, or a directory of weights. Give it once for each.",
+    help="Offer a model under a name: a YAML configuration, a directory of weights, or a name on the Hugging Face hub. "
+    "Give it once for each.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -192,6 +193,7 @@ def _configs(
 ) -> dict[str, Config]:
     """Return the configurations of the models that are offered, by name."""
     from regress.engine.config import load_config
+    from regress.engine.hub import is_on_hub
 
     if not named:
         name = config_name or (Path(config_path).stem if config_path else "default")
@@ -200,13 +202,13 @@ def _configs(
     for text in named:
         name, equals, place = text.partition("=")
         path = Path(place)
-        if not equals or not name or name in found or not path.exists():
+        if not equals or not name or name in found or not (path.exists() or is_on_hub(place)):
             raise ConfigError(
                 f"--model {text} is no name of its own with a path that exists; write --model NAME=PATH, with a YAML "
-                "configuration or a directory of weights"
+                "configuration, a directory of weights, or a name on the hub such as Qwen/Qwen2.5-3B-Instruct"
             )
-        if path.is_dir():
-            weights = f"model.path='{path.absolute()}'"
+        if path.is_dir() or not path.exists():
+            weights = f"model.path='{path.absolute() if path.exists() else place}'"
             found[name] = load_config(config_path, config_name, [*overrides, weights]).config
         else:
             found[name] = load_config(place, None, overrides).config

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.engine.config.sections.model import LoraConfig as Section
+from regress.engine.hub import cached_folder, local_folder
 from regress.errors import ConfigError, NotInstalled, reason
 from regress.extras import install
 from regress.inputs import parse_json, read_bytes
@@ -59,7 +61,7 @@ def require_peft(stated: str) -> None:
 
 def is_adapter(path: str | Path | None) -> bool:
     """Return True if a directory holds an adapter, and not a whole model."""
-    return path is not None and (Path(path) / CONFIG).is_file()
+    return path is not None and (cached_folder(path) / CONFIG).is_file()
 
 
 def of_section(section: Section) -> LoraConfig:
@@ -123,10 +125,10 @@ def base_of(path: Path, given: str | None, key: str) -> Path:
     adapter's own directory, and ``base/`` there takes the place of a directory that is gone.
 
     Raises:
-        ConfigError: if there is no such directory.
+        ConfigError: if there is no such directory, nor a model of this name on the hub.
     """
     if given is not None:
-        return Path(given)
+        return local_folder(given, "model.lora.base_path")
     try:
         named = parse_json(read_bytes(path / CONFIG), finite=False).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -137,9 +139,13 @@ def base_of(path: Path, given: str | None, key: str) -> Path:
     for folder in (*candidates, path / BASE):
         if folder.is_dir():
             return folder
+    with suppress(ConfigError):
+        found = local_folder(str(named), key)
+        if found != Path(str(named)):
+            return found
     raise ConfigError(
-        f"{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is no directory here, and "
-        "models are not downloaded; set model.lora.base_path to its directory"
+        f"{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is no directory here, and the "
+        "Hugging Face hub does not give it; set model.lora.base_path to its directory"
     )
 
 

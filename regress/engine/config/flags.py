@@ -32,7 +32,7 @@ class Flag:
 
 FLAGS: tuple[Flag, ...] = (
     Flag("output-dir", "output_dir", metavar="DIR"),
-    Flag("model-name", "model.path", metavar="DIR"),
+    Flag("model-name", "model.path", metavar="DIR|NAME"),
     Flag("lr", "optimizer.learning_rate", metavar="NUMBER"),
     Flag("learning-rate", "optimizer.learning_rate", metavar="NUMBER"),
     Flag("group-size", "data.group_size", metavar="N"),

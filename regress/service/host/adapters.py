@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from regress.engine.adapters.settings import of_directory
 from regress.engine.config.schema import Config
+from regress.engine.hub import local_folder
 from regress.service.api import LoraSpec, ServiceError
 
 
@@ -54,7 +53,7 @@ def require_rank(lora: LoraSpec | None, config: Config, name: str) -> None:
     Raises:
         ServiceError: naming both.
     """
-    offered = of_directory(Path(str(config.model.path)), "model.path").r
+    offered = of_directory(local_folder(str(config.model.path), "model.path"), "model.path").r
     if lora is None or lora.rank != offered:
         asked = "full parameters" if lora is None else f"rank {lora.rank}"
         raise ServiceError(

@@ -61,7 +61,9 @@ class ModelConfig:
     """Policy model."""
 
     path: str | None = value(
-        None, "local checkpoint directory, of a model or of an adapter; null: a tiny seeded model of `family`"
+        None,
+        "checkpoint directory, or name on the Hugging Face hub, of a model or of an adapter; null: a tiny seeded model "
+        "of `family`",
     )
     family: str = value("qwen3", "architecture of the tiny seeded model", choices=FAMILIES)
     config: dict[str, Any] = field(
@@ -108,7 +110,9 @@ class ModelConfig:
 class TokenizerConfig:
     """Tokenizer."""
 
-    path: str | None = value(None, "local tokenizer directory; null: trained from the text of the task")
+    path: str | None = value(
+        None, "tokenizer directory, or name on the hub; null: trained from the text of the task"
+    )
 
 
 @dataclass
@@ -116,7 +120,7 @@ class ReferenceConfig:
     """Reference model of the KL term."""
 
     path: str | None = value(
-        None, "local checkpoint directory; null: the policy as it is before the first rollout"
+        None, "checkpoint directory, or name on the hub; null: the policy as it is before the first rollout"
     )
     without_adapter: bool = value(
         False, "model.lora: the base model is the reference, whatever the adapter is before the first rollout"
