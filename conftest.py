@@ -5,10 +5,14 @@ by default.
 from __future__ import annotations
 
 import gc
+import re
+import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,31 @@ if "regress" not in entry_points(group="pytest11").names:  # a source tree that 
     pytest_plugins.append("regress.plugin")
 
 EXTENDED, FAULTS, SYSTEMS = "extended", "faults", "systems"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what to install where the package is installed without what its tests need."""
+    groups = tomllib.loads(Path(__file__).resolve().with_name("pyproject.toml").read_text())[
+        "dependency-groups"
+    ]
+    missing = [wanted for wanted in groups["test"] if not _is_installed(wanted)]
+    if missing and not all(map(_is_installed, groups["browser"])):
+        raise pytest.UsageError(
+            f"the tests need what the package does not ({', '.join(map(_named, missing))}); run python -m pip install "
+            + shlex.join(missing)
+        )
+
+
+def _named(requirement: str) -> str:
+    return re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
+
+
+def _is_installed(requirement: str) -> bool:
+    try:
+        distribution(_named(requirement))
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
