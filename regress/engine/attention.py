@@ -3,21 +3,30 @@
 Three implementations see the same layout: ``eager`` gets an additive mask, ``sdpa`` a boolean one, and
 ``varlen`` none at all: it cuts queries, keys and values into the layout's segments and runs plain causal
 attention on each, so that neither padding nor pairs of tokens from different samples cost anything.
+Layers with a sliding window get a mask of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 
+from regress.errors import ConfigError
 from regress.layout import TokenLayout
 
 VARLEN = "varlen"
+MASKED = ("eager", "sdpa")
+"""Implementations that get a mask and nothing else; every other one gets the segments, too."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers that the masks serve, as transformers calls them."""
+_BEYOND = ("softcap", "s_aux", "position_bias")
+"""What transformers' attention functions may be asked to do to scores beyond a mask: soft caps, sinks, biases."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,57 @@ def block_causal_mask(
     )
 
 
+def layer_kinds(config: PretrainedConfig) -> frozenset[str]:
+    """Return the kinds of a model's layers, as transformers calls them."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    return frozenset(kinds or [FULL if sliding_window(config) is None else SLIDING])
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """Return how many tokens, itself included, a token of a sliding layer sees; None without such layers."""
+    text = config.get_text_config()
+    kinds, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    return window if window is not None and (not kinds or SLIDING in kinds) else None
+
+
+def masks_of_layers(mask: Tensor, config: PretrainedConfig) -> Tensor | dict[str, Tensor]:
+    """Return the mask ``[B, 1, T, T]`` as the layers of a model need it: one for all, or one for each of their kinds.
+
+    Tokens of a sample lie side by side, so that a window is one of columns.
+    """
+    window, columns = sliding_window(config), torch.arange(mask.shape[-1], device=mask.device)
+    if window is None or window >= len(columns):
+        return mask
+    far = columns[:, None] - columns >= window
+    hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    sliding = mask.masked_fill(far, hidden)
+    return sliding if layer_kinds(config) == {SLIDING} else {FULL: mask, SLIDING: sliding}
+
+
+def segments_for(implementation: str, varlen: VarlenSegments) -> dict[str, VarlenSegments]:
+    """Return the segments as the keyword argument of a model whose attention takes them."""
+    return {} if implementation in MASKED else {"varlen": varlen}
+
+
+def refuse_beyond(module: torch.nn.Module, name: str, given: Mapping[str, Any]) -> None:
+    """Refuse to leave out what a model asks its attention for beside a mask.
+
+    Args:
+        name: of the setting that chose the attention.
+        given: the other keyword arguments of the attention function.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    for key in _BEYOND:
+        if given.get(key) is not None:
+            raise ConfigError(
+                f"{name} computes plain attention, and {type(module).__name__} asks for {key} besides; set "
+                "model.attn_implementation=eager and parallel.cp=1"
+            )
+
+
 def visible(layout: TokenLayout, queries: Tensor, keys: Tensor) -> Tensor:
     """Return ``[B, 1, Q, K]``: True if the token in column ``queries[i]`` sees the one in column
     ``keys[j]`` of its row.
@@ -76,7 +136,7 @@ def varlen_attention(
     scaling: float | None = None,
     *,
     varlen: VarlenSegments | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention segment by segment; the signature is that of Hugging Face's attention functions.
 
@@ -91,7 +151,9 @@ def varlen_attention(
 
     Raises:
         ValueError: if the model did not pass on ``varlen``.
+        ConfigError: if the model asks for more than plain attention.
     """
+    refuse_beyond(module, "model.attn_implementation=varlen", others)
     if varlen is None:
         raise ValueError(
             f"{type(module).__name__} does not hand keyword arguments on to its attention; use sdpa"

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from regress.dump.precision import Float64Watch, Operation
 from regress.engine.adapters.build import add_adapter, load_adapter
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory, of_section, require_same
-from regress.engine.attention import VarlenSegments
+from regress.engine.attention import VarlenSegments, segments_for
 from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
 from regress.engine.hub import local_folder
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
-from regress.engine.pretrained import load_checkpoint, without_dropout
+from regress.engine.pretrained import having_attention, load_checkpoint, without_dropout
 from regress.engine.run_log import LOGGER
 from regress.errors import ConfigError, reason
 
@@ -46,6 +48,15 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
 }
 """Default sizes of the built-in families, in the names of their Hugging Face configuration."""
+SMALL: Mapping[str, Any] = {
+    **_ROPE_SIZES,
+    "head_dim": 16,
+    "ffn_dim": 128,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    "num_experts_per_tok": 2,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+}
+"""Default sizes of any other family: those that its configuration knows."""
 
 
 def build_model(
@@ -154,24 +165,27 @@ def _adapt(model: PreTrainedModel, config: ModelConfig, seed: int, key: str) -> 
 
 
 def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, stated: str) -> PreTrainedModel:
-    _check_keys(config)
-    synonyms = AutoConfig.for_model(config.family).attribute_map  # GPT-2 calls its hidden_size n_embd
-    given = {**TINY[config.family], **special}, config.config
+    plain = AutoConfig.for_model(config.family)
+    _check_keys(config, plain)
+    synonyms = plain.attribute_map  # GPT-2 calls its hidden_size n_embd
+    known = plain.to_dict().keys() | synonyms.keys()
+    sizes = TINY.get(config.family) or {key: value for key, value in SMALL.items() if key in known}
+    given = {**sizes, **special}, config.config
     values = {synonyms.get(key, key): value for mapping in given for key, value in mapping.items()}
     try:
         hf = AutoConfig.for_model(config.family, **values, tie_word_embeddings=config.tie_word_embeddings)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            implementations = having_attention(hf, _implementations(config))
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                without_dropout(hf), dtype=torch.float32, **_implementations(config)
+                without_dropout(hf), dtype=torch.float32, **implementations
             )
     except Exception as error:  # transformers checks some values itself, torch fails on others
         raise _unfit(stated, error) from error
     return model
 
 
-def _check_keys(config: ModelConfig) -> None:
-    known = AutoConfig.for_model(config.family)
+def _check_keys(config: ModelConfig, known: PretrainedConfig) -> None:
     names = {*known.to_dict(), *known.attribute_map}
     for key, value in config.config.items():
         if key not in names:
@@ -188,19 +202,30 @@ def _check_keys(config: ModelConfig) -> None:
 def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
     """Run two tokens forward, so that sizes that do not match show here and not after the rollout."""
     tokens = torch.zeros(1, 2, dtype=torch.long)
-    try:
+    segments = segments_for(model.config._attn_implementation, VarlenSegments(None, (2,)))
+
+    def run() -> None:
         with torch.no_grad(), arithmetic(dtype):
-            model(
-                input_ids=tokens,
-                attention_mask=torch.ones_like(tokens),
-                use_cache=False,
-                varlen=VarlenSegments(None, (2,)),
-            )
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **segments)
+
+    try:
+        run()
+    except ConfigError:
+        raise
     except Exception as error:
-        raise _unfit(stated, error) from error
+        watch = Float64Watch(model)
+        if dtype == torch.float64 and "not implemented" in str(error):
+            with suppress(Exception), watch:
+                run()
+        raise _unfit(stated, error, watch.failed) from error
 
 
-def _unfit(stated: str, error: Exception) -> ConfigError:
+def _unfit(stated: str, error: Exception, operation: Operation | None = None) -> ConfigError:
+    if operation is not None:
+        return ConfigError(
+            f"{stated}: {operation} does not exist in float64 ({reason(error)}); give a model without it, or set "
+            "model.dtype=float32"
+        )
     return ConfigError(
         f"{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit each other and "
         "this machine, such as a hidden size that the number of attention heads divides"

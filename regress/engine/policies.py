@@ -7,9 +7,11 @@ from typing import Protocol
 
 from transformers import PreTrainedModel
 
+from regress.engine.attention import FULL, MASKED, SLIDING, layer_kinds, sliding_window
 from regress.engine.config.schema import Config, LoraConfig, ModelConfig
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
+from regress.engine.probe import require_computed
 from regress.engine.projection import require_plain_logits
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import ConfigError
@@ -90,7 +92,8 @@ def _model(config: Config, chosen: ModelConfig, tokenizer: Vocabulary, key: str)
         key=key,
     )
     _require_positions(model, config, key)
-    _require_full_attention(model, config, key)
+    _require_served_attention(model, config, key)
+    require_computed(model, config, key)
     if config.batching.log_prob_chunk_size is not None:
         require_plain_logits(model)
     return place(model, config.device)
@@ -105,17 +108,27 @@ def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None
         )
 
 
-def _require_full_attention(model: PreTrainedModel, config: Config, key: str) -> None:
-    """Refuse attention other than full: the engine's masks are causal within a sample, but the sampler
-    would apply any other kind.
+def _require_served_attention(model: PreTrainedModel, config: Config, key: str) -> None:
+    """Refuse layers that the engine's masks do not serve, and windows that its own attentions leave out: the sampler
+    would apply them, and compute another function.
     """
-    text = model.config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others or (window is not None and window < config.data.max_seq_length):
-        kind = ", ".join(sorted(others)) or f"sliding_window of {window}"
+    others = layer_kinds(model.config) - {FULL, SLIDING}
+    if others:
         raise ConfigError(
-            f"{key}: its {kind} is not full causal attention over "
-            f"data.max_seq_length={config.data.max_seq_length} tokens, so trainer and sampler would compute different "
-            "functions; give a model with full attention, or sequences within its window"
+            f"{key}: the engine has no masks for its layers of the kind {', '.join(sorted(others))}, so trainer and "
+            "sampler would compute different functions; give a model with full or sliding attention"
         )
+    window, longest = sliding_window(model.config), config.data.max_seq_length
+    if window is None or window >= longest:
+        return
+    implementation = model.config._attn_implementation
+    for chosen, plain in (
+        (f"parallel.cp={config.parallel.cp}", config.parallel.cp > 1),
+        (f"model.attn_implementation={implementation}", implementation not in MASKED),
+    ):
+        if plain and config.model.attention is None:
+            raise ConfigError(
+                f"{chosen} has no sliding window, and that of the {key} is {window}, shorter than "
+                f"data.max_seq_length={longest}; set parallel.cp=1 and model.attn_implementation=eager, or shorten the "
+                "sequences"
+            )

@@ -14,7 +14,7 @@ from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine import taps, token_gradients
 from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.attention import VARLEN, block_causal_mask
+from regress.engine.attention import VARLEN, block_causal_mask, masks_of_layers, segments_for
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
 from regress.engine.local import local
@@ -259,7 +259,7 @@ class LocalPolicy:
                 **first,
                 position_ids=micro.position_ids,
                 use_cache=False,
-                varlen=micro.varlen,
+                **segments_for(model.config._attn_implementation, micro.varlen),
                 **self._attention(micro),
             ).logits
         return logits
@@ -270,4 +270,4 @@ class LocalPolicy:
         if implementation == VARLEN:
             return {"attention_mask": torch.from_numpy(micro.layout.attention_mask).to(self.device)}
         mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
-        return {"attention_mask": mask}
+        return {"attention_mask": masks_of_layers(mask, self.model.config)}

@@ -9,7 +9,13 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from regress.errors import ConfigError, reason
@@ -41,7 +47,7 @@ def load_checkpoint(
                 trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
-                **implementations,
+                **having_attention(hf, implementations),
             )
     except UnpicklingError as error:  # torch's own message recommends executing it
         raise ConfigError(
@@ -93,6 +99,13 @@ def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
         if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(hf, key, 0.0)
     return hf
+
+
+def having_attention(hf: PretrainedConfig, implementations: Mapping[str, str]) -> dict[str, str]:
+    """Return the implementations, with eager attention in place of an sdpa that the model does not have."""
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf), None)
+    lacks = implementations.get("attn_implementation") == "sdpa" and not getattr(kind, "_supports_sdpa", True)
+    return {**implementations, **({"attn_implementation": "eager"} if lacks else {})}
 
 
 def _override(hf: PretrainedConfig, overrides: Mapping[str, Any]) -> None:

@@ -16,10 +16,9 @@ from regress.compare.dumps.sides import open_side
 from regress.compare.verdicts.overrides import read_overrides
 from regress.dump.files import file_stamp
 from regress.dump.reader import DumpReader
-from regress.engine.config.schema import FAMILIES, Config
+from regress.engine.config.schema import Config
 from regress.errors import DumpError, OracleError
 from regress.golden.location import project_root
-from regress.inputs import parse_json, read_bytes
 from regress.oracle.measure import NAME as COARSE
 from regress.oracle.measure import measured_bounds
 from regress.oracle.objective import Claim, claim_of
@@ -83,14 +82,16 @@ def judge_dump(
     dtype = open_side(str(path)).precision or "float32"
     rounding = Bounds(precision=precision).of("log_probs", [dtype])
 
+    coarse = (precision or dtype) == COARSE
+
     def repetition(chosen: Config) -> Repetition:
         own = claim.advantage, claim.max_grad_norm
-        return Repetition(chosen, recorded, *own, rounding.relative, spacing(precision or dtype))
+        return Repetition(chosen, recorded, *own, rounding.relative, spacing(precision or dtype), coarse)
 
     first = repetition(config)
     truth = first.run()
     bounds = Bounds(overrides=read_overrides(project_root()), precision=precision)
-    if (precision or dtype) == COARSE:
+    if coarse:
         mixed = recorded.dump.manifest.provenance.config.get("model", {}).get("dtype") != COARSE
         bounds = measured_bounds(repetition, config, truth, work / "measured", mixed=mixed)
     options = Options(bounds=bounds, only=Selection.of(*only), common=True)
@@ -167,7 +168,7 @@ def _notes(recorded: Recorded, config: Config) -> list[str]:
 
 
 def _weights(recorded: Recorded, given: Path | None) -> Path:
-    """Return the checkpoint with the weights before the first update, of an architecture that the engine has."""
+    """Return the checkpoint with the weights before the first update."""
     folder = recorded.dump.folder
     adapted = next((name for name in _parameters(recorded) if "lora_" in name), None)
     if adapted is not None:
@@ -186,7 +187,6 @@ def _weights(recorded: Recorded, given: Path | None) -> Path:
         assert isinstance(told, Mapping)
         path = Path(str(folder)) / str(told["folder"])
         _verify(path, told["sha256"])
-    _require_family(path)
     return path
 
 
@@ -211,19 +211,3 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
                 f"{path / name} {state} since it was recorded, so the weights are not those of the trainer; copy the "
                 "dump again, or give --model"
             )
-
-
-def _require_family(path: Path) -> None:
-    try:
-        told = parse_json(read_bytes(path / "config.json"), finite=False)
-    except (OSError, ValueError):
-        raise OracleError(
-            f"{path} holds no config.json of a model that can be read; give a checkpoint written by save_pretrained, "
-            "not an adapter"
-        ) from None
-    family = told.get("model_type") if isinstance(told, Mapping) else None
-    if family not in FAMILIES:
-        raise OracleError(
-            f"{path} is a model of the architecture {family}, which the engine does not compute in true float64; it "
-            f"has {', '.join(FAMILIES)}"
-        )

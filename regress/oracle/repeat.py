@@ -22,6 +22,7 @@ from regress.engine.config.schema import Config
 from regress.engine.optimizer_state import put_state
 from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
+from regress.engine.probe import in_float64
 from regress.engine.provenance import provenance
 from regress.engine.reference import Reference
 from regress.engine.router import RouterLoss, router_loss
@@ -33,6 +34,7 @@ from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of
 from regress.oracle.engine import NO_TOKENIZER
+from regress.oracle.gradients import step_with
 from regress.oracle.observed import At, Observed, Optimizer, Recorded, named
 from regress.oracle.routing import forced
 from regress.oracle.withheld import without
@@ -56,6 +58,9 @@ class Repetition:
         rounding: tolerance of a log-prob, relative to the largest; a ratio that lies within it of the clip range is
             clipped as the trainer does.
         spacing: that of the dtype which the trainer rounds log-probs to.
+        own_gradients: the optimizer steps with the gradients of the engine; False: with those of the dump, which are
+            judged by themselves, where it has all of them: AdamW makes a whole step of the rounding of a gradient
+            that should be zero.
         perturb: changes the weights for the forward and backward pass of each update.
         context: returns the context of those passes.
         notes: what is not judged, or taken from the dump itself; a sentence each.
@@ -68,6 +73,7 @@ class Repetition:
     max_grad_norm: float | None = None
     rounding: float = 0.0
     spacing: float = 0.0
+    own_gradients: bool = True
     perturb: Callable[[LocalPolicy], None] | None = None
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     notes: dict[str, None] = field(default_factory=dict)
@@ -91,7 +97,8 @@ class Repetition:
             before: At | None = None
             for update in self.given.updates():
                 if self._begin(policy, update, before):
-                    self._repeat(policy, reference, router, update, before)
+                    with in_float64(policy.model, f"model.path={config.model.path!r}"):
+                        self._repeat(policy, reference, router, update, before)
                     self.places.append(update.at)
                 before = update.at
         if not self.places:
@@ -133,6 +140,9 @@ class Repetition:
         told = self.given.optimizer(update.at)
         optimizer = self._optimizer(policy, told, before)
         self._disturb(policy, optimizer)
+        limit = self._limit(told)
+        if not self.own_gradients:
+            step_with(optimizer, policy, self.given.whole("gradient", update.at), limit)
         samples = [replace(sample, loss_mask=self._mask(sample)) for sample in update.samples]
         batch = TokenBatch(samples)
         micros = batch.microbatches(self._plan(update))
@@ -149,7 +159,6 @@ class Repetition:
             with at(step=update.at[0], update=update.at[1], rank=0):
                 if update.rollout is not None and update.began == update.at:
                     tap_trajectories(list(update.rollout))
-                limit = self._limit(told)
                 objective = self.config.algorithm
                 train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
 

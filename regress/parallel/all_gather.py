@@ -20,12 +20,12 @@ def all_gather_attention(
     scaling: float | None = None,
     *,
     context: ContextSegments | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend from the columns on this rank; arguments, result and errors as in ``ulysses_attention``, with
     any number of heads.
     """
-    context = handed_on(context, module, query)
+    context = handed_on(context, module, query, others)
     parts = gather(torch.stack((key, value)), context.ranks, context.group)
     gathered = parts.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)  # [2, B, key_value_heads, T, d]
     out = attend(query, gathered[0], gathered[1], context.local_mask, scaling)

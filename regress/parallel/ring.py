@@ -29,13 +29,13 @@ def ring_attention(
     scaling: float | None = None,
     *,
     context: ContextSegments | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend from the columns on this rank, with scores and sums in float32 or wider.
 
     Arguments, result and errors are those of ``ulysses_attention``, with any number of heads.
     """
-    context = handed_on(context, module, query)
+    context = handed_on(context, module, query, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.unflatten(1, (key.shape[1], -1))  # [B, key_value_heads, queries of one, T, d]
     out: Tensor = _Ring.apply(grouped, torch.stack((key, value)), scale, context)

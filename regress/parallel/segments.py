@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from regress.engine.attention import visible
+from regress.engine.attention import refuse_beyond, visible
 from regress.layout import TokenLayout
 
 
@@ -86,10 +87,13 @@ class ContextSegments:
         return tuple(block if some else None for block, some in zip(blocks, seen, strict=True))
 
 
-def handed_on(context: ContextSegments | None, module: nn.Module, query: Tensor) -> ContextSegments:
-    """Return the context that reached an attention function.
+def handed_on(
+    context: ContextSegments | None, module: nn.Module, query: Tensor, others: Mapping[str, Any]
+) -> ContextSegments:
+    """Return the context that reached an attention function, beside its other keyword arguments.
 
     Raises:
+        ConfigError: if the model asks for more than plain attention.
         ValueError: if the model did not hand it on, or the queries ``[B, heads, T, head_dim]`` are not its columns.
     """
     if context is None:
@@ -103,6 +107,7 @@ def handed_on(context: ContextSegments | None, module: nn.Module, query: Tensor)
             f"queries of shape [B, T]={list(here)} meet a context of {list(expected)}; give the model the columns that "
             "its context describes"
         )
+    refuse_beyond(module, f"parallel.cp={context.ranks}", others)
     return context
 
 

@@ -21,7 +21,7 @@ def ulysses_attention(
     scaling: float | None = None,
     *,
     context: ContextSegments | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend to all columns with a share of the heads.
 
@@ -37,7 +37,7 @@ def ulysses_attention(
     Raises:
         ValueError: if there is no context, or the ranks cannot share the query heads.
     """
-    context = handed_on(context, module, query)
+    context = handed_on(context, module, query, others)
     ranks, heads = context.ranks, query.shape[1]
     if heads % ranks:
         raise ValueError(f"{ranks} ranks cannot share {heads} attention heads; use ring or all_gather")

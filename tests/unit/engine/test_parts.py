@@ -156,17 +156,31 @@ def test_training_does_not_depend_on_evaluation(config: MakeConfig, console: Con
     assert results[0].metrics == results[1].metrics
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
-def test_a_model_with_a_sliding_window_shorter_than_the_sequences_is_refused(
-    attention: str, built: Callable[..., Run]
+WINDOW = "model.config={use_sliding_window: true, sliding_window: %d, max_window_layers: %d}"
+
+
+@pytest.mark.parametrize("layers", [0, 1], ids=["all layers", "the second layer"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_sliding_window_is_that_of_the_sampler(
+    attention: str, layers: int, built: Callable[..., Run]
 ) -> None:
-    """The sampler would apply the window and the trainer's masks would not: log-probs differ by 0.5 and nobody sees."""
-    window = "model.config={use_sliding_window: true, sliding_window: %d, max_window_layers: 0}"
+    """Else log-probs differ by 0.5 and nobody sees."""
+    run = built(f"model.attn_implementation={attention}", WINDOW % (3, layers), "model.dtype=float64")
+    trainer = run.trainer
+    batch = TokenBatch(trainer.worker.rollout(0, trainer.prompts(0), TRAIN))
+    sampled = batch.sampler_log_probs(torch.float64)
+    assert sampled is not None
+    for layout in ("padded", "packed"):
+        (found,) = trainer.policy.log_probs(batch.microbatches(BatchPlan(layout=layout)))
+        torch.testing.assert_close(found, sampled, rtol=0, atol=1e-12)
+
+
+def test_attention_without_a_window_refuses_a_model_that_has_one(built: Callable[..., Run]) -> None:
     with pytest.raises(
-        ConfigError, match=r"its sliding_window of 3 is not full causal attention over data\.max_seq"
+        ConfigError, match=r"varlen has no sliding window, and that of the model is 3, shorter"
     ):
-        built(f"model.attn_implementation={attention}", window % 3)
-    built(f"model.attn_implementation={attention}", window % 48)
+        built("model.attn_implementation=varlen", WINDOW % (3, 0))
+    built("model.attn_implementation=varlen", WINDOW % (48, 0))
 
 
 def test_rotary_frequencies_stay_float32_in_a_bfloat16_model(

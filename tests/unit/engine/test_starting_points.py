@@ -225,5 +225,7 @@ def test_a_reference_that_cannot_serve_is_refused(
     window = tmp_path / "window"
     train_window = built("model.config={use_sliding_window: true, sliding_window: 48, max_window_layers: 0}")
     train_window.trainer.policy.model.save_pretrained(window)
-    with pytest.raises(ConfigError, match="reference: its sliding_window of 48 is not full causal attention"):
-        built("algorithm.kl_coef=0.1", f"reference.path={window}", "data.max_seq_length=64")
+    longer = ("algorithm.kl_coef=0.1", f"reference.path={window}", "data.max_seq_length=64")
+    built(*longer)
+    with pytest.raises(ConfigError, match="no sliding window, and that of the reference is 48, shorter than"):
+        built(*longer, "model.attn_implementation=varlen")

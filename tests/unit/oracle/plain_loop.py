@@ -56,6 +56,7 @@ def train(
     repeated: bool = False,
     entropy: float = 0.0,
     before: int = 0,
+    model: PreTrainedModel | None = None,
     **options: Any,
 ) -> None:
     """Make updates with a token mean; ``told`` says what is tapped: rewards, advantages, mask.
@@ -64,7 +65,7 @@ def train(
 
     ``order`` is that of the rows, ``repeated`` adds a copy of the last one that the loss leaves out.
     """
-    model = tiny_model()
+    model = model or tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
     for _ in range(before):
         for parameter in model.parameters():
