@@ -14,7 +14,15 @@ from regress.dump.files import TEMPORARY
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.manifest import Manifest, read_manifest
-from regress.golden.names import CASE_FILE, MANIFEST, PACKED, is_truth_file, plain_name, truth_files
+from regress.golden.names import (
+    CASE_FILE,
+    MANIFEST,
+    PACKED,
+    input_files,
+    is_truth_file,
+    plain_name,
+    truth_files,
+)
 from regress.golden.packed import read_plain, stored_as
 from regress.golden.transaction import Changes, transaction
 from regress.golden.update import Chunks, NewTolerances, NewTruth, Update
@@ -44,12 +52,29 @@ def commit(
         return changes.paths()
 
 
-def plan_commit(changes: Changes, folder: Path, update: Update) -> None:
-    """Add an update of a case to a transaction; raises `GoldenError` naming what is refused."""
+def plan_commit(changes: Changes, folder: Path, update: Update, *, inputs: Path | None = None) -> None:
+    """Add an update of a case to a transaction; raises `GoldenError` naming what is refused.
+
+    Args:
+        inputs: folder whose inputs become those of the case; None: it keeps its own.
+    """
     check_case(folder)
     old = read_manifest(folder)
-    new, files = update.applied(folder, old, [folder])
+    new, files = update.applied(inputs or folder, old, [folder])
+    if inputs is not None:
+        _plan_inputs(changes, folder, inputs)
     plan_case(changes, folder, old, new, files)
+
+
+def _plan_inputs(changes: Changes, folder: Path, source: Path) -> None:
+    """Add to a transaction that a case gets the inputs of another folder, and no others."""
+    wanted = input_files(source)
+    for name in wanted:
+        data = (source / name).read_bytes()
+        if not (folder / name).is_file() or (folder / name).read_bytes() != data:
+            changes.write(folder / name, [data])
+    for name in {*input_files(folder)} - {*wanted}:
+        changes.remove(folder / name)
 
 
 def check_case(folder: Path) -> None:

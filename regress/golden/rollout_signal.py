@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from regress.dump.trajectory import Trajectory
-from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
+from regress.golden.signal import SignalError
 
 
 def require_rollout_signal(case: GoldenCase) -> None:
-    """Raise `GoldenError` listing what the rollouts of a case lack."""
+    """Raise `SignalError` listing what the rollouts of a case lack."""
     missing = [*check_rollouts(case.trajectories(), case.greedy(), _turns(case))]
     if missing:
-        raise GoldenError(
+        raise SignalError(
             f"case {case.name!r} cannot become golden, because some faults of the sampler could not show in it: "
-            f"{'; '.join(missing)}: change its seed, its recipe or its configuration"
+            f"{'; '.join(missing)}: change its seed, its recipe or its configuration",
+            ["recipe.warm_steps", "data.max_completion_length"],
         )
 
 

@@ -6,7 +6,7 @@ computation could be wrong and every comparison would still pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -27,6 +27,20 @@ CLAIMS = (
 )
 """Signals that a case can claim beyond those that every case has. ``below_limit``: no completion is as long as
 ``data.max_completion_length`` allows."""
+
+
+class SignalError(GoldenError):
+    """Some faults could not show in a case.
+
+    Attributes:
+        keys: keys of ``case.yaml`` that give the missing signals, the most likely first.
+        luck: True if another seed could have them all.
+    """
+
+    def __init__(self, text: str, keys: Sequence[str] = (), *, luck: bool = True) -> None:
+        super().__init__(text)
+        self.keys, self.luck = list(keys), luck
+
 
 Values = Mapping[str, Mapping[str, Mapping[str, Array]]]
 """Update -> quantity -> tensor name -> values."""
@@ -100,31 +114,32 @@ def check_signal(
 
     `config` is the whole configuration, defaults included; see `Recording` for the others.
     """
+    return [problem for problem, _ in _missing(frames, trajectories, truth, config, claims)]
+
+
+def _missing(
+    frames: Mapping[str, TokenFrame],
+    trajectories: Mapping[int, Sequence[Trajectory]],
+    truth: Values,
+    config: Mapping[str, Any],
+    claims: Sequence[str] = (),
+) -> list[tuple[str, Rule]]:
+    """Return a sentence for each missing signal, with the rule that asks for it."""
     limit = int(config.get("data", {}).get("max_completion_length", 0))
     recording = Recording(frames, trajectories, truth, config["algorithm"], claims, limit)
-    rules = (
-        _claims,
-        _updates,
-        _lengths,
-        _endings,
-        _groups,
-        _tool_tokens,
-        _rollouts,
-        _clipping,
-        _correction,
-        _kl,
-        _entropy,
-    )
-    return [problem for rule in (*rules, _gradients) for problem in rule(recording)]
+    return [(problem, rule) for rule in _KEYS for problem in rule(recording)]
 
 
 def require_signal(name: str, **recording: Any) -> None:
-    """Raise `GoldenError` listing all signals that `check_signal` misses in the named case."""
-    missing = check_signal(**recording)
+    """Raise `SignalError` listing all signals that `check_signal` misses in the named case."""
+    missing = _missing(**recording)
     if missing:
-        raise GoldenError(
-            f"case {name!r} cannot become golden, because some faults could not show in it: {'; '.join(missing)}: "
-            "change its recipe or its configuration"
+        rules = list(dict.fromkeys(rule for _, rule in missing))
+        raise SignalError(
+            f"case {name!r} cannot become golden, because some faults could not show in it: "
+            f"{'; '.join(problem for problem, _ in missing)}: change its recipe or its configuration",
+            [_KEYS[rule] for rule in rules],
+            luck=not {*rules} & {_claims, _updates},
         )
 
 
@@ -315,3 +330,21 @@ def _gradients(found: Recording) -> Iterator[str]:
         moved |= nonzero
     for name in sorted(names - moved):
         yield f"the gradient of {name} is zero at every update"
+
+
+Rule = Callable[[Recording], Iterator[str]]
+_KEYS: Mapping[Rule, str] = {
+    _claims: "claims",
+    _updates: "recipe.steps",
+    _lengths: "task.params",
+    _endings: "recipe.warm_steps",
+    _groups: "data.group_size",
+    _tool_tokens: "task.max_turns",
+    _rollouts: "recipe.rollouts",
+    _clipping: "algorithm.clip_low and clip_high",
+    _correction: "algorithm.correction_min and correction_max",
+    _kl: "recipe.warm_steps",
+    _entropy: "leaves_out",
+    _gradients: "recipe.model",
+}
+"""Rules, and the key of ``case.yaml`` that gives the signal each of them misses."""

@@ -13,7 +13,7 @@ from regress.dump.location import Location
 from regress.dump.outputs import OutputFolder, write_outputs
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
-from regress.golden.names import MANIFEST
+from regress.golden.names import CASE_FILE, MANIFEST, TRUTH
 from regress.printed import echo
 from regress.progress import progress
 from regress.report.numbers import plural
@@ -211,7 +211,9 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     regress golden record mine --quantity token_gradient       beside what is recorded
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
-    every quantity are computed, twice. A case in which some faults could not show is refused. Settings that no case
+    every quantity are computed, twice. A case in which some faults could not show is made with other seeds, and the
+    one that shows them all is stored in its case.yaml; where none does, the key to change is named, and nothing on
+    disk changes. Settings that no case
     or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
     next: regress golden calibrate CASE.
     """
@@ -232,7 +234,13 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     if not written:
         echo(f"{case}: nothing changed")
         return
-    values = sum(path.name != MANIFEST for path in written)
+    values = sum(TRUTH in path.relative_to(opened.folder).parts for path in written)
     echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
+    seed = store.case(case).config.get("seed")
+    if seed != opened.config.get("seed"):
+        echo(
+            f"{case}: took seed {seed}, with which every signal is there, and not {opened.config.get('seed')}; "
+            f"stored in {opened.folder / CASE_FILE}"
+        )
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
     echo(f"next: regress golden calibrate {case}{told}")

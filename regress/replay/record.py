@@ -13,21 +13,25 @@ import torch
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.verdict import Status
 from regress.dump.jsontext import Json
-from regress.errors import GoldenError, RegressError
+from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.commit import commit
+from regress.golden.commit import commit, plan_commit
 from regress.golden.names import input_files
 from regress.golden.pending import propose
 from regress.golden.proposal import Pending
 from regress.golden.provenance import collect, differences, told
+from regress.golden.signal import SignalError
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
+from regress.golden.transaction import transaction
+from regress.golden.update import Update
 from regress.replay.calibrate import calibrate
+from regress.replay.draft import HOPELESS, draft, seeds_of
 from regress.replay.noise_floor import Floor
 from regress.replay.proof import Proof, prove
-from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
+from regress.replay.recipe import Recipe, has_inputs, make_inputs
 from regress.replay.sampled import sample_rollouts
-from regress.replay.truth import compute_truth, require_case_signal
+from regress.replay.truth import Truth, compute_truth, require_case_signal
 from regress.replay.update import propose as propose_values
 from regress.replay.workspace import Workspace
 
@@ -47,28 +51,65 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
     """
     case = store.case(name, allow_changed_inputs=True)
     makes = inputs or not has_inputs(case)
-    try:
+    if makes and not case.recipe:
+        raise GoldenError(
+            f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
+            "optimizer.safetensors there, or say with a recipe how they are made"
+        )
+    if not makes and not case.sampled:
         with Workspace() as workspace:
-            if makes:
-                if not case.recipe:
-                    raise GoldenError(
-                        f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
-                        "optimizer.safetensors there, or say with a recipe how they are made"
-                    )
-                make_inputs(case, workspace / "inputs")
-                case = store.case(name, allow_changed_inputs=True)
-            if case.sampled:
-                sample_rollouts(case, workspace / "rollouts")
-                case = store.case(name, allow_changed_inputs=True)
-            truth = compute_truth(case, workspace)
-        if signal:
-            require_case_signal(case, truth)
-    except RegressError:
-        if makes and case.recipe and case.manifest is None:  # else a corrected recipe has no effect
-            remove_inputs(case)
-        raise
-    changed = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(case.folder)})
-    return commit(case.folder, truth=truth, inputs=changed, provenance=provenance_of(case), replace=True)
+            truth = _computed(case, workspace, signal)
+        return _keep(case, case, truth)
+    return _record_draft(case, makes, signal)
+
+
+def _record_draft(case: GoldenCase, makes: bool, signal: bool) -> list[Path]:
+    """Record a case whose inputs change, under the first of its seeds that has every signal."""
+    Recipe.of(case)
+    seeds = seeds_of(case) if makes else seeds_of(case)[:1]
+    refused: list[SignalError] = []
+    never: list[str] = []
+    for seed in seeds:
+        with Workspace() as workspace, draft(case, workspace / "golden", seed) as store:
+            try:
+                return _made(case, store, workspace, makes, signal)
+            except SignalError as error:
+                refused.append(error)
+                never = [key for key in error.keys if all(key in other.keys for other in refused)]
+                if not error.luck or (never and len(refused) >= HOPELESS):
+                    break
+    keys = ", ".join(never if len(refused) > 1 and never else dict.fromkeys(refused[0].keys))
+    tried = f"; no seed of {', '.join(map(str, seeds[: len(refused)]))} will do" if len(refused) > 1 else ""
+    raise GoldenError(f"{refused[0]}, such as {keys}{tried}")
+
+
+def _made(case: GoldenCase, store: GoldenStore, workspace: Path, makes: bool, signal: bool) -> list[Path]:
+    """Make the inputs of a draft, compute its values, and write both into the case."""
+    made = store.case(case.name)
+    if makes:
+        make_inputs(made, workspace / "inputs")
+        made = store.case(case.name)
+    if made.sampled:
+        sample_rollouts(made, workspace / "rollouts")
+        made = store.case(case.name)
+    return _keep(case, made, _computed(made, workspace, signal))
+
+
+def _computed(case: GoldenCase, workspace: Path, signal: bool) -> Truth:
+    truth = compute_truth(case, workspace)
+    if signal:
+        require_case_signal(case, truth)
+    return truth
+
+
+def _keep(case: GoldenCase, made: GoldenCase, truth: Truth) -> list[Path]:
+    """Write the golden values of a case, with the inputs of a draft of it: all or nothing."""
+    inputs = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(made.folder)})
+    provenance = provenance_of(made, golden=case.folder.parent)
+    with transaction(case.folder.parent) as changes:
+        update = Update(provenance, truth, {}, inputs, replace=True)
+        plan_commit(changes, case.folder, update, inputs=None if made is case else made.folder)
+        return changes.paths()
 
 
 def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path]:
@@ -187,12 +228,16 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
     return lines
 
 
-def provenance_of(case: GoldenCase) -> dict[str, Json]:
-    """Return configuration hash, versions, determinism environment and source revision of a recording made now."""
+def provenance_of(case: GoldenCase, golden: Path | None = None) -> dict[str, Json]:
+    """Return configuration hash, versions, determinism environment and source revision of a recording made now.
+
+    Args:
+        golden: golden directory of the case, where it is only a draft.
+    """
     threads: Any = case.config.get("threads", 1)
     return collect(
         case.config,
         threads=threads,
         processor=torch.backends.cpu.get_cpu_capability(),
-        golden=case.folder.parent,
+        golden=golden or case.folder.parent,
     )

@@ -134,3 +134,57 @@ def test_mistakes_of_the_project_have_no_traceback(project: Path) -> None:
     said = run()
     assert "pytest_regress_variants gave 'wide'; give a list of regress.replay.variants.Variant" in said
     assert "session.py" not in said
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_refused_recording_changes_nothing(project: Path) -> None:
+    """Inputs that are made again lie in the case only once it is recorded with them."""
+    folder = project / "golden" / "gspo"
+    shutil.copytree(GOLDEN / "gspo", folder)
+    path = folder / "case.yaml"
+    path.write_text(path.read_text().replace("steps: 3", "steps: 2"))
+    before = contents(project)
+    (refusal,) = typed(2, "golden", "record", "gspo", "--inputs")
+    assert "it has 2 optimizer updates, and needs at least 3" in refusal
+    assert "such as recipe.steps" in refusal
+    assert contents(project) == before
+    path.write_text(path.read_text().replace("warm_steps: 8", "warm_steps: eight"))
+    before = contents(project)
+    (refusal,) = typed(2, "golden", "record", "gspo", "--inputs")
+    assert str(Path("golden/gspo/case.yaml")) in refusal
+    assert contents(project) == before
+
+
+def test_the_documented_start(project: Path) -> None:
+    """A seed without signal gives way to another, and the case can be made again from what it then says."""
+    folder = project / "golden" / "mine"
+    folder.mkdir(parents=True)
+    path = folder / "case.yaml"
+    path.write_text(
+        "# mine\n" + (GOLDEN / "dense" / "case.yaml").read_text().replace("seed: 5", "seed: 5  # any")
+    )
+    lines = typed(0, "golden", "record", "mine")
+    seed = yaml.safe_load(path.read_text())["config"]["seed"]
+    assert lines[1] == (
+        f"mine: took seed {seed}, with which every signal is there, and not 5; stored in {path.relative_to(project)}"
+    )
+    assert path.read_text().startswith("# mine\n")
+    assert f"seed: {seed}  # any" in path.read_text()
+    typed(0, "golden", "verify", "mine")
+    before = contents(folder)
+    assert typed(0, "golden", "record", "mine", "--inputs") == ["mine: nothing changed"]
+    assert contents(folder) == before
+
+
+@pytest.mark.extended
+def test_no_seed_helps_where_a_key_is_wrong(project: Path) -> None:
+    describe(project, lag=0)
+    before = contents(project)
+    (refusal,) = typed(2, "golden", "record", "mine")
+    assert "every importance ratio is 1" in refusal or "no token with" in refusal
+    assert "algorithm.clip_low and clip_high" in refusal
+    assert "; no seed of 35, 1, 2" in refusal
+    assert contents(project) == before
