@@ -18,6 +18,7 @@ from torch import nn
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 
+from regress.engine.recurrent import recurrent_layers
 from regress.errors import ConfigError, RegressError, reason
 
 LIMIT = 64
@@ -39,11 +40,18 @@ class CompiledBlocks:
     """Blocks of a model under one backend of ``torch.compile``.
 
     Raises:
-        ConfigError: if the backend cannot compile here, or the model does not say which its blocks are.
+        ConfigError: if the backend cannot compile here, the model does not say which its blocks are, or they carry a
+            state from token to token.
     """
 
     def __init__(self, model: PreTrainedModel, backend: str) -> None:
         self.backend = backend
+        recurrent = next(iter(recurrent_layers(model)), None)
+        if recurrent is not None:
+            raise ConfigError(
+                f"model.compile={backend} would compile {type(recurrent).__name__}, which runs sample by sample, anew "
+                "for every layout; set model.compile=null"
+            )
         self._try_out(model)
         blocks = list(blocks_of(model).values())
         if not blocks:

@@ -22,6 +22,7 @@ from regress.engine.config.schema import ModelConfig
 from regress.engine.hub import local_folder
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
 from regress.engine.pretrained import having_attention, load_checkpoint, without_dropout
+from regress.engine.recurrent import keep_samples_apart
 from regress.engine.run_log import LOGGER
 from regress.errors import ConfigError, reason
 
@@ -32,6 +33,15 @@ _ROPE_SIZES: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "intermediate_size": 128,
     "max_position_embeddings": 512,
+}
+_HYBRID_SIZES: Mapping[str, Any] = {
+    **_ROPE_SIZES,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
 }
 
 TINY: Mapping[str, Mapping[str, Any]] = {
@@ -45,6 +55,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
     },
+    "qwen3_next": {**_HYBRID_SIZES, "num_experts": 0},
+    "qwen3_5_text": _HYBRID_SIZES,
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
 }
 """Default sizes of the built-in families, in the names of their Hugging Face configuration."""
@@ -88,6 +100,7 @@ def build_model(
     model = place(model, DTYPES[config.dtype])
     if config.patch is not None:
         model = patched(model, config.patch)
+    keep_samples_apart(model)
     _try_out(model, DTYPES[config.dtype], stated)
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])

@@ -13,6 +13,7 @@ from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
 from regress.engine.probe import require_computed
 from regress.engine.projection import require_plain_logits
+from regress.engine.recurrent import KIND, recurrent_layers
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import ConfigError
 from regress.grpo.logprobs import Pieces
@@ -112,7 +113,8 @@ def _require_served_attention(model: PreTrainedModel, config: Config, key: str) 
     """Refuse layers that the engine's masks do not serve, and windows that its own attentions leave out: the sampler
     would apply them, and compute another function.
     """
-    others = layer_kinds(model.config) - {FULL, SLIDING}
+    known = {FULL, SLIDING, *([KIND] if recurrent_layers(model) else [])}
+    others = layer_kinds(model.config) - known
     if others:
         raise ConfigError(
             f"{key}: the engine has no masks for its layers of the kind {', '.join(sorted(others))}, so trainer and "

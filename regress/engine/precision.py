@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -24,8 +25,9 @@ class TrueFloat64(TorchFunctionMode):
     """Mode in which every explicit request for float32 is a request for float64.
 
     Covers ``tensor.float()``, ``tensor.to(torch.float32)``, ``softmax(..., dtype=torch.float32)`` and tensor
-    constructors. A recompute under activation checkpointing leaves the mode, so the mode must be passed as
-    the checkpoint's ``context_fn`` (see :func:`checkpoint_contexts`).
+    constructors, and what ``tensor.backward()`` runs in this thread, such as the second forward pass of activation
+    checkpointing. Other threads, which run backward passes on GPUs, need the mode as the checkpoint's ``context_fn``
+    (see :func:`checkpoint_contexts`).
     """
 
     def __torch_function__(
@@ -35,10 +37,18 @@ class TrueFloat64(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is torch.Tensor.backward:
+            return self._backward(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             func = torch.Tensor.double
         args = tuple(_widen(value) for value in args)
         return func(*args, **{key: _widen(value) for key, value in (kwargs or {}).items()})
+
+    def _backward(self, root: torch.Tensor, gradient: torch.Tensor | None = None, **named: Any) -> None:
+        """Run a backward pass within the mode, which torch leaves while the mode handles a call with tensors."""
+        start = get_gradient_edge(root) if root.requires_grad else root
+        with self:
+            torch.autograd.backward(start, gradient, **named)
 
 
 def _widen(value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.dump.trajectory import Trajectory
-from regress.engine import attention, policy
+from regress.engine import attention, policy, recurrent
 from regress.engine.attention import VarlenSegments, visible
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.policy import LocalPolicy
@@ -139,6 +139,29 @@ def one_segment(patch: Patch) -> None:
         return VarlenSegments(right.index, (sum(right.lengths),))
 
     patch.setattr(VarlenSegments, "of", wrong)
+
+
+@fault(
+    category="G",
+    source="transformers#44717, slime PR#1686, NeMo-Automodel#2131",
+    first="activations model.layers.0",
+    place="step0/rank0/micro0",
+    cases=("hybrid",),
+    variants=("packed",),
+    tokens="behind another",
+    probe="log_probs",
+    rules=("state-across-samples",),
+    silent={
+        "hybrid/base": "nothing lies before a right padded sample",
+        "hybrid/left-mbs3": "padding adds nothing to a state: its embedding is zero, and no layer before it has a bias",
+        "dense": "attention alone carries no state",
+    },
+)
+def state_handed_on(patch: Patch) -> None:
+    """Layers of linear attention run over the whole row, as without ``cu_seqlens``: attention keeps samples apart."""
+    layer = recurrent.SampleBySample
+    apart: Any = layer.forward
+    patch.setattr(layer, "forward", lambda self, *args, varlen=None, **named: apart(self, *args, **named))
 
 
 @fault(

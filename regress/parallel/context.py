@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
+from regress.engine.recurrent import recurrent_layers
 from regress.errors import ConfigError
 from regress.parallel.all_gather import all_gather_attention
 from regress.parallel.ring import ring_attention
@@ -40,8 +41,14 @@ def apply(model: PreTrainedModel, method: str, ranks: int, *, tp: int = 1) -> No
         tp: size of the mesh dimension ``tp``, which takes its share of the heads first.
 
     Raises:
-        ConfigError: if the ranks cannot share the heads, or positions never reach the model's attention.
+        ConfigError: if the ranks cannot share the heads, or the model has other layers than attention that mix tokens.
     """
+    recurrent = next(iter(recurrent_layers(model)), None)
+    if recurrent is not None:
+        raise ConfigError(
+            f"parallel.cp={ranks} splits a sample over ranks, and {type(recurrent).__name__} of this "
+            f"{model.config.model_type} model hands a state from token to token; set parallel.cp=1"
+        )
     heads = model.config.num_attention_heads // tp
     if method == "ulysses" and heads % ranks:
         left = f"{heads} attention heads" + (f" (of each of {tp} tensor-parallel ranks)" if tp > 1 else "")

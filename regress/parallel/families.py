@@ -199,13 +199,21 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
             f"{', '.join(FAMILIES)}; set parallel.tp=1"
         )
     _require_plain_vocabulary(model, count)
-    for key, value in _sizes(model, family).items():
+    sizes = heads_of(model)
+    if any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
+        sizes[family.mlp_size] = getattr(model.config, family.mlp_size) or 4 * model.config.hidden_size
+    require_divisor(model, sizes, count)
+    return family
+
+
+def require_divisor(model: PreTrainedModel, sizes: Mapping[str, int], count: int) -> None:
+    """Raise `ConfigError` if ``count`` ranks cannot share one of these sizes of a model."""
+    for key, value in sizes.items():
         if value % count:
             raise ConfigError(
-                f"parallel.tp={count} does not divide {key}={value} of this {name} model; choose a tp that does, or "
-                f"set model.config.{key} to a multiple of {count}"
+                f"parallel.tp={count} does not divide {key}={value} of this {model.config.model_type} model; choose a "
+                f"tp that does, or set model.config.{key} to a multiple of {count}"
             )
-    return family
 
 
 def _require_plain_vocabulary(model: PreTrainedModel, count: int) -> None:
@@ -218,11 +226,7 @@ def _require_plain_vocabulary(model: PreTrainedModel, count: int) -> None:
             )
 
 
-def _sizes(model: PreTrainedModel, family: Family) -> dict[str, int]:
-    config = model.config
-    sizes = {"num_attention_heads": config.num_attention_heads}
-    if hasattr(config, "num_key_value_heads"):
-        sizes["num_key_value_heads"] = config.num_key_value_heads
-    if any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
-        sizes[family.mlp_size] = getattr(config, family.mlp_size) or 4 * config.hidden_size
-    return sizes
+def heads_of(model: PreTrainedModel) -> dict[str, int]:
+    """Return the numbers of attention heads of a model, by the keys of its configuration."""
+    keys = ("num_attention_heads", "num_key_value_heads")
+    return {key: getattr(model.config, key) for key in keys if hasattr(model.config, key)}

@@ -215,6 +215,8 @@ def _owns(stage: int, count: int, name: str, model: PreTrainedModel) -> bool:
     Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The
     output of the base model is that of the final norm.
     """
+    if count == 1:
+        return True  # of any family
     family, prefix = _family(model), model.base_model_prefix
     if name == prefix:
         return stage == count - 1

@@ -12,6 +12,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from regress.errors import ConfigError, reason
+from regress.parallel.families import heads_of, require_divisor
 from regress.parallel.tensor import TensorPlan
 
 
@@ -19,8 +20,9 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh) -> TensorPlan:
     """Split a model in place; every rank gets all logits, and all gradients are complete.
 
     Raises:
-        ConfigError: if the installed transformers cannot split it.
+        ConfigError: if the ranks cannot share its heads, or the installed transformers cannot split it.
     """
+    require_divisor(model, heads_of(model), mesh.size())
     try:
         plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
         known = {

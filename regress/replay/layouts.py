@@ -85,7 +85,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
     layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
     layout("dp2-left-mbs5", "microbatches that do not divide the samples of a rank", "gpt2"),
-    layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools"),
+    layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools", "hybrid"),
     layout("dp3-dealt", "samples dealt out one by one: groups split over ranks", "dapo"),
     layout("dp4-packed-mbs2", "packed rows of other samples on each rank", "dense"),
     layout("dp5", "a rank without samples", "dr_grpo"),

@@ -97,7 +97,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "left-mbs3",
         "left padding of unequal width",
         _batching(padding_side="left", micro_batch_size=3),
-        cases=("tools", "gpt2"),
+        cases=("tools", "gpt2", "hybrid"),
     ),
     # packing
     Variant(
@@ -105,7 +105,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "attention and positions across sample boundaries",
         _batching(**PACKED),
         BOTH,
-        cases=("dense", "gpt2", "tools"),
+        cases=("dense", "gpt2", "tools", "hybrid"),
     ),
     Variant(
         "packed-pad16",

@@ -136,6 +136,15 @@ CASES = (
     ),
     Case(inputs.one_segment, "varlen", "dense", "activations model.layers.0", BEHIND, "packed-leak"),
     Case(
+        inputs.state_handed_on,
+        "packed",
+        "hybrid",
+        "activations model.layers.0",
+        BEHIND,
+        "state-across-samples",
+    ),
+    Case(inputs.causal_only, "packed", "hybrid", "activations model.layers.1", BEHIND, "packed-leak"),
+    Case(
         inputs.tool_tokens_in_the_loss,
         "mbs4",
         "tools",

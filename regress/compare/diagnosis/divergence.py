@@ -17,6 +17,7 @@ from regress.compare.diagnosis.dataflow import (
     inputs_of,
     inputs_under,
 )
+from regress.compare.diagnosis.layers import layer_of
 from regress.compare.diagnosis.patterns import Pattern, find_patterns, kinds_of
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import UPDATE_STAGES
@@ -37,7 +38,8 @@ class Divergence:
         downstream: quantity -> tensors that fail after it and because of it, as far as the dataflow tells.
         independent: quantity -> tensors that fail, too, and do not depend on it.
         patterns: patterns common to all failing tensors of this quantity in this update.
-        kinds: kinds of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
+        kinds: kinds of tensors that were judged, in the layer of the first one if it lies in one; see
+            `regress.compare.diagnosis.patterns.NAMES`.
         agree: quantities of the update that were judged, and all of whose tensors hold.
         before: quantities that were judged in the last update before it, of its step or the one before, and hold.
     """
@@ -128,10 +130,16 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
         downstream,
         independent,
         tuple(find_patterns(wrong, alike, scene or RunContext())),
-        kinds_of({verdict.name for verdict in verdicts}),
+        kinds_of(_of_its_layer(first.name, {verdict.name for verdict in verdicts})),
         _agreeing(there),
         _before(first, verdicts),
     )
+
+
+def _of_its_layer(name: str, names: set[str]) -> set[str]:
+    """Return the names in the layer of a tensor; all names if it lies in none, such as that of a log-prob."""
+    layer = layer_of(name)
+    return names if layer is None else {other for other in names if layer_of(other) == layer}
 
 
 _FORWARD = ("activations", "log_probs")

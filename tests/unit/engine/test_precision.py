@@ -19,7 +19,7 @@ NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "llama", "gpt2"])
 def test_no_operation_of_a_float64_model_is_narrower(
     family: str, attention: str, checkpointing: bool
 ) -> None:

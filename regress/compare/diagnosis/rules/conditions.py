@@ -108,6 +108,10 @@ CONDITIONS: dict[str, Condition] = {
     "no_record_absent": lambda _, scene: not scene.absent,
     # of what was judged
     "experts": lambda found, _: "experts" in found.kinds,
+    "recurrent": lambda found, _: "recurrent layers" in found.kinds,
+    "not_recurrent_alone": lambda found, _: (
+        "recurrent layers" not in found.kinds or "weights of attention" in found.kinds
+    ),
     "activations_not_held": lambda found, _: "activations" not in found.held,
     "gradients_agree": lambda found, _: "gradient" in found.agree,
     "gradients_not_known_to_agree": lambda found, _: "gradient" not in found.agree,

@@ -5,7 +5,7 @@ from typing import Any
 
 from regress.engine.config.sections.value import value
 
-FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
+FAMILIES = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "llama", "gpt2")
 DTYPES = ("float64", "float32", "bfloat16")
 BACKENDS = ("eager", "aot_eager", "inductor")
 ATTENTIONS = ("eager", "sdpa", "varlen")

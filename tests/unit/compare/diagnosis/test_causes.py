@@ -143,6 +143,7 @@ WORDS = (
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
 SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG, precisions=("float32", "bfloat16"))
+KINDS = ("experts", "recurrent layers", "weights of attention")
 OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
 
 
@@ -156,7 +157,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
     for name, detail, word, status in itertools.product(NAMES, DETAILS, words, statuses):
         first = Verdict(status, quantities[0], name, Place(1, None, 0, 0), detail, max_ulp=3.0)
         told = (*patterns, *([Pattern("formula", word)] if word else []))
-        base = Divergence(first, held, (), (3, 3), patterns=told, kinds=("experts",))
+        base = Divergence(first, held, (), (3, 3), patterns=told, kinds=KINDS)
         yield base
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
         yield replace(base, first=replace(first, relative=0.5))

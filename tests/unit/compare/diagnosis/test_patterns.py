@@ -17,6 +17,8 @@ from regress.compare.alignment.places import Places, selected_rows
 from regress.compare.alignment.project import Projection
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.alignment.token_overlap import token_part
+from regress.compare.diagnosis.causes import diagnose
+from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.patterns import Pattern, find_patterns
 from regress.compare.diagnosis.run_context import RunContext
@@ -349,3 +351,29 @@ def _plain(tree: Mapping[str, Any]) -> Any:
     import json
 
     return json.loads(json.dumps(tree))
+
+
+@pytest.mark.parametrize(
+    ("first", "beside", "rules"),
+    [
+        ("model.layers.0", "model.layers.0.linear_attn.in_proj_qkv.weight", {"state-across-samples"}),
+        ("model.layers.0", "model.layers.0.mamba.A_log", {"state-across-samples"}),
+        ("model.layers.0", "model.layers.0.self_attn.q_proj.weight", {"packed-leak"}),
+        ("model.layers.0", "model.layers.1.linear_attn.conv1d.weight", {"packed-leak"}),
+        ("log_probs", "model.layers.0.self_attn.q_proj.weight", {"packed-leak"}),
+    ],
+)
+def test_a_state_that_crosses_samples_is_told_from_attention_that_does(
+    first: str, beside: str, rules: set[str]
+) -> None:
+    def wrong(values: Array, layout: TokenLayout) -> Array:
+        hit = behind(layout).reshape(*layout.shape, *(1 for _ in values.shape[2:]))
+        return values + hit * np.random.default_rng(2).uniform(0.2, 0.5, values.shape)
+
+    quantity = "activations" if "." in first else first
+    one = np.ones(3)
+    other = judge_tensor(one, one, TIGHT, quantity="gradient", name=beside, place=Place(0, None, 0, None))
+    found = find_divergence([*judged(wrong, PACKED, quantity, first), other], RunContext())
+    assert found is not None
+    told = {one.rule for one in diagnose(found, RunContext())}
+    assert told & {"state-across-samples", "packed-leak"} == rules
