@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 import regress
+from regress.cli import main
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -75,3 +77,24 @@ def test_a_second_forward_pass_within_the_backward_pass_is_float64_too(family: s
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         found.append(torch.cat([grad.flatten() for grad in grads]))
     assert distance(found[1], found[0]) < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("variant", "why"),
+    [
+        (
+            "compiled",
+            "would compile Qwen3_5GatedDeltaNet, which runs sample by sample, anew for every layout",
+        ),
+        pytest.param(
+            "cp2", "splits a sample over ranks, and Qwen3_5GatedDeltaNet", marks=pytest.mark.extended
+        ),
+        pytest.param("tp2", "cannot be split by tensor parallelism", marks=pytest.mark.extended),
+        pytest.param("tp2-hf", "does not divide num_key_value_heads=1", marks=pytest.mark.extended),
+        pytest.param("pp2", "cannot be cut into stages", marks=pytest.mark.extended),
+    ],
+)
+def test_layouts_that_would_part_a_state_are_refused(variant: str, why: str) -> None:
+    shown = CliRunner().invoke(main, ["replay", "hybrid", "--variants", variant])
+    assert shown.exit_code
+    assert why in shown.output
