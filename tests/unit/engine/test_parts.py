@@ -247,7 +247,7 @@ def test_a_loss_record_names_what_the_loss_was_divided_by(config: MakeConfig, co
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2", "qwen3_next", "qwen3_5_text"])
 @pytest.mark.one_in(5)  # each attention, each of another family
 def test_trainer_and_sampler_compute_the_same_log_probs(
     family: str, attention: str, built: Callable[..., Run]

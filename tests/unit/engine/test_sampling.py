@@ -35,6 +35,8 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 SMALL = {
     "qwen3": {**SIZES, "head_dim": 8},
     "qwen3_moe": {**SIZES, "moe_intermediate_size": 16},
+    "qwen3_next": {**SIZES, "num_hidden_layers": 2},
+    "qwen3_5_text": {**SIZES, "num_hidden_layers": 2},
     "llama": SIZES,
     "gpt2": {"n_embd": 16, "n_layer": 1},
 }
