@@ -23,8 +23,8 @@ def main() -> int:
     """Run the commands and tell what they have shown; return the exit code."""
     for command in (
         ["replay", "--matrix", "reduced", "--report", str(PAGE.parent), *sys.argv[1:]],
-        ["train", "--config-name", "demo"],
-        ["train", "--config-name", "demo_replay"],
+        ["train", "--config-name", "demo", "--overwrite"],
+        ["train", "--config-name", "demo_replay", "--overwrite"],
         ["dump", "show", str(RECORDED)],
         ["compare", "--bitwise", str(RECORDED), str(REPLAYED), "--json", str(BITWISE)],
     ):
