@@ -13,11 +13,12 @@ from torch import Tensor
 from regress.engine import passes
 from regress.faults.fault import Shown, fault
 from regress.faults.patch import Patch
-from regress.grpo import losses
+from regress.grpo import losses, policy_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.kl import kl_estimate
 from regress.grpo.losses import token_loss
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import PolicyInputs
 from regress.grpo.ratios import importance_ratio
 from regress.grpo.segments import segment_lengths, segment_sum
 
@@ -373,3 +374,25 @@ def ratio_of_tokens(patch: Patch) -> None:
 
 
 # @@new
+
+
+@fault(
+    category="K",
+    source="a radius of the trust region that is that of another distance",
+    first="metrics training_step/clip_ratio/low",
+    cases=("dppo_kl",),
+    variants=("base",),
+    update=1,
+    rules=("mask-of-the-loss",),
+    blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
+)
+def radius_of_the_trust_region_halved(patch: Patch) -> None:
+    """DPPO trusts tokens up to half of its bounds, where the correction of whole samples leaves out those beyond."""
+    right: Any = policy_losses.trusted
+
+    def wrong(tokens: PolicyInputs, o: ObjectiveFields) -> Tensor:
+        found: Tensor = right(tokens, replace(o, clip_low=o.clip_low / 2, clip_high=o.clip_high / 2))
+        return found
+
+    for module in (policy_losses, losses):
+        patch.setattr(module, "trusted", wrong)

@@ -161,7 +161,7 @@ def compare(
         told = _sections(dirs, options)
         modes = _between(dirs, options)
         tables = _tables(found, options) if report is not None or json_file is not None else []
-        code = tell(found, told, tables, modes, report, json_file)
+        code = tell(found, told, tables, modes, report, json_file, options)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
         echo(f"error: {' '.join(sentences.splitlines())}", err=True)
@@ -271,19 +271,21 @@ def tell(
     modes: Found | None = None,
     folder: Location | None = None,
     json_file: Output | None = None,
+    options: Options | None = None,
 ) -> int:
     """Print comparisons, write their reports, and return the exit code.
 
     Args:
         found: the comparisons by name.
         folder, json_file: where the report is written, if anywhere.
+        options: those of the comparisons.
     """
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
-    report = report_of(found, sections or {}, tokens, modes)
+    report = report_of(found, sections or {}, tokens, modes, options)
     for name, where in report.environment.items():
         echo(f"{name}: {where}")
     console = Console()

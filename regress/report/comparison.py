@@ -5,18 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.divergence import Divergence, exchanged_divergence, find_divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.absent import absent_records
 from regress.compare.dumps.checked import run_context_of_side
+from regress.compare.dumps.options import Options
 from regress.compare.dumps.sent import original
-from regress.compare.dumps.session import Comparison
+from regress.compare.dumps.session import Comparison, exchanged
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found
-from regress.compare.verdicts.verdict import Verdict
 from regress.report.call import Call
 from regress.report.model import Report, Told
 from regress.report.tokens import TokenTable
@@ -30,6 +31,7 @@ def report_of(
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
     modes: Found | None = None,
+    options: Options | None = None,
 ) -> Report:
     """Return the report on comparisons, by name.
 
@@ -37,6 +39,7 @@ def report_of(
         sections: the keys of the report that NexRL's script documents.
         tokens: token values of the dumps.
         modes: discrepancies between the three modes of a training, which take the place of what they explain.
+        options: those of the comparisons.
     """
     several = len(found) > 1
     calls = [
@@ -66,7 +69,7 @@ def report_of(
         if divergence is not None:
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
-                diagnoses[name] = _causes(comparison.verdicts, divergence, context)
+                diagnoses[name] = _causes(comparison, divergence, context, options or Options())
     first = next(iter(found.values()))
     environment = {"golden": original(first.golden)} | {
         f"actual ({name})" if several else "actual": original(comparison.actual)
@@ -86,24 +89,37 @@ def report_of(
     )
 
 
-def _causes(verdicts: Sequence[Verdict], divergence: Divergence, context: RunContext) -> list[Diagnosis]:
+def _causes(
+    comparison: Comparison, divergence: Divergence, context: RunContext, options: Options
+) -> list[Diagnosis]:
     """Return the causes of a divergence; of a loss whose terms are not recorded those of its token gradients.
 
     The loss of a microbatch is one number. Its derivatives by the log-probs tell the mask, the weight and the term of
     each token, so that they prove what the number only shows.
     """
-    found = diagnose(divergence, context)
+    found = diagnose(divergence, context, exchanged=partial(_exchanged, comparison, divergence, options))
     terms = {"token_loss", "policy_loss", "weights"} & context.quantities
     if divergence.first.quantity != "loss" or terms:
         return found
     place = divergence.first.place
-    rest = [verdict for verdict in verdicts if verdict.quantity != "loss"]
+    rest = [verdict for verdict in comparison.verdicts if verdict.quantity != "loss"]
     closer = find_divergence(rest, context)
     if closer is None or closer.first.quantity != "token_gradient":
         return found
     if (closer.first.place.step, closer.first.place.update) != (place.step, place.update):
         return found
-    return [one for one in diagnose(closer, context) if one.rule != UNKNOWN] or found
+    again = diagnose(closer, context, exchanged=partial(_exchanged, comparison, closer, options))
+    return [one for one in again if one.rule != UNKNOWN] or found
+
+
+def _exchanged(
+    comparison: Comparison, divergence: Divergence, options: Options
+) -> tuple[Divergence, RunContext] | None:
+    """Return a divergence as it is with golden and actual exchanged, and the facts of the golden run."""
+    verdicts = exchanged(comparison, divergence.first, options)
+    context = run_context_of(replace(comparison, golden=comparison.actual, actual=comparison.golden))
+    found = exchanged_divergence(divergence, verdicts, context)
+    return None if found is None else (found, context)
 
 
 def run_context_of(comparison: Comparison) -> RunContext:

@@ -90,3 +90,21 @@ def test_parts_are_chosen_and_diagnoses_left_out(tmp_path: Path) -> None:
     rows = from_json((tmp_path / "faults.json").read_text())
     assert rows
     assert not any(row.held_out or row.rules or row.diagnosis for row in rows)
+
+
+def test_the_right_part_is_blamed_where_no_value_shows_a_mask_or_a_zero(tmp_path: Path) -> None:
+    place = ["--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
+    found = asked("run", "radius_of_the_trust_region_halved", "equal_rewards_not_set_to_zero", *place)
+    assert found.exit_code == 0, found.output
+    rows = {row.fault: row for row in from_json((tmp_path / "faults.json").read_text())}
+    assert rows["radius_of_the_trust_region_halved"].rules == ("mask-of-the-loss",)
+    assert rows["equal_rewards_not_set_to_zero"].rules == ("advantage-of-equal-rewards",)
+
+
+def test_the_invariant_of_ratios_allows_for_the_rounding_of_what_they_are_made_of(tmp_path: Path) -> None:
+    """The metric of the least ratio has a measured tolerance of its own."""
+    place = ["--golden-dir", str(GOLDEN), "--case", "dapo", "--report", str(tmp_path)]
+    asked("run", "ratio_by_expm1", *place)
+    rows = {row.precision: row for row in from_json((tmp_path / "faults.json").read_text())}
+    assert not rows["float64"].caught
+    assert not any(row.first.startswith("invariants") for row in rows.values())

@@ -41,6 +41,7 @@ class Beside:
         gradients: the samples' own gradients, in float64.
         microbatches: microbatches of the actual run, by name.
         before: golden values of the update before it; empty for the first.
+        first: asks whether the update is known to be the first on its rollouts, whose old log-probs are its own.
     """
 
     rewards: Mapping[SampleKey, float] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class Beside:
     gradients: OwnGradients | None = None
     microbatches: Mapping[str, OwnMicrobatch] = field(default_factory=dict)
     before: Truth = field(default_factory=dict)
+    first: Callable[[], bool] = lambda: False
 
     def of_tokens(self, tokens: NDArray[np.int64]) -> Beside:
         """Return what is known of some tokens."""

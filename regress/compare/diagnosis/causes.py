@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
 
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, listed, name_of
 from regress.compare.diagnosis.patterns import Pattern
-from regress.compare.diagnosis.proof import VALUES, may_speak
+from regress.compare.diagnosis.proof import VALUES, may_speak, proven
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.run_context import RunContext
@@ -32,6 +32,10 @@ _TOKENS = ("all_tokens", "positions_from", "positions_below", "sample", "long_sa
 _PARTS = ("layer", "expert", "shard", "block", "from_module")
 AT_MOST = 3
 """Most causes that are named for one divergence."""
+EXCHANGED = ", of the golden dump (compared with the actual one as its golden)"
+"""Words for a cause that the other direction tells."""
+Exchanged: TypeAlias = Callable[[], "tuple[Divergence, RunContext] | None"]
+"""Function that returns a divergence as it is with golden and actual exchanged, and the run of the golden dump."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Diagnosis:
         evidence: findings of the verdicts that led to it; the first names the diverging tensor.
         next: a command.
         cites: quantity and tensor that the evidence names first.
+        of: the dump that it is told of: ``"golden"`` where the values of that one alone are explained by the other's.
     """
 
     rule: str
@@ -51,11 +56,13 @@ class Diagnosis:
     evidence: tuple[str, ...] = ()
     next: str = ""
     cites: Mapping[str, Any] = field(default_factory=dict)
+    of: str = "actual"
 
     def __str__(self) -> str:
         """Return text: ``probably: CAUSE (rule ID; because EVIDENCE)``, and the next command on a line of its own."""
         because = f"; because {'; '.join(self.evidence)}" if self.evidence else ""
         lead = "cause unknown" if self.rule == UNKNOWN else "probably"
+        lead += EXCHANGED if self.of == "golden" else ""
         lines = [f"{lead}: {self.cause} (rule {self.rule}{because})"]
         return "\n".join([*lines, *([f"next: {self.next}"] if self.next else [])])
 
@@ -70,25 +77,48 @@ class Diagnosis:
 
 
 def diagnose(
-    divergence: Divergence, scene: RunContext | None = None, rules: Iterable[Rule] | None = None
+    divergence: Divergence,
+    scene: RunContext | None = None,
+    rules: Iterable[Rule] | None = None,
+    exchanged: Exchanged | None = None,
 ) -> list[Diagnosis]:
-    """Return the causes that the rules know of a divergence, the most specific first; if none matches, unknown."""
+    """Return the causes that the rules know of a divergence, the most specific first; if none matches, unknown.
+
+    Args:
+        exchanged: asked where no value of the actual side is explained: neither of two dumps is known to be right, and
+            the values of the golden one may be.
+    """
     known = scene or RunContext()
+    told = _likely(divergence, known, RULES if rules is None else rules)
+    if exchanged is not None and not _explained(told) and (other := exchanged()) is not None:
+        theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _explained([row])]
+        if theirs:
+            return [replace(_told(rule, other[0], why, other[1]), of="golden") for rule, why in theirs]
+    return [_told(rule, divergence, why, known) for rule, why in told] or [_unknown(divergence, known)]
+
+
+def _explained(told: Iterable[tuple[Rule, list[str]]]) -> bool:
+    """Return True if the first cause is proven, and not one of several that are possible."""
+    return any(proven(rule) and not rule.hint and not rule.otherwise for rule, _ in [*told][:1])
+
+
+def _likely(divergence: Divergence, known: RunContext, rules: Iterable[Rule]) -> list[tuple[Rule, list[str]]]:
+    """Return the rules that match, the most specific first, each with its evidence."""
     found = []
-    for rule in RULES if rules is None else rules:
+    for rule in rules:
         evidence = matched(rule, divergence, known)
         if evidence is not None:
             found.append((-specificity(rule), rule, evidence))
     found = [row for row in found if not row[1].otherwise] or sorted(found, key=lambda row: row[0])[:1]
     if not found:
-        return [_unknown(divergence, known)]
+        return []
     apart = divergence.pattern("copies") is not None  # what is right elsewhere is wrong because of its rank
     best = min(row[0] for row in found)
     likely = [row for row in found if row[0] <= best / 2 or (apart and OF_A_RANK in row[1].claims)]
     told = sorted(likely, key=lambda row: (row[1].hint, apart and OF_A_RANK not in row[1].claims, row[0]))[
         :AT_MOST
     ]
-    return [_told(rule, divergence, evidence, known) for _, rule, evidence in told]
+    return [(rule, evidence) for _, rule, evidence in told]
 
 
 def specificity(rule: Rule) -> int:

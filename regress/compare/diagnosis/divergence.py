@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regress.compare.diagnosis.dataflow import (
@@ -140,6 +140,30 @@ def _of_its_layer(name: str, names: set[str]) -> set[str]:
     """Return the names in the layer of a tensor; all names if it lies in none, such as that of a log-prob."""
     layer = layer_of(name)
     return names if layer is None else {other for other in names if layer_of(other) == layer}
+
+
+def exchanged_divergence(
+    found: Divergence, verdicts: Iterable[Verdict], scene: RunContext
+) -> Divergence | None:
+    """Return a divergence with golden and actual exchanged: what holds is the same, patterns are those of the other.
+
+    Args:
+        verdicts: those on its quantity, made with the two sides exchanged; ``scene`` the run that was the golden one.
+
+    Returns:
+        None where these verdicts do not fail in the same tensor of the same update.
+    """
+    own = [v for v in verdicts if _update(v.place) == _update(found.first.place)]
+    alike = [v for v in own if v.quantity == found.first.quantity]
+    wrong = sorted((v for v in alike if not v.ok), key=dataflow_key)
+    if not wrong or wrong[0].name != found.first.name:
+        return None
+    patterns = tuple(p for p in find_patterns(wrong, alike, scene) if not _MUTUAL.match(p.id))
+    return replace(found, first=wrong[0], broken=(len(wrong), len(alike)), patterns=patterns)
+
+
+_MUTUAL = re.compile("scaled|sign$|offset$|factors$|advantages:(scale|baseline)$")
+"""Relations of two sides, which do not tell on which of them something is wrong."""
 
 
 _FORWARD = ("activations", "log_probs")

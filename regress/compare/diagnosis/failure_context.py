@@ -19,7 +19,7 @@ from regress.compare.diagnosis.extent import (
     one_value,
     rounded_to,
 )
-from regress.compare.diagnosis.group_patterns import of_groups, of_tokens
+from regress.compare.diagnosis.group_patterns import of_groups, of_tokens, of_zeros
 from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted
 from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 from regress.compare.diagnosis.terms import Term, Terms
@@ -94,14 +94,14 @@ class FailureContext:
         found["held"] = held | self._summed(actual, golden, compared, bound)
         if self.traits is not None and golden.shape == self.leading and is_float(golden.dtype):
             found["held"] |= of_samples(actual, golden, compared, self.traits().sample)
-            found["held"] |= self._grouped(actual, golden, compared)
+            found["held"] |= self._grouped(actual, golden, over, compared)
         if (value := one_value(actual, golden, over)) is not None:
             found["held"] |= {"constant": {"value": value}}
         found["hits"] = hits
         return Affected(**found)
 
     def _grouped(
-        self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None
+        self, actual: Array, golden: Array, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None
     ) -> dict[str, Mapping[str, Any]]:
         """Return how advantages differ group by group; nothing for other values."""
         if not self.grouped or self.traits is None:
@@ -112,7 +112,8 @@ class FailureContext:
         there = there if compared is None else there & compared.reshape(-1)
         values, right = (array.reshape(-1)[there].astype(np.float64) for array in (actual, golden))
         own = traits.sample[there]
-        return {**of_groups(values, right, groups[own]), **of_tokens(values, right, own)}
+        wrong = of_zeros(right, over.reshape(-1)[there])
+        return {**of_groups(values, right, groups[own]), **of_tokens(values, right, own), **wrong}
 
     def _units(self, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None) -> dict[str, Any]:
         if self.traits is None:

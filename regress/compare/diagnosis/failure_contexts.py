@@ -63,7 +63,8 @@ class FailureContexts:
                 yield replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
-                yield Hypothesis("columns", columns)
+                own = self.traits(layout).position.reshape(layout.shape)
+                yield Hypothesis("columns", np.where(columns == own, np.nan, columns))
             elif source.quantity == "activations" and _OF_POSITIONS.search(source.name):
                 yield from self._of_columns(known, layout, leading)
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from regress.compare.diagnosis.batch_formulas import advantage_guesses, rounded_inputs, weight_guesses
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.gradient_formulas import TokenGradients
-from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
+from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, told_apart
 from regress.compare.diagnosis.logit_formulas import entropy_guesses, log_prob_guesses
+from regress.compare.diagnosis.plain_formulas import PlainFormulas
 from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
@@ -50,7 +51,20 @@ class TokenGuesses:
     beside: Beside = NOTHING
 
     def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """Yield hypotheses about a tensor of token values."""
+        """Yield hypotheses about a tensor of token values, each where it changes what the objective makes of them."""
+        plain = self._plain.of(quantity, name)
+        for guess in self._changes(quantity, name):
+            yield told_apart(guess, plain)
+
+    @cached_property
+    def _plain(self) -> PlainFormulas:
+        sampler, first = self.beside.sampler, self.beside.first
+        sampler = self.token("sampler_log_probs") if sampler is None else sampler
+        return PlainFormulas(
+            self.token, self.sample_means, self.frame, self.objective, self.clip, sampler, first
+        )
+
+    def _changes(self, quantity: str, name: str) -> Iterator[Hypothesis]:
         values = self.truth[quantity][name]
         inside = self.loss_mask if quantity in _TOKENS else None
         known = np.where(inside, values, np.nan) if inside is not None else values
@@ -66,7 +80,8 @@ class TokenGuesses:
         """Yield hypotheses about the gradient of the loss by a token quantity; none for other quantities."""
         known = self._token_gradients(quantity)
         if known is not None:
-            yield from known.of(quantity)
+            plain = known.plain if quantity == "token_gradient" else None
+            yield from (told_apart(guess, plain) for guess in known.of(quantity))
 
     def sums(self, quantity: str) -> Iterator[Terms]:
         """Yield decompositions of a token quantity into terms of the loss."""

@@ -156,6 +156,22 @@ class TokenGradients:
         golden = self.token("token_gradient")
         return None if golden is None or self._divergence is None else golden - self._divergence
 
+    @cached_property
+    def plain(self) -> Floats | None:
+        """``[frame.size]`` gradient by the log-prob of each token, made of the golden terms; None where unknown."""
+        known = [self.token(name) for name in ("weights", "advantages", "ratio")]
+        weights, advantages, ratio = known
+        if weights is None or advantages is None or ratio is None or self._divergence is None:
+            return None
+        told = self.objective.get("loss", "ppo_clip"), self.objective.get("importance_level", "token")
+        if self.clip is None or told != ("ppo_clip", "token"):
+            return None
+        low, high = self.clip
+        correction = self.token("sampler_weights")
+        pull = -weights * advantages * (1.0 if correction is None else correction)
+        stopped = ((ratio > high) & (pull < 0)) | ((ratio < low) & (pull > 0))
+        return np.asarray(self._divergence + pull * ratio * ~stopped)
+
     def _other_divergence(self, golden: Floats, divergence: Floats) -> Iterator[Hypothesis]:
         rest = golden - divergence
         yield _gradient("without that of its KL term", rest)
@@ -185,12 +201,15 @@ class TokenGradients:
         )
         correction = np.ones_like(ratio) if found is None else found
         pull = -weights * advantages * correction
-        yield "of the advantage without a ratio", pull
-        if self.objective.get("importance_level", "token") == "token":
+        whole = self.objective.get("importance_level", "token") != "token"
+        usual = whole or self._kept_or_stopped(policy, pull, ratio)
+        if usual:
+            yield "of the advantage without a ratio", pull
+        if whole:
+            yield from self._of_samples(policy, pull * ratio)
+        elif usual:
             yield "of the loss without a clip", pull * ratio
             yield from self._clipped(policy, pull, ratio)
-        else:
-            yield from self._of_samples(policy, pull * ratio)
         if self.objective.get("loss") == "cispo" and log_probs is not None and self.clip is not None:
             low, high = self.clip
             inside = (ratio >= low) & (ratio <= high)
@@ -199,6 +218,13 @@ class TokenGradients:
             bare = np.divide(policy, correction, out=np.zeros_like(policy), where=correction != 0)
             yield "without the sampler's weights", bare
             yield "with that of the sampler's weights", policy + weights * loss
+
+    def _kept_or_stopped(self, policy: Floats, pull: Floats, ratio: Floats) -> bool:
+        """Return True if the golden gradient of each loss token is that of its ratio, or of a clipped one, or 0."""
+        bounds = [] if self.clip is None else [pull * bound for bound in self.clip]
+        known = np.stack([np.abs(policy - one) for one in (pull * ratio, np.zeros_like(pull), *bounds)])
+        slack = _AGREES * float(np.abs(policy[self.loss_mask]).max(initial=0.0))
+        return bool((known.min(axis=0)[self.loss_mask] <= slack).all())
 
     def _clipped(self, policy: Floats, pull: Floats, ratio: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield gradients under a clip that stops other tokens; ``pull`` has the opposite sign of the advantage."""

@@ -16,7 +16,7 @@ from regress.compare.diagnosis.hypotheses import Floats
 from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.verdicts.affected import Affected
 
-KEY, WITHIN = "groups", "within"
+KEY, WITHIN, ZEROS = "groups", "within", "zeros"
 _SAME = 1e-6
 _LITTLE = 0.01
 """Largest change of a factor that an epsilon or the precision of a deviation explains."""
@@ -66,11 +66,22 @@ def of_tokens(actual: Floats, golden: Floats, samples: NDArray[np.int64]) -> dic
     return {WITHIN: {}} if any(float(np.ptp(actual[own])) > slack for own in parts) else {}
 
 
+def of_zeros(golden: Floats, over: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
+    """Return a pattern where values are wrong that must be 0, and no others; empty if that is not so.
+
+    Args:
+        golden: ``[K]`` values of the tokens that count; ``over``: ``[K]`` where the actual ones are wrong.
+    """
+    return {ZEROS: {}} if over.any() and not golden[over].any() and golden.any() else {}
+
+
 def group_patterns(found: Sequence[Affected]) -> Iterator[Pattern]:
     """Yield what all failing advantages have in common, group by group."""
     if any(WITHIN in item.held for item in found):
         yield Pattern("advantages:within", "different values within a sample, which has one")
         return
+    if found and all(ZEROS in item.held for item in found):
+        yield Pattern("advantages:zeros", "only where the golden ones are 0")
     told: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]
     if not any(numbers.get("proofs") for numbers in told):
         return

@@ -26,6 +26,8 @@ CHANCE = 1e-6
 _AT_LEAST = 2
 _ZERO = 1e-12
 """Largest multiple of a direction that is none, but rounding."""
+_SAME = 1e-9
+"""Largest difference, relative to the value, at which two formulas say the same of an element."""
 LEFT = 1e-3
 """Largest part of an error that a formula or factor may leave if it is to explain it."""
 
@@ -47,6 +49,18 @@ class Hypothesis:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
     partial: bool = False
+
+
+def told_apart(guess: Hypothesis, plain: Floats | None) -> Hypothesis:
+    """Return a hypothesis that says nothing of the values that it leaves as they are.
+
+    Args:
+        plain: what the objective makes of them, in the shape of the tensor; None where it is unknown.
+    """
+    if plain is None or guess.direction is not None or guess.values.shape != plain.shape:
+        return guess
+    same = np.isclose(guess.values, plain, rtol=_SAME, atol=0.0)
+    return replace(guess, values=np.where(same, np.nan, guess.values))
 
 
 def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothesis:

@@ -6,6 +6,7 @@ whose inputs all hold. What it speaks of besides must be there: ranks, microbatc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from regress.compare.diagnosis.divergence import Divergence
@@ -28,6 +29,7 @@ VALUES = frozenset(
             "advantages:scale",
             "advantages:baseline",
             "advantages:within",
+            "advantages:zeros",
             "offset",
             "factors",
             "scaled",
@@ -38,6 +40,8 @@ VALUES = frozenset(
     )
 )
 """Patterns that explain the wrong values themselves; whatever rule speaks, they are told as evidence."""
+_OF_MASKS = re.compile("clip|kept|mask|reject")
+"""Metrics that count the tokens which the loss keeps, or holds back."""
 _AT_LEAST = 8
 _EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _NOISE = 64
@@ -48,7 +52,7 @@ def may_speak(rule: Rule, divergence: Divergence, scene: RunContext) -> bool:
     """Return True if all that a rule claims is there, and something proves it."""
     if not all(CLAIMS[name](divergence, scene) for name in rule.claims):
         return False
-    return rule.open or _by_status(rule, divergence) or _by_patterns(rule) or located(divergence)
+    return rule.open or _by_status(rule, divergence) or proven(rule) or located(divergence)
 
 
 def _by_status(rule: Rule, divergence: Divergence) -> bool:
@@ -56,8 +60,8 @@ def _by_status(rule: Rule, divergence: Divergence) -> bool:
     return bool(rule.says) or divergence.first.status not in (Status.DRIFT, Status.MASK)
 
 
-def _by_patterns(rule: Rule) -> bool:
-    """Return True if patterns that the rule demands were found; they are proven by themselves."""
+def proven(rule: Rule) -> bool:
+    """Return True for a rule that demands patterns: those that were found are proven by themselves."""
     return bool(rule.patterns or rule.any_of or rule.what)
 
 
@@ -86,6 +90,27 @@ def _rounding(divergence: Divergence, scene: RunContext) -> bool:
     return first.relative <= _NOISE * coarse and not one_sided
 
 
+def masks_judged(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True unless a metric counts what the loss holds back, and nothing that was judged shows where it does.
+
+    A mask shows in the loss of each token, unless another one hides it: a token that another mask leaves out has a loss
+    of 0 whatever the clip range or the trust region says of it.
+    """
+    if not _OF_MASKS.search(divergence.first.name):
+        return True
+    objective = scene.config.get("algorithm") or {}
+    hides = str(objective.get("sampler_correction")).endswith("mask") or any(
+        objective.get(key) is not None for key in ("off_policy_threshold", "rejection")
+    )
+    return bool(objective) and not hides and "policy_loss" in divergence.agree
+
+
+def _own_reference(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True where the reference differs from the policy: other weights, or after an update of a step before."""
+    other = scene.setting("reference", "path") or scene.setting("reference", "without_adapter")
+    return bool(other or divergence.first.place.step)
+
+
 CLAIMS: Mapping[str, Claim] = {
     "ranks": _several_ranks,
     "a rank": _of_a_rank,
@@ -94,5 +119,7 @@ CLAIMS: Mapping[str, Claim] = {
         found.broken[0] == 1 == found.broken[1] or found.pattern("everywhere") is not None
     ),
     "rounding": _rounding,
+    "a reference of its own": _own_reference,
+    "masks that were judged": masks_judged,
 }
 """Subjects of rules, each with the test that it is there."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.mapped import release
 from regress.errors import CompareError
-from regress.layout import TokenFrame
+from regress.layout import SampleKey, TokenFrame
 
 LIMIT = 1 << 22
 """Most elements of a tensor that is put together."""
@@ -85,8 +85,27 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
-    before = Beside(before=_before(golden_side, step, update))
+    before = Beside(
+        before=_before(golden_side, step, update), first=partial(_is_first, golden_side, step, update)
+    )
     return Projection(found.truth(), found.frame, None, config, beside=before)
+
+
+def _is_first(side: Side, step: int | None, update: int | None) -> bool:
+    """Return True for the first update on its rollouts: they are not those of the step before, recorded again."""
+    if update or not step:
+        return not update
+    own, last = (dict(_rollouts(side, at)) for at in (step, step - 1))
+    return not own or own.keys() != last.keys() or any(not np.array_equal(own[k], last[k]) for k in own)
+
+
+def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
+    """Yield the samples of a step and their token ids, as far as they were recorded."""
+    names = [n for n, (type, at) in side.entries.items() if type in MICRO_STAGES and at.step == step]
+    found = _Recorded(side, headers(side, names))
+    ids = found.truth().get("batch_inputs", {}).get("input_ids")
+    if ids is not None:
+        yield from zip(found.frame.samples, np.split(ids, found.frame.offsets[1:-1]), strict=True)
 
 
 def _before(side: Side, step: int | None, update: int | None) -> Mapping[str, Mapping[str, Array]]:

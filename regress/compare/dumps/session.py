@@ -22,6 +22,7 @@ from regress.compare.dumps.optimizer_updates import At, at_of
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
+from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import Side, open_side, precisions
 from regress.compare.dumps.single import SingleUnit, check_single
@@ -153,6 +154,27 @@ def compare_dumps(
     if asked.verify:
         _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
+
+
+def exchanged(comparison: Comparison, first: Verdict, options: Options) -> list[Verdict]:
+    """Compare the quantity of a verdict in its step again, with the golden and the actual dump exchanged.
+
+    Args:
+        options: those of the comparison.
+
+    Returns:
+        Nothing where one side is right by definition: a golden case, or values that were computed as truth.
+    """
+    golden, step = open_side(comparison.golden), first.place.step
+    if isinstance(golden, GoldenSide | TruthSide) or first.status not in (Status.DRIFT, Status.MASK):
+        return []
+    only = Selection.of(first.quantity)
+    steps = None if step is None else (step, step)
+    asked = replace(options, steps=steps, ranks=None, micros=None, only=only, verify=False)
+    try:
+        return compare_dumps(comparison.actual, comparison.golden, asked).verdicts
+    except CompareError:  # nothing is left to compare
+        return []
 
 
 def _checks(golden: str, actual: str, planned: Planned, options: Options) -> list[IntegrityUnit]:

@@ -35,6 +35,11 @@ _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
 _NAMING = ("batch_inputs", "forward_data")
 """Stages whose records name the ids of their tokens."""
 _MEANS = ("token-mean", "seq-mean-token-mean")
+_RATIO = 8
+"""Spacings at the size of the numbers that a ratio is made of: its log-probs, and 1, which it is a change of.
+
+Measured: healthy replays reach 0.5, and those with 1 + expm1(x) in place of exp(x) as much.
+"""
 _TERMS = {
     "loss": "elementwise_loss",
     "pg_loss": "policy_loss",
@@ -312,7 +317,8 @@ class _Update:
             wide = [array.astype(np.float64) for array in (new, old, ratio)]
             gap = np.maximum(wide[0] - wide[1], -np.inf if low is None else low)
             expected = np.exp(np.minimum(gap, np.inf if high is None else high))
-            bound = 8 * max(map(_eps, (new, old, ratio))) * (1 + np.abs(wide[0]) + np.abs(wide[1])) * expected
+            size = (1 + np.abs(wide[0]) + np.abs(wide[1])) * np.maximum(expected, 1.0)
+            bound = _RATIO * max(map(_eps, (new, old, ratio))) * size
             known.elements(expected, wide[2], bound, self._token(canonical, "the ratio"))
 
     # the loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.draws import SAMPLED
+from regress.compare.diagnosis.proof import masks_judged
 from regress.compare.diagnosis.rule import Condition
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import UPDATE_STAGES
@@ -135,6 +136,7 @@ CONDITIONS: dict[str, Condition] = {
     "most_elements": lambda found, _: 2 * found.first.over >= found.first.count,
     "few_elements": lambda found, _: found.first.over <= max(1, found.first.count // 20),
     "few_without_gradients": _few_without_gradients,
+    "masks_not_judged": lambda found, scene: not masks_judged(found, scene),
     # of how far it is off
     "few_ulps": _few_ulps,
     "much_without_a_factor": lambda found, _: (

@@ -1,0 +1,144 @@
+"""Neither of two dumps is known to be right: the cause is the same whichever of them comes first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from regress.cli import main
+from regress.dump.files import write_atomically
+from regress.dump.formats import FORMATS
+from regress.dump.manifest import Entry, Manifest, write_manifest
+from regress.dump.reader import DumpReader
+from regress.dump.record import replace_tensors
+from regress.golden.store import GoldenStore
+from regress.replay.run import replay
+from regress.replay.variant_rows import VARIANTS
+from regress.replay.variants import Precision
+from tests.regression.test_compared_dumps import rewritten
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+Dumps = Callable[..., Path]
+Told = list[dict[str, Any]]
+
+FORWARD = ("trajectory", "old_log_probs", "forward_data", "loss", "is_loss_debug")
+"""Stages of a dump that has no outputs of modules."""
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
+    """Record one step of a case under a variant and a fault, once."""
+    known: dict[tuple[str, str, str | None], Path] = {}
+
+    def record(case: str, variant: str, fault: str | None = None) -> Path:
+        key = case, variant, fault
+        if key not in known:
+            folder = tmp_path_factory.mktemp("dump")
+            row = VARIANTS[variant]
+            made = replay(
+                GoldenStore(GOLDEN).case(case), row, Precision.FLOAT64, folder, steps=1, fault=fault
+            )
+            known[key] = Path(str(made.folder))
+        return known[key]
+
+    return record
+
+
+def causes(golden: Path, actual: Path, folder: Path) -> Told:
+    """The causes that ``regress compare`` names of two dumps that differ."""
+    told = folder / "told.json"
+    found = CliRunner(catch_exceptions=False).invoke(
+        main, ["compare", str(golden), str(actual), "--json", str(told)]
+    )
+    assert found.exit_code == 1, found.output
+    named: Told = json.loads(told.read_text())["diagnoses"]["compare"]
+    assert named[0]["rule"] in found.output
+    return named
+
+
+def without_modules(dump: Path, folder: Path) -> Path:
+    return rewritten(dump, folder, lambda record: record if record.type in FORWARD else None)
+
+
+def test_samples_that_see_others_are_told_whichever_dump_has_them_in_one_row(
+    dump: Dumps, tmp_path: Path
+) -> None:
+    right = without_modules(dump("dense", "base"), tmp_path / "right")
+    leaks = without_modules(dump("dense", "varlen", "one_segment"), tmp_path / "leaks")
+    forward, backward = causes(right, leaks, tmp_path), causes(leaks, right, tmp_path)
+    assert (forward[0]["rule"], forward[0]["of"]) == ("packed-leak", "actual")
+    assert (backward[0]["rule"], backward[0]["of"]) == ("packed-leak", "golden")
+
+
+def two_updates(dump: Path, folder: Path, *, own: bool = False, other: bool = False) -> Path:
+    """A dump in which the rollouts of a step are trained on twice, the second time as a step of its own.
+
+    Args:
+        own: old log-probs of the second update are those of its own forward pass.
+        other: those of the first are others than its own.
+    """
+    reader = DumpReader(dump)
+    encode, entries = FORMATS[reader.manifest.format].encode, {}
+    for step in (0, 1):
+        for name in reader.names():
+            record = replace(reader.read(name), step=step)
+            if record.type not in ("trajectory", "forward_data", "is_loss_debug"):
+                continue
+            if "log_probs" in record.tensors:
+                first = record.tensors["log_probs"]
+                bent = 0.1 * np.cos(np.arange(first.size, dtype=first.dtype)).reshape(first.shape)
+                changed = {"log_probs": first + step * bent}
+                if record.type == "is_loss_debug":
+                    changed["old_log_probs"] = changed["log_probs"] if own else first + other * bent
+                record = replace_tensors(record, changed)
+            name = f"{record.type}/{record.where.stem}{Path(name).suffix}"
+            entries[name] = Entry(record.type, record.where, write_atomically(folder / name, encode(record)))
+    write_manifest(folder, Manifest(reader.manifest.provenance, reader.manifest.format, entries))
+    return folder
+
+
+def test_old_log_probs_of_a_second_update_are_not_its_own_and_those_of_a_first_may_be(
+    dump: Dumps, tmp_path: Path
+) -> None:
+    base = dump("dense", "base")
+    right, own, other = (
+        two_updates(base, tmp_path / "right"),
+        two_updates(base, tmp_path / "own", own=True),
+        two_updates(base, tmp_path / "other", other=True),
+    )
+    forward, backward = causes(right, own, tmp_path)[0], causes(own, right, tmp_path)[0]
+    assert (forward["rule"], forward["of"]) == ("old-is-current", "actual")
+    assert (backward["rule"], backward["of"]) == ("old-is-current", "golden")
+    for pair in ((right, other), (other, right)):
+        assert "old-is-current" not in {one["rule"] for one in causes(*pair, tmp_path)}
+
+
+FAULTS = (
+    ("old_is_current", "dapo", "mbs4", "old-is-current"),
+    ("ratio_not_clipped", "dense", "mbs4", "clip-left-out"),
+    ("columns_as_positions", "gpt2", "packed-dynamic", "position-columns"),
+    ("targets_one_early", "dense", "mbs4", "targets-off-by-one"),
+    ("kl_direction_reversed", "dense", "mbs4", "kl-direction"),
+    ("clip_sides_swapped", "dapo", "mbs4", "clip-sides"),
+    ("ratio_inverted", "dense", "mbs4", "ratio-inverted"),
+    ("loss_divided_by_microbatches", "dense", "mbs4", "token-gradient-of-microbatches"),
+    ("clipping_left_out", "dense", "mbs4", "clip-of-gradients-left-out"),
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "case", "variant", "rule"), [pytest.param(*row, marks=pytest.mark.extended) for row in FAULTS]
+)
+def test_a_fault_has_one_cause_in_both_directions(
+    dump: Dumps, tmp_path: Path, fault: str, case: str, variant: str, rule: str
+) -> None:
+    right, wrong = dump(case, variant), dump(case, variant, fault)
+    assert causes(right, wrong, tmp_path)[0]["rule"] == rule
+    assert causes(wrong, right, tmp_path)[0]["rule"] == rule
