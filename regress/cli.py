@@ -18,6 +18,7 @@ from rich.console import Console
 
 from regress import __version__
 from regress.doctor.commands import doctor
+from regress.dump.outputs import Output, OutputFile, errors_written, write_output
 from regress.engine.config.flag_options import flag_options
 from regress.engine.tracking.commands import track
 from regress.errors import RegressError
@@ -32,6 +33,7 @@ from regress.replay.export_commands import export
 from regress.replay.fault_commands import faults
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+from regress.report.judge_options import json_calls_option, json_file_option
 from regress.report.run_commands import report
 from regress.service.commands import serve
 from regress.systems.commands import systems
@@ -194,7 +196,15 @@ def dump() -> None:
 
 @dump.command()
 @click.argument("path")
-def show(path: str) -> None:
+@click.option(
+    "--json",
+    "--output",
+    "json_file",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
+    help="Write the same as JSON; - is standard output, and the table then goes to standard error.",
+)
+def show(path: str, json_file: Output | None) -> None:
     """Show a dump directory, or one of its files, as a table.
 
     PATH may be a URL.
@@ -204,15 +214,21 @@ def show(path: str) -> None:
     regress dump show outputs/demo/debug_dump/forward_data/step_000000_rank0_micro0.safetensors
     regress dump show s3://bucket/run
     """
-    from regress.dump.inspect import render
+    from regress.dump.inspect import Shown, inspected
 
-    Console().print(render(path))
+    with errors_written(lambda error: Shown(path, error=error).dumps(), json_file):
+        found = inspected(path)
+        Console().print(found.table())
+        if json_file is not None:
+            write_output(json_file, found.dumps())
 
 
 @dump.command()
 @click.argument("path")
+@json_file_option
+@json_calls_option
 @click.pass_context
-def check(ctx: click.Context, path: str) -> None:
+def check(ctx: click.Context, path: str, json_file: Output | None, json_calls: Output | None) -> None:
     """Check the invariants of every update, without any golden values.
 
     \b
@@ -224,26 +240,19 @@ def check(ctx: click.Context, path: str) -> None:
 
     Exit codes: 0 all hold, 1 one does not, 2 nothing could be checked.
     """
-    from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-    from regress.compare.diagnosis.divergence import find_divergence
-    from regress.compare.diagnosis.rules.table import OF_GOLDEN
-    from regress.compare.dumps.checked import check_dump, run_context_of_side
-    from regress.compare.dumps.sides import open_side
+    from regress.report.comparison import CHECK, checked, refused
     from regress.report.text import headline
+    from regress.report.write import write_report_files
 
-    verdicts = check_dump(path)
-    failed = [verdict for verdict in verdicts if not verdict.ok]
-    for verdict in failed:
-        echo(headline(verdict, path))
-    context = run_context_of_side(open_side(path))
-    divergence = find_divergence(verdicts, context)
-    for cause in () if divergence is None else diagnose(divergence, context):
-        if cause.rule not in (UNKNOWN, OF_GOLDEN):
+    with errors_written(refused, json_file, json_calls):
+        report = checked(path)
+        for call in report.failed:
+            echo(headline(call.verdict, path))
+        for cause in report.diagnoses.get(CHECK, ()):
             echo(str(cause))
-    names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
-    elements = sum(verdict.count for verdict in verdicts)
-    echo(f"{len(verdicts)} invariants over {elements} elements ({names}): {len(failed) or 'none'} broken")
-    ctx.exit(int(bool(failed)))
+        echo(report.title)
+        write_report_files(report, json_file, json_calls)
+    ctx.exit(report.exit_code)
 
 
 @dump.command()

@@ -22,11 +22,29 @@ class RegressError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(_told(arg) if isinstance(arg, str) else arg for arg in args))
 
+    def to_json(self) -> dict[str, str]:
+        """Return the sentence for a program: its kind, and what is wrong and what helps apart (empty: not said)."""
+        sentence = " ".join(" | ".join([str(self), *getattr(self, "__notes__", ())]).split())
+        rule, remedy = _apart(sentence)
+        return {"type": type(self).__name__, "message": sentence, "rule": rule, "remedy": remedy}
+
 
 def _told(text: str) -> str:
     """Return a message as it may be shown: one with a name of thousands of characters loses its middle."""
     known = printable(redacted(text))
     return known if len(known) <= _LONGEST else f"{known[: _LONGEST // 2]} [...] {known[-_LONGEST // 4 :]}"
+
+
+def _apart(sentence: str) -> tuple[str, str]:
+    """Return what a sentence says is wrong, and what it says to do, which is its last part outside of brackets."""
+    depth, cuts = 0, {"; ": -1, ": ": -1}
+    for place, letter in enumerate(sentence):
+        depth = max(0, depth + (letter in "([{") - (letter in ")]}"))
+        for sign in cuts:
+            if not depth and sentence.startswith(sign, place):
+                cuts[sign] = place
+    at = cuts["; "] if cuts["; "] >= 0 else cuts[": "]
+    return (sentence, "") if at < 0 else (sentence[:at], sentence[at + 2 :])
 
 
 _LONGEST = 2000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.coordinates import parse_stem
-from regress.dump.jsontext import tag_floats
+from regress.dump.jsontext import strict, tag_floats
 from regress.dump.location import Location, children, location, size
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, is_dump_file, read_all
@@ -22,10 +23,14 @@ from regress.dump.record import Record
 from regress.dump.stages import STAGES
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
-from regress.printed import printable
+from regress.printed import printable, printable_tree
+from regress.redaction import redacted
 
 Row = dict[str, Any]
 
+SCHEMA_VERSION = 1
+COMPLETE = "complete: "
+"""Beginning of the state of a dump that holds all that its manifest lists."""
 _SAMPLES = 50  # rows of a trajectory table
 
 
@@ -103,31 +108,90 @@ def trajectory_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
     ]
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A dump directory, one of its folders, or a file, for people and for programs.
+
+    Attributes:
+        path: as it was given.
+        rows: one for each type of record in a directory; empty for a file.
+        records: those of a file; empty for a directory.
+        state: whether a directory is complete, or why it is not verified; empty for a file.
+        settings: versions and variables of the run that recorded it.
+        error: why nothing can be shown, as `RegressError.to_json` tells it.
+    """
+
+    path: str
+    rows: Sequence[Row] = ()
+    records: Sequence[Record] = ()
+    state: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    error: Mapping[str, str] | None = None
+
+    def table(self) -> RenderableType:
+        """Return tables for a terminal."""
+        if self.records:
+            return Group(*(_render_record(record) for record in self.records))
+        words = printable(", ".join(f"{name} {value}" for name, value in self.settings.items()))
+        verified = self.state.startswith(COMPLETE)
+        state = Text(f"{self.state}\n{words}") if verified else Text(self.state, style="yellow")
+        return Group(state, _table([*self.rows]))
+
+    def dumps(self) -> str:
+        """Return strict JSON, as docs/reference/report.md says; floats that are not finite are tagged."""
+        tree = {
+            "schema_version": SCHEMA_VERSION,
+            "path": redacted(self.path),
+            "exit_code": 2 if self.error else 0,
+            "error": self.error,
+            "state": self.state,
+            "settings": {str(name): str(value) for name, value in self.settings.items()},
+            "types": [*self.rows],
+            "records": [_record_json(record) for record in self.records],
+        }
+        return json.dumps(printable_tree(strict(tree, "show")), indent=1, allow_nan=False) + "\n"
+
+
+def _record_json(record: Record) -> dict[str, Any]:
+    meta = dict(record.meta)
+    rows: dict[str, list[Row]] = {"tensors": [], "samples": []}
+    if record.type == "trajectory":
+        rows["samples"] = trajectory_rows(from_record(record))
+        del meta["samples"]
+    else:
+        rows["tensors"] = tensor_rows(record)
+    return {"type": record.type, **vars(record.where), "meta": meta, **rows}
+
+
 def render(path: str | Location) -> RenderableType:
     """Return tables of a dump directory, one of its folders, or a file; raises `DumpError` for anything else."""
-    path = location(path)
-    if not path.is_dir():
-        return Group(*(_render_record(record) for record in read_all(path)))
-    rows = directory_rows(path)
+    return inspected(path).table()
+
+
+def inspected(path: str | Location) -> Shown:
+    """Read a dump directory, one of its folders, or a file; raises `DumpError` for anything else."""
+    place, path = location(path), str(path)
+    if not place.is_dir():
+        return Shown(path, records=read_all(place))
+    rows = directory_rows(place)
     if not rows:
         raise DumpError(
-            f"{path} holds no dump: give a dump directory, a folder of step_* files, or one such file"
+            f"{place} holds no dump: give a dump directory, a folder of step_* files, or one such file"
         )
-    return Group(_state(path), _table(rows))
+    return Shown(path, rows, (), *_state(place))
 
 
-def _state(folder: Location) -> Text:
+def _state(folder: Location) -> tuple[str, dict[str, Any]]:
     """Return the state of a dump, complete or not verified, and its settings."""
     folder = folder.absolute()
     part = not (folder / MANIFEST).exists() and (folder.parent / MANIFEST).exists()
     try:
         reader = DumpReader(folder.parent, only=folder.name) if part else DumpReader(folder)
     except DumpError as error:
-        return Text(f"not verified: {error}", style="yellow")
+        return f"not verified: {error}", {}
     told = reader.manifest.provenance
     settings = {**told.versions, **told.environment.get("variables", {})}
-    state = f"complete: {len(reader.names())} {reader.manifest.format} files as listed in {MANIFEST}"
-    return Text(state + "\n" + printable(", ".join(f"{name} {value}" for name, value in settings.items())))
+    return f"{COMPLETE}{len(reader.names())} {reader.manifest.format} files as listed in {MANIFEST}", settings
 
 
 def _render_record(record: Record) -> RenderableType:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +20,7 @@ import click
 
 from regress.dump.files import unwritable, write_atomically
 from regress.dump.location import Location, local_path, location
+from regress.errors import RegressError
 from regress.printed import echo
 
 STANDARD = "-"
@@ -113,6 +114,22 @@ class LocalFolder(OutputFolder):
         found = location(local_path(value))
         assert isinstance(found, Path)
         return found
+
+
+@contextmanager
+def errors_written(text: Callable[[dict[str, str]], str], *places: Output | None) -> Iterator[None]:
+    """Write the error that a command ends with to the JSON files that it was asked for, too.
+
+    Args:
+        text: the file that holds an error, as `RegressError.to_json` tells it.
+    """
+    try:
+        yield
+    except RegressError as error:
+        for place in places:
+            if place is not None:
+                write_output(place, text(error.to_json()))
+        raise
 
 
 def write_output(place: Output, text: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from regress.dump.outputs import Output, OutputFile, write_output
+from regress.dump.outputs import Output, OutputFile, errors_written, write_output
 from regress.printed import echo
 
 
@@ -51,11 +49,13 @@ def explain(
     follows the preset asked for, 2 nothing to explain, or a preset that cannot be evaluated.
     """
     from regress.explain.explain import explain_dump
+    from regress.explain.statement import Explanation
 
-    found = explain_dump(path, step=step, update=update, preset=preset)
+    with errors_written(lambda error: Explanation(path, (), preset, error).dumps(), json_file):
+        found = explain_dump(path, step=step, update=update, preset=preset)
     echo(found.to_text())
     if json_file is not None:
-        write_output(json_file, json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
-    if found.refused:
-        echo(f"error: {found.refused}", err=True)
+        write_output(json_file, found.dumps())
+    if found.error is not None:
+        echo(f"error: {found.error['message']}", err=True)
     ctx.exit(found.exit_code)

@@ -57,21 +57,19 @@ def explain_update(path: str, found: Update, preset: str | None = None) -> Expla
 
 def _explanation(path: str, updates: Iterable[Update], preset: str | None) -> Explanation:
     told = [_explained(update, preset) for update in updates]
-    refusals = [refusal for _, refusal in told]
-    return Explanation(path, tuple(one for one, _ in told), preset, refusals[0] if all(refusals) else "")
+    refusals = [refusal for _, refusal in told if refusal is not None]
+    refusal = refusals[0].to_json() if len(refusals) == len(told) else None
+    return Explanation(path, tuple(one for one, _ in told), preset, refusal)
 
 
-def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, str]:
-    """Return what an update shows, and why the preset cannot be evaluated; empty if it can, or none is asked for."""
+def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, RegressError | None]:
+    """Return what an update shows, and why the preset cannot be evaluated; None if it can, or none is asked for."""
     mask = find_mask(update)
     statements = list(basics.dependence(mask))
-    undetermined, refusal = (
-        {"everything else": "the gradients are not those of the next tokens' log-probs"},
-        "",
-    )
-    if not any(
-        statement.departure for statement in statements
-    ):  # else temperature and derivatives are of another loss
+    undetermined = {"everything else": "the gradients are not those of the next tokens' log-probs"}
+    refusal: RegressError | None = None
+    foreign = any(statement.departure for statement in statements)
+    if not foreign:  # else temperature and derivatives are those of another loss
         read = _read(mask)
         statements = [*basics.temperature(mask), *statements, *_statements(read, preset)]
         undetermined = _undetermined(read, statements)
@@ -81,7 +79,8 @@ def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, s
             except CompareError as error:
                 undetermined["preset"] = str(error)
             except RegressError as error:
-                undetermined["preset"] = refusal = f"{preset} cannot be evaluated: {error}"
+                refusal = CompareError(f"{preset} cannot be evaluated: {error}")
+                undetermined["preset"] = str(refusal)
     return UpdateExplanation(update.step, update.update, tuple(statements), undetermined), refusal
 
 

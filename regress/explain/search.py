@@ -26,6 +26,9 @@ SCREENED = 3000
 SAMPLES = 3
 """Least number of samples with an advantage needed to tell hypotheses apart."""
 
+WHOLE = 2
+"""Least number of samples with a policy term that is neither clipped nor capped: the gradients of one fit anything."""
+
 
 _NOT_YET = Fit(0.0, 0.0, np.inf, np.zeros(0, bool))
 
@@ -90,7 +93,7 @@ def _search(
 
 
 def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
-    """True if enough samples have the policy term in full, neither clipped nor capped: what few have fits anything."""
+    """True if enough samples have the policy term in full, neither clipped nor capped."""
     advantages, fit = match.advantages.values[tokens], match.fit
     factor = match.factor.of(advantages, tokens)
     own = np.abs(advantages * match.rules[0].values[tokens] * factor * fit.scale)
@@ -99,7 +102,7 @@ def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
         whole[fit.clipped] = False
     low, high = fit.caps
     whole &= (factor >= (low or -np.inf)) & (factor <= (high or np.inf))
-    return len(np.unique(mask.update.sample[tokens][whole])) >= SAMPLES
+    return len(np.unique(mask.update.sample[tokens][whole])) >= WHOLE
 
 
 def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:

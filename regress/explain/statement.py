@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from regress.redaction import redacted
 
 SCHEMA_VERSION = 2
 ON_POLICY = "on policy"
@@ -105,25 +108,26 @@ class Explanation:
 
     Attributes:
         path: the dump.
-        updates: what each update shows, in order; at least one.
+        updates: what each update shows, in order; none where there is an error.
         preset: the preset that the trainer was asked to follow, None without.
-        refused: why that preset could not be evaluated for any update; empty if it could.
+        error: why nothing is explained, or why that preset could not be evaluated on any update, as
+            `RegressError.to_json` tells it.
     """
 
     path: str
     updates: tuple[UpdateExplanation, ...]
     preset: str | None = None
-    refused: str = ""
+    error: Mapping[str, str] | None = None
 
     @property
-    def step(self) -> int:
+    def step(self) -> int | None:
         """Step of the first update that was read."""
-        return self.updates[0].step
+        return self.updates[0].step if self.updates else None
 
     @property
     def update(self) -> int | None:
         """Number of the first update that was read; None where a step has one."""
-        return self.updates[0].update
+        return self.updates[0].update if self.updates else None
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -153,15 +157,15 @@ class Explanation:
     def exit_code(self) -> int:
         """0 explained, 1 a departure or no sign of the preset asked for, 2 a preset that cannot be evaluated."""
         asked = self.preset is not None and not any("preset" in one.shown for one in self.updates)
-        return 1 if self.departures else 2 if self.refused else int(asked)
+        return 1 if self.departures else 2 if self.error else int(asked)
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as plain JSON, as docs/reference/report.md says."""
         return {
             "schema_version": SCHEMA_VERSION,
-            "path": self.path,
+            "path": redacted(self.path),
             "exit_code": self.exit_code,
-            "error": self.refused or None,
+            "error": self.error,
             "preset": self.preset,
             "step": self.step,
             "update": self.update,
@@ -176,6 +180,10 @@ class Explanation:
                 for one in self.updates
             ],
         }
+
+    def dumps(self) -> str:
+        """Return the text of `to_json`."""
+        return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
 
     def to_text(self) -> str:
         """Return the explanation for a terminal: one line a statement, its evidence below it."""

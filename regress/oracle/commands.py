@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from regress.dump.location import Location
-from regress.dump.outputs import LocalFolder, Output
+from regress.dump.outputs import LocalFolder, Output, errors_written
 from regress.errors import ConfigError, OracleError
 from regress.printed import echo
 from regress.report.judge_options import (
+    json_calls_option,
     json_file_option,
     only_option,
     precision_option,
@@ -53,6 +54,7 @@ from regress.report.judge_options import (
 )
 @report_option
 @json_file_option
+@json_calls_option
 @click.pass_context
 def oracle(
     ctx: click.Context,
@@ -67,6 +69,7 @@ def oracle(
     keep: Path | None,
     report: Location | None,
     json_file: Output | None,
+    json_calls: Output | None,
 ) -> None:
     """Judge a recorded trainer without a baseline.
 
@@ -86,8 +89,10 @@ def oracle(
     """
     from regress.oracle.judge import judge_dump
     from regress.report.compare_commands import tell
+    from regress.report.comparison import refused
 
     with ExitStack() as resources:
+        resources.enter_context(errors_written(refused, json_file, json_calls))
         found = judge_dump(
             path,
             _folder(keep, resources),
@@ -100,7 +105,7 @@ def oracle(
             only=only,
         )
         echo(f"objective: {found.claim.words}")
-        code = tell({"oracle": found.comparison}, folder=report, json_file=json_file)
+        code = tell({"oracle": found.comparison}, folder=report, json_file=json_file, json_calls=json_calls)
         for note in found.notes:
             echo(f"note: {note}")
         if keep is not None:

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.dump.location import Location
-from regress.dump.outputs import Output, write_output
-from regress.errors import ConfigError, RegressError
+from regress.dump.outputs import Output, errors_written
+from regress.errors import ConfigError
 from regress.golden.commands import directory_option
 from regress.printed import echo
 from regress.progress import progress
 from regress.report.judge_options import (
+    json_calls_option,
     json_file_option,
     only_option,
     precision_option,
@@ -60,6 +61,7 @@ _SHOWN = 8
 @click.option("--tolerances", metavar="CASE", help="Those that were measured for a golden case.")
 @report_option
 @json_file_option
+@json_calls_option
 @click.option(
     "--self-hosted-dir", "--self_hosted_dir", metavar="DIR", help="NexRL: the dump of the trainer itself."
 )
@@ -114,6 +116,7 @@ def compare(
     tolerances: str | None,
     report: Location | None,
     json_file: Output | None,
+    json_calls: Output | None,
     self_hosted_dir: str | None,
     remote_api_dir: str | None,
     weaver_dir: str | None,
@@ -147,8 +150,9 @@ def compare(
     """
     from regress.compare.dumps.averaged import averaged
     from regress.compare.request import bounds_of
+    from regress.report.comparison import refused
 
-    try:
+    with errors_written(refused, json_file, json_calls):
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir, precision=precision)
         options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common, verify=verify)
@@ -160,12 +164,8 @@ def compare(
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
         told = _sections(dirs, options)
         modes = _between(dirs, options)
-        tables = _tables(found, options) if report is not None or json_file is not None else []
-        code = tell(found, told, tables, modes, report, json_file, options)
-    except RegressError as error:
-        sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-        echo(f"error: {' '.join(sentences.splitlines())}", err=True)
-        ctx.exit(2)
+        tables = [] if report is json_file is json_calls is None else _tables(found, options)
+        code = tell(found, told, tables, modes, report, json_file, json_calls, options)
     ctx.exit(code)
 
 
@@ -271,21 +271,25 @@ def tell(
     modes: Found | None = None,
     folder: Location | None = None,
     json_file: Output | None = None,
+    json_calls: Output | None = None,
     options: Options | None = None,
 ) -> int:
     """Print comparisons, write their reports, and return the exit code.
 
     Args:
         found: the comparisons by name.
-        folder, json_file: where the report is written, if anywhere.
+        folder, json_file, json_calls: where the report is written, if anywhere; to `json_file` what failed alone.
         options: those of the comparisons.
     """
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
-    from regress.report.write import write_report
+    from regress.report.write import write_report, write_report_files
 
-    report = report_of(found, sections or {}, tokens, modes, options)
+    codes = [comparison.exit_code for comparison in found.values()]
+    codes += [1] if modes is not None and modes.discrepancies else []
+    ended = 1 if 1 in codes else max(codes)
+    report = replace(report_of(found, sections or {}, tokens, modes, options), ended=ended)
     for name, where in report.environment.items():
         echo(f"{name}: {where}")
     console = Console()
@@ -308,11 +312,8 @@ def tell(
     if folder is not None:
         for path in write_report(folder, report):
             echo(f"written: {path}")
-    if json_file is not None:
-        write_output(json_file, report.dumps())
-    codes = [comparison.exit_code for comparison in found.values()]
-    codes += [1] if modes is not None and modes.discrepancies else []
-    return 1 if 1 in codes else max(codes)
+    write_report_files(report, json_file, json_calls)
+    return ended
 
 
 def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:

@@ -10,9 +10,10 @@ from typing import Any
 
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, exchanged_divergence, find_divergence
+from regress.compare.diagnosis.rules.table import OF_GOLDEN
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.absent import absent_records
-from regress.compare.dumps.checked import run_context_of_side
+from regress.compare.dumps.checked import check_dump, run_context_of_side
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison, exchanged
@@ -24,6 +25,34 @@ from regress.report.tokens import TokenTable
 
 MODES = "three modes"
 """Name of what lies between the modes of a training, among the comparisons of pairs."""
+
+
+CHECK = "check"
+"""Name of the judgement on a single dump."""
+
+
+def checked(path: str) -> Report:
+    """Return the report on a dump that is judged without golden values; raises as `check_dump`."""
+    verdicts = check_dump(path)
+    context = run_context_of_side(open_side(path))
+    divergence = find_divergence(verdicts, context)
+    causes = [] if divergence is None else diagnose(divergence, context)
+    told = [cause for cause in causes if cause.rule not in (UNKNOWN, OF_GOLDEN)]
+    names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
+    elements = sum(verdict.count for verdict in verdicts)
+    broken = sum(not verdict.ok for verdict in verdicts) or "none"
+    return Report(
+        f"{len(verdicts)} invariants over {elements} elements ({names}): {broken} broken",
+        [Call(CHECK, str(verdict.basis.get("dtype", "")), verdict) for verdict in verdicts],
+        divergences={} if divergence is None else {CHECK: divergence},
+        diagnoses={CHECK: told} if told else {},
+        environment={"actual": path},
+    )
+
+
+def refused(error: Mapping[str, str]) -> str:
+    """Return the JSON of a report on what could not be judged at all."""
+    return Report("regress", error=error).dumps()
 
 
 def report_of(

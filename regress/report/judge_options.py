@@ -29,7 +29,15 @@ json_file_option: Option = click.option(
     "json_file",
     type=OutputFile(),
     metavar="FILE|URL|-",
-    help="Write the JSON report; - is standard output, and the rest then goes to standard error.",
+    help="Write the JSON report: the result, causes and what failed; - is standard output, and the rest then goes to "
+    "standard error.",
+)
+json_calls_option: Option = click.option(
+    "--json-calls",
+    "json_calls",
+    type=OutputFile(),
+    metavar="FILE|URL|-",
+    help="Write the JSON report with every verdict, those within tolerance, too.",
 )
 
 

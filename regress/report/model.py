@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.sequence import Verdicts
@@ -20,7 +21,7 @@ from regress.report.tokens import TokenTable
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Told(Protocol):
@@ -47,6 +48,8 @@ class Report:
         tensors: number of compared tensors, if larger than the number of calls.
         matrix: headroom of several variants.
         sections: further top-level keys of the JSON file: those of the report that NexRL's script documents.
+        error: why nothing could be judged, as `RegressError.to_json` tells it.
+        ended: exit code of the command, where it follows another rule than `exit_code` does.
     """
 
     title: str
@@ -60,6 +63,8 @@ class Report:
     tensors: int = 0
     matrix: Matrix | None = None
     sections: Mapping[str, Any] = field(default_factory=dict)
+    error: Mapping[str, str] | None = None
+    ended: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("title", "errors", "environment", "notes", "sections"):
@@ -92,7 +97,9 @@ class Report:
     @property
     def exit_code(self) -> int:
         """Exit code: 0 all within tolerance, 1 something is not, 2 something, or all of it, could not be judged."""
-        return 2 if self.errors or not self.calls else int(bool(self.failed))
+        if self.ended is not None:
+            return self.ended
+        return 2 if self.error or self.errors or not self.calls else int(bool(self.failed))
 
     @property
     def sign(self) -> str:
@@ -103,7 +110,7 @@ class Report:
     def summary(self) -> str:
         """Summary in one line: the amount compared, and the result."""
         if not self.calls:
-            return "nothing was compared"
+            return "nothing was compared" if self.error is None else self.error["message"]
         wheres = dict.fromkeys(call.where for call in self.failed)
         end = f"{len(self.failed)} failed in {', '.join([*wheres][:3])}" if wheres else "all within tolerance"
         if len(wheres) > 3:
@@ -112,15 +119,18 @@ class Report:
         missing = f"; {len(self.errors)} could not be judged" if self.errors else ""
         return f"{plural(len(self.calls), 'check')}{tensors}: {end}{missing}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, *, every: bool = True) -> dict[str, Any]:
         """Return a tree of strict JSON values, as docs/reference/report.md says.
 
         Floats that are not finite are tagged.
+
+        Args:
+            every: with every call; otherwise with what failed alone.
         """
-        tree = self.head() | {"calls": [call.strict() for call in self.calls]}
+        tree = self.head(every=every) | {"calls": [call.strict() for call in self._told(every)]}
         return {key: tree[key] for key in (*self.sections, *_ORDER)}
 
-    def head(self) -> dict[str, Any]:
+    def head(self, *, every: bool = True) -> dict[str, Any]:
         """Return the tree of `to_json` without the calls, which are by far the most of it."""
         tree = {
             **self.sections,
@@ -128,27 +138,42 @@ class Report:
             "title": self.title,
             "summary": self.summary,
             "exit_code": self.exit_code,
+            "error": self.error,
             "checks": len(self.calls),
             "failed": len(self.failed),
             "tensors": self.tensors,
             "errors": self.errors,
-            "headroom": [row.to_json() for row in self.closest],
+            "headroom": [row.to_json() for row in self.closest if every or row.failed],
             "variants": [] if self.matrix is None else [*self.matrix.tree],
             "divergences": {where: _told(found) for where, found in self.divergences.items()},
             "diagnoses": {where: [_told(one) for one in found] for where, found in self.diagnoses.items()},
-            "tokens": [table.to_json() for table in self.tokens],
+            "tokens": [table.to_json() for table in (self.tokens if every else self._first_tokens())],
             "environment": self.environment,
             "notes": [*self.notes],
         }
         found: dict[str, Any] = strict(tree, "report")
         return found
 
-    def dumps(self) -> str:
+    def dumps(self, *, every: bool = True) -> str:
         """Return the text of `to_json`, a call a line."""
-        told = json.dumps(self.head(), indent=1, allow_nan=False)
-        lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self.calls)
+        told = json.dumps(self.head(every=every), indent=1, allow_nan=False)
+        lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self._told(every))
         calls = f"[\n{lines}\n ]" if lines else "[]"
         return f'{told[:-2]},\n "calls": {calls}\n}}\n'
+
+    def _told(self, every: bool) -> Sequence[Call]:
+        return self.calls if every else self.failed
+
+    def _first_tokens(self) -> Iterator[TokenTable]:
+        """Yield for each replay with failures the first table that has the values of one, with those of the first."""
+        for where in dict.fromkeys(call.where for call in self.failed):
+            failed = [call.verdict.quantity for call in self.failed if call.where == where]
+            rows = (
+                (table, [one for one in table.values if one.quantity in failed])
+                for table in self.tokens
+                if table.where == where
+            )
+            yield from islice((replace(table, values=values[:1]) for table, values in rows if values), 1)
 
 
 _ORDER = (
@@ -157,6 +182,7 @@ _ORDER = (
         "title",
         "summary",
         "exit_code",
+        "error",
         "checks",
         "failed",
         "tensors",

@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.compare.diagnosis.dataflow import dataflow_key
 from regress.dump.location import Location
-from regress.dump.outputs import write_outputs
+from regress.dump.outputs import Output, write_output, write_outputs
 from regress.report.call import PAGE, Call
 from regress.report.github import append_step_summary
 from regress.report.model import Report
@@ -36,6 +36,14 @@ def write_report(folder: Location, report: Report) -> list[Location]:
     written = write_outputs(folder, texts)
     append_step_summary(told)
     return written
+
+
+def write_report_files(report: Report, failed: Output | None, every: Output | None) -> None:
+    """Write the JSON of a report where it was asked for: with what failed alone, and with every verdict."""
+    if failed is not None:
+        write_output(failed, report.dumps(every=False))
+    if every is not None:
+        write_output(every, report.dumps())
 
 
 def in_order(calls: Sequence[Call]) -> list[Call]:

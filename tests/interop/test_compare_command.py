@@ -138,10 +138,12 @@ def test_the_full_command_on_equal_dumps(nexrl: Setup, sampled: Setup, tmp_path:
         *("--remote_api_dir", nexrl("ra", many).remote_api().folder),
         *("--weaver_dir", nexrl("wv", many, micros=2).weaver().folder),
     )
-    done = run(*dirs, "--step", 0, "--num_ranks", 2, "--num_micros", 2, "--output", tmp_path / "report.json")
+    files = "--output", tmp_path / "failed.json", "--json-calls", tmp_path / "report.json"
+    done = run(*dirs, "--step", 0, "--num_ranks", 2, "--num_micros", 2, *files)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "has no ranks, so all of its records were compared" in done.output
     assert {call["where"] for call in strict(tmp_path / "report.json")["calls"]} == {"remote API", "weaver"}
+    assert strict(tmp_path / "failed.json")["calls"] == []
     asked = run(*dirs, "--step", 0, "--num_ranks", 3, "--num_micros", 2)
     assert asked.exit_code == 2
     assert "weaver: rank 2 of 3 asked for is not in the actual dump" in asked.output

@@ -90,7 +90,7 @@ def test_a_preset_that_cannot_be_evaluated_is_an_error(tmp_path: Path) -> None:
     )
     assert code == 2
     assert "error: verl:gae cannot be evaluated: values_K is missing" in output
-    assert tree["error"].startswith("verl:gae cannot be evaluated")
+    assert tree["error"]["rule"].startswith("verl:gae cannot be evaluated")
     assert tree["exit_code"] == 2
     assert tree["statements"]  # what is known all the same
 
@@ -188,6 +188,21 @@ def test_a_golden_case_is_explained(source: str) -> None:
     run = explain(source, "--step", 0)
     assert run.exit_code == 0, run.output
     assert "the same gradients as dr_grpo" in run.output
+
+
+GOLDEN = sorted(path.parent.name for path in (Path(__file__).parents[3] / "golden").glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(name, marks=() if name in ("geo_mean", "on_policy") else pytest.mark.extended)
+        for name in GOLDEN
+    ],
+)
+def test_a_healthy_case_has_no_departure(case: str) -> None:
+    run = explain(f"golden:{case}")
+    assert run.exit_code == 0, run.output
 
 
 def test_a_golden_case_in_place_of_a_dump_is_named() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import regress.report
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.dump.jsontext import loads
+from regress.errors import DumpError
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.tokens import TokenTable, TokenValues
@@ -92,7 +93,7 @@ def test_the_json_is_strict_and_restores_every_verdict(tmp_path: Path) -> None:
     write_report(tmp_path, report)
     text = (tmp_path / "report.json").read_text()
     tree = json.loads(text, parse_constant=refuse)
-    assert (tree["schema_version"], tree["step"], tree["exit_code"]) == (2, 3, 1)
+    assert (tree["schema_version"], tree["step"], tree["exit_code"]) == (3, 3, 1)
     assert [row["headroom"] for row in tree["headroom"]] == [None, 4.0, 2.0]
     assert tree["headroom"][1]["closest"]["place"] == "step0/rank0/micro2"
     assert [row["anchor"] for row in tree["calls"]][-1] == "dense/tp2/step0/rank0/micro0/log_probs"
@@ -116,12 +117,14 @@ SCHEMA = json.loads((Path(regress.report.__file__).parent / "report.schema.json"
     [
         Report("x"),
         Report("x", CALLS, {"dense/cp2": "no"}, tokens=[TOKENS], environment={"numpy": "2"}, notes=["so"]),
+        Report("x", error=DumpError("it is gone (a: b): copy it again").to_json()),
         Report("x", CALLS, sections={"step": 0, "num_ranks": 8, "sections": [{"section": "trajectories"}]}),
     ],
 )
 def test_the_json_is_what_the_schema_says(report: Report) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(report.to_json(), SCHEMA)
+    jsonschema.validate(report.to_json(every=False), SCHEMA)
 
 
 def test_the_schema_knows_every_field_and_refuses_others() -> None:
