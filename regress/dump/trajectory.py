@@ -215,6 +215,18 @@ def rollouts_in(record: Record) -> list[Rollout]:
     return found
 
 
+def joined(tokens: Sequence[int], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories whose tokens, one behind the other, are these; empty unless there are two or more."""
+    ways: dict[int, list[Trajectory]] = {0: []}
+    for start in range(len(tokens)):
+        for one in trajectories if start in ways else ():
+            stop = start + len(one.tokens)
+            if stop not in ways and list(tokens[start:stop]) == one.tokens:
+                ways[stop] = [*ways[start], one]
+    found = ways.get(len(tokens), [])
+    return found if len(found) > 1 else []
+
+
 def _parts(record: Record) -> Iterable[Rollout]:
     t = record.tensors
     samples: Any = record.meta["samples"]

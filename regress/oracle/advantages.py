@@ -39,7 +39,7 @@ class Known:
     @property
     def rollout(self) -> Sequence[Trajectory]:
         """All samples of the rollout, or those of the update where no rollout is known."""
-        return self.update.samples if self.update.rollout is None else self.update.rollout
+        return self.update.samples if self.update.rollout is None else self.update.rollout.samples
 
     @property
     def own(self) -> Sequence[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def oracle(
     Exit codes: 0 as it should be within tolerance, 1 it differs, 2 something could not be judged.
     """
     from regress.oracle.judge import judge_dump
+    from regress.oracle.objective import resolved
     from regress.report.compare_commands import tell
     from regress.report.comparison import refused
 
@@ -105,12 +107,29 @@ def oracle(
             only=only,
         )
         echo(f"objective: {found.claim.words}")
-        code = tell({"oracle": found.comparison}, folder=report, json_file=json_file, json_calls=json_calls)
+        echo(f"  {resolved(found.objective)}")
+        again = "" if keep is not None else _command(ctx.params)
+        code = tell(
+            {"oracle": found.comparison},
+            folder=report,
+            json_file=json_file,
+            json_calls=json_calls,
+            again=again,
+        )
         for note in found.notes:
             echo(f"note: {note}")
         if keep is not None:
             echo(f"written: {found.truth}")
     ctx.exit(code)
+
+
+def _command(given: Mapping[str, Any]) -> str:
+    """Return the command that makes the true values again, which are gone when this one ends."""
+    named = [("preset", given["preset"]), *(("set", text) for text in given["settings"])]
+    named += [(name, given[name]) for name in ("model", "reference", "precision")]
+    options = [part for name, value in named if value is not None for part in (f"--{name}", str(value))]
+    averaged = ["--ranks-average"] if given["ranks_average"] else []
+    return shlex.join(["regress", "oracle", given["path"], *options, *averaged])
 
 
 def _folder(keep: Path | None, resources: ExitStack) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from regress.dump.reader import DumpReader
 from regress.engine.config.schema import Config
 from regress.errors import DumpError, OracleError
 from regress.golden.location import project_root
+from regress.grpo.objective import Objective
 from regress.oracle.measure import NAME as COARSE
 from regress.oracle.measure import measured_bounds
 from regress.oracle.objective import Claim, claim_of
 from regress.oracle.observed import FROM_GRADIENTS, Recorded, require_complete
+from regress.oracle.old_policy import PASSES
 from regress.oracle.repeat import Repetition, judged_types
 from regress.replay.configure import compose, dump_everything
 
@@ -37,12 +39,14 @@ class Judgement:
     Attributes:
         truth: folder of the dump with the true values.
         claim: the objective, and who says that it is the trainer's.
+        objective: the same, with every field.
         notes: what was not judged, or was taken from the dump itself; a sentence each.
     """
 
     comparison: Comparison
     truth: Path
     claim: Claim
+    objective: Objective
     notes: Sequence[str]
 
 
@@ -76,8 +80,9 @@ def judge_dump(
         ConfigError: for an objective that is none.
     """
     recorded = Recorded(require_complete(str(path)))
-    claim = claim_of(recorded, str(path), preset, settings or {})
     weights = _weights(recorded, model)
+    unclaimed = _config(recorded, Claim("", {}), weights, None, work)
+    claim = claim_of(recorded, str(path), preset, settings or {}, Repetition(unclaimed, recorded).old_before)
     config = _config(recorded, claim, weights, reference, work)
     dtype = open_side(str(path)).precision or "float32"
     rounding = Bounds(precision=precision).of("log_probs", [dtype])
@@ -97,7 +102,7 @@ def judge_dump(
     options = Options(bounds=bounds, only=Selection.of(*only), common=True)
     found = compare_dumps(str(truth), averaged(str(path)) if ranks_average else str(path), options)
     notes = [*claim.notes, *_notes(recorded, config), *first.notes]
-    return Judgement(found, truth, claim, tuple(dict.fromkeys(notes)))
+    return Judgement(found, truth, claim, config.algorithm, tuple(dict.fromkeys(notes)))
 
 
 def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | None, work: Path) -> Config:
@@ -131,7 +136,10 @@ def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | No
             "seq-mean-token-sum-norm divides by a constant length, which no dump tells; give --set "
             "algorithm.norm_length=N, the longest completion that the trainer allows"
         )
-    return config
+    passes = {kind: True for kind in PASSES if recorded.dump.names(kind)}
+    return replace(
+        config, debug=replace(config.debug, dump_options=replace(config.debug.dump_options, **passes))
+    )
 
 
 def _temperature(recorded: Recorded) -> float:

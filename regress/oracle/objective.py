@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 from regress.errors import CompareError, ConfigError, OracleError
-from regress.explain.explain import explain_dump
-from regress.explain.statement import Statement
+from regress.explain.explain import explain_update
+from regress.explain.loss import NEGLIGIBLE
+from regress.explain.statement import Explanation, Statement
+from regress.explain.update import Floats, read_update
+from regress.grpo.objective import Objective
 from regress.grpo.presets import preset_values
 from regress.oracle.exported import ADVANTAGES, advantage_in
-from regress.oracle.observed import Recorded, named
+from regress.oracle.observed import OLD, Observed, Recorded, named
+from regress.oracle.rollouts import At
 
+OldOf: TypeAlias = Callable[[Observed], Floats | None]
+"""Returns log-probs over the frame of an update; None where nothing tells the weights."""
 SECTIONS = (
     "algorithm.",
     "optimizer.max_grad_norm",
@@ -20,6 +26,19 @@ SECTIONS = (
     "reference.",
     "model.router_",
 )
+_CORE: Mapping[str, Callable[[Objective], bool]] = {
+    "loss": lambda objective: True,
+    "clip_low": lambda objective: "clip" in objective.loss,
+    "clip_high": lambda objective: "clip" in objective.loss,
+    "advantage": lambda objective: True,
+    "scale": lambda objective: True,
+    "aggregation": lambda objective: True,
+    "denominator_scope": lambda objective: True,
+    "kl_coef": lambda objective: True,
+    "kl_estimator": lambda objective: bool(objective.kl_coef),
+    "old_log_probs": lambda objective: True,
+}
+"""Fields that are always told, and where they mean something."""
 ROUNDED = 1e-3
 """Relative difference up to which a coefficient that was solved for is the round number beside it."""
 
@@ -43,8 +62,23 @@ class Claim:
     notes: tuple[str, ...] = ()
 
 
-def claim_of(recorded: Recorded, path: str, preset: str | None, settings: Mapping[str, Any]) -> Claim:
+def resolved(objective: Objective) -> str:
+    """Return the fields of an objective that matter to it: what it is made of, and what differs from the defaults."""
+    shown = [name for name, wanted in _CORE.items() if wanted(objective)]
+    known = {spec.name: spec.default for spec in fields(Objective)}
+    shown += [
+        name for name, value in known.items() if name not in _CORE and getattr(objective, name) != value
+    ]
+    return ", ".join(f"{name}={getattr(objective, name)}" for name in shown)
+
+
+def claim_of(
+    recorded: Recorded, path: str, preset: str | None, settings: Mapping[str, Any], old: OldOf
+) -> Claim:
     """Return the objective that the caller names, else the one that the dump proves.
+
+    Args:
+        old: returns log-probs before the first update on a rollout, where they were not recorded.
 
     Raises:
         OracleError: if neither tells it. ConfigError: for a setting that is none of an objective.
@@ -68,58 +102,146 @@ def claim_of(recorded: Recorded, path: str, preset: str | None, settings: Mappin
     elif own or advantage is not None:
         words, values, notes = "as the settings say", {}, ()
     else:
-        words, values, notes = _proven(recorded, path)
+        words, values, notes = _proven(recorded, path, old)
     shown = [f"{key}={value}" for key, value in settings.items()]
     words = f"{words} ({', '.join(shown)})" if shown else words
     return Claim(words, {**values, **chosen}, advantage, limit, notes)
 
 
-def _proven(recorded: Recorded, path: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+def _proven(recorded: Recorded, path: str, old: OldOf) -> tuple[str, dict[str, Any], tuple[str, ...]]:
     """Return the objective that explains the token gradients of every update that tells one."""
-    names: list[str] | None = None
-    values: dict[str, Any] = {}
-    for at in recorded.places:
-        found = _statement(path, at)
-        if found is None:
-            continue
-        name, changes = (found.values[0], {}) if not _changed(found) else found.values
-        same = [str(one) for one in found.values] if not _changed(found) else [str(name)]
-        known = names is not None
-        names = same if names is None else [one for one in names if one in same]
-        own = {**changes, **_coefficients(found)}
-        if not names or (known and values != own):
-            raise OracleError(
-                f"the updates of {path} do not follow one objective (see regress explain, for one {named(at)}), so "
-                "nothing says which is meant; give --preset"
-            )
-        values = own
-    if names is None:
+    shown, silent = _shown(recorded, path, old)
+    if not shown:
         raise OracleError(
-            f"no update of {path} proves which objective its trainer has (see regress explain); give --preset, such as "
-            "trl:dapo, with --set algorithm.KEY=VALUE where the trainer has other values"
+            f"no update of {path} proves which objective its trainer has (see regress explain"
+            f"{f': {silent[0]}' if silent else ''}); give --preset, such as trl:dapo, with --set algorithm.KEY=VALUE "
+            "where the trainer has other values"
         )
-    note = (
-        f"the objective, {names[0]}, is the one that explains the recorded token gradients: a trainer that should have "
+    name, values, differ = _common(shown)
+    for other in dict.fromkeys(one.names[0] for one in shown if one.changed and differ):
+        again, _ = _shown(recorded, path, old, other)
+        name, values, found = _common(again) if len(again) == len(shown) else (name, values, differ)
+        if not found:
+            differ = ""
+            break
+    if differ:
+        raise OracleError(
+            f"the updates of {path} do not follow one objective: {differ}, so nothing says which is meant; give "
+            "--preset"
+        )
+    notes = [
+        f"the objective, {name}, is the one that explains the recorded token gradients: a trainer that should have "
         "another one is not found out; give --preset to say what it should be"
-    )
-    told = {f"algorithm.{key}": value for key, value in values.items()}
-    return f"{names[0]}, as its gradients prove", {"algorithm.preset": names[0], **told}, (note,)
+    ]
+    told = {f"algorithm.{key}": value for key, value in {"kl_coef": 0.0, **values}.items()}
+    return f"{name}, as its gradients prove", {"algorithm.preset": name, **told}, (*notes, *silent)
 
 
-def _statement(path: str, at: tuple[int, int | None]) -> Statement | None:
+@dataclass(frozen=True)
+class _Shown:
+    """What one update shows of the objective: presets that it may be, and values; the first ones have no ratio but 1,
+    and no KL where they start at the reference.
+
+    Attributes:
+        changed: the preset has other values than its own.
+    """
+
+    at: At
+    names: list[str]
+    values: Mapping[str, Any]
+    changed: bool
+
+
+def _shown(
+    recorded: Recorded, path: str, old: OldOf, preset: str | None = None
+) -> tuple[list[_Shown], list[str]]:
+    """Return what each update shows, and sentences on those that show no preset."""
+    shown, silent = [], []
+    for update in recorded.updates():
+        found = _explained(recorded, path, update, old, preset)
+        statement = None if found is None else _preset(found)
+        if found is not None and statement is not None:
+            shown.append(_read(update.at, found, statement))
+        elif found is not None:
+            silent.append(_untold(found))
+    return shown, silent
+
+
+def _common(shown: list[_Shown]) -> tuple[str, dict[str, Any], str]:
+    """Return the preset of all updates, its values, and where they contradict each other; empty if they do not."""
+    names, values = shown[0].names, dict[str, Any]()
+    for one in shown:
+        names = [name for name in names if name in one.names]
+        place = f"(see regress explain --step {one.at[0]})"
+        for key in one.values:
+            if values.setdefault(key, one.values[key]) != one.values[key]:
+                return (
+                    "",
+                    {},
+                    f"{key} is {one.values[key]} in {named(one.at)} and {values[key]} before {place}",
+                )
+        if not names:
+            return (
+                "",
+                {},
+                f"no preset that has the gradients of those before has those of {named(one.at)} {place}",
+            )
+    return names[0], values, ""
+
+
+def _explained(
+    recorded: Recorded, path: str, update: Observed, old: OldOf, preset: str | None
+) -> Explanation | None:
+    """Return the explanation of an update with the rollout that it trains on; None without token gradients."""
+    rollout = () if update.rollout is None else update.rollout.samples
     try:
-        found = explain_dump(path, step=at[0], update=at[1])
+        tokens = read_update(recorded.dump, *update.at, rollouts=rollout)
     except CompareError:
         return None
+    if tokens.get(*OLD) is None and tokens.frame == update.tokens.frame:
+        told = old(update) if update.old is None else update.old
+        tokens.values |= {} if told is None else {OLD[-1]: told}
+    found = explain_update(path, tokens, preset)
     bonus = next(
         (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
     )
     if bonus is not None:
         raise OracleError(
-            f"the loss of {named(at)} of {path} has an entropy term ({bonus.text}), which no preset names; give "
+            f"the loss of {named(update.at)} of {path} has an entropy term ({bonus.text}), which no preset names; give "
             "--preset and --set algorithm.entropy_coef=VALUE"
         )
+    return found
+
+
+def _preset(found: Explanation) -> Statement | None:
     return next((one for one in found.statements if one.subject == "preset" and one.values), None)
+
+
+def _untold(found: Explanation) -> str:
+    """Return what an update without a preset shows, in a sentence."""
+    said = "; ".join(
+        [
+            f"{one.subject}: {one.text}"
+            for one in found.statements
+            if one.subject in ("advantages", "kl", "ratio")
+        ]
+        + [f"{subject}: {why}" for subject, why in found.undetermined.items() if subject != "entropy"]
+    )
+    place = named((found.step, found.update))
+    return f"{place} is that of no preset, and was judged by what other updates prove ({said})"
+
+
+def _read(at: At, found: Explanation, statement: Statement) -> _Shown:
+    changed = _changed(statement)
+    if changed:
+        name, changes = statement.values
+        values, names = dict(changes), [str(name)]
+    else:
+        values, names = {}, [str(one) for one in statement.values]
+    kl = found.about("kl")
+    bounds = {} if kl is None or kl.values != ("none",) else kl.evidence.get("coefficient at most", {})
+    shown = {"kl_coef": 0.0} if bounds and max(bounds.values()) <= NEGLIGIBLE else {}
+    return _Shown(at, names, {**values, **shown, **_coefficients(statement)}, changed)
 
 
 def _changed(found: Statement) -> bool:
@@ -133,9 +255,7 @@ def _coefficients(found: Statement) -> dict[str, Any]:
     Raises:
         OracleError: if one is none.
     """
-    values: dict[str, Any] = {
-        "kl_coef": 0.0
-    }  # whatever the preset has, the gradients have none but what follows
+    values: dict[str, Any] = {}
     if "norm_length" in found.evidence:
         values["norm_length"] = int(found.evidence["norm_length"])
     if "kl_coef" in found.evidence:

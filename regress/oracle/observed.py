@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from regress.capture.passes import content_key
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.shard_overlap import assembled
+from regress.compare.alignment.spans import Spans
 from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.dump.trajectory import Trajectory, from_record
+from regress.dump.trajectory import Trajectory, from_record, joined
 from regress.errors import OracleError
 from regress.explain.mask import find_mask
 from regress.explain.update import Bools, Floats, Update, read_update
+from regress.layout import SampleKey
+from regress.oracle.rollouts import At, Rollout, Rollouts
 from regress.oracle.routing import Experts, recorded_experts
 
-At: TypeAlias = tuple[int, int | None]
-"""Step, and update within it."""
 ADAMW = ("torch.optim.adamw.AdamW",)
 """Optimizers whose update the engine makes, too."""
+OLD = ("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs")
+"""Recorded log-probs in the denominators of the ratios, those that were tapped first."""
 FROM_GRADIENTS = "the token gradients themselves"
 """Source of a loss mask that nobody tapped."""
 
@@ -37,26 +42,52 @@ class Observed:
         samples: the samples, each once, by the keys that the records have for them; rewards are 0 where there are no
             rollouts.
         recorded: number in the frame of each sample, of a repeated one the first; None: the frame has other tokens.
-        rollout: all samples of the rollout that they are from, None where nothing tells it.
+        rollout: that which they are from, None where nothing tells it.
         own: index of each sample of the update in the rollout; empty without one.
-        began: place of the first update that trained on this rollout.
+        tapped: the trajectories of its step, with the first update of that.
         mask_from: source of the loss mask.
     """
 
     at: At
     tokens: Update
     samples: Sequence[Trajectory]
-    rollout: Sequence[Trajectory] | None
+    rollout: Rollout | None
     own: Sequence[int]
     recorded: Sequence[int] | None
-    began: At
+    tapped: Sequence[Trajectory]
     mask_from: str
+
+    @property
+    def began(self) -> At:
+        """Place of the first update that trained on these samples, as far as anything tells it."""
+        return self.at if self.rollout is None or self.rollout.began is None else self.rollout.began
+
+    @property
+    def old(self) -> Floats | None:
+        """Log-probs before the first update on these samples as the trainer has them: recorded, else of its forward
+        pass.
+
+        Flat over the frame; None where nothing tells them.
+        """
+        told = self.tokens.get(*OLD)
+        if told is not None or self.rollout is None or self.recorded is None:
+            return told
+        out, bounds = np.full(self.tokens.frame.size, np.nan), self.tokens.frame.offsets
+        for index, number in zip(self.own, self.recorded, strict=True):
+            known = self.rollout.old.get(index)
+            if known is not None:
+                out[bounds[number] : bounds[number + 1]] = known
+        return None if np.isnan(out).all() else out
 
     def at_loss(
         self, *names: str, mask: Callable[[Trajectory], Sequence[int]] = lambda sample: sample.loss_mask
     ) -> Floats | None:
         """Return recorded values of the loss tokens, ``[K]``; None unless all of them were recorded."""
-        values, bounds = self.tokens.get(*names), self.tokens.frame.offsets
+        return self.chosen(self.tokens.get(*names), mask)
+
+    def chosen(self, values: Floats | None, mask: Callable[[Trajectory], Sequence[int]]) -> Floats | None:
+        """Return the values of the loss tokens, ``[K]``, of values over the frame; None unless all are there."""
+        bounds = self.tokens.frame.offsets
         if values is None or self.recorded is None:
             return None
         parts = [
@@ -116,52 +147,73 @@ class Recorded:
 
     def updates(self) -> Iterator[Observed]:
         """Yield the updates in order."""
-        rollouts: list[tuple[At, list[Trajectory]]] = []
-        known: dict[int, At] = {}
+        rollouts = Rollouts()
+        last: int | None = None
         for at in self.places:
             tokens = read_update(self.dump, *at, samples_of="forward_data")
-            own = self._trajectories(at[0])
-            if own and not any(place[0] == at[0] for place, _ in rollouts):
-                rollouts.append((at, own))
-            yield self._observed(at, tokens, rollouts, known)
+            tapped = [] if at[0] == last else self._trajectories(at[0])
+            rollouts.tap(tapped)
+            last = at[0]
+            yield self._observed(at, tokens, rollouts, tapped)
 
     def _trajectories(self, step: int) -> list[Trajectory]:
         names = self.dump.names("trajectory", step)
         return [t for name in names for t in from_record(self.dump.read(name)) if not t.is_val]
 
-    def _observed(
-        self, at: At, tokens: Update, rollouts: list[tuple[At, list[Trajectory]]], known: dict[int, At]
-    ) -> Observed:
+    def _observed(self, at: At, tokens: Update, rollouts: Rollouts, tapped: Sequence[Trajectory]) -> Observed:
         ids = _token_ids(tokens, at)
-        for number in reversed(range(len(rollouts))):
-            _, all_of = rollouts[number]
-            found = _matched(tokens, ids, all_of)
-            if found is not None:
-                own, recorded = [*found.values()], [*found]
-            elif len(all_of) == len(ids) and number == len(rollouts) - 1:
-                own, recorded = (
-                    [*range(len(all_of))],
-                    None,
-                )  # other tokens than sampled: the comparison says which
-            else:
-                continue
-            began = known.setdefault(number, at)
-            samples = [all_of[index] for index in own]
+        found = rollouts.of(tokens, ids)
+        if found is not None:
+            rollout, own, recorded = found
+            rollout.began = rollout.began or at
+            samples = [rollout.samples[index] for index in own]
             if recorded is not None:
+                self._note_old(rollout, at, tokens, dict(zip(own, recorded, strict=True)))
                 keys = [tokens.frame.samples[number] for number in recorded]
                 samples = [
                     replace(one, group_id=key[0], run_id=key[1])
                     for one, key in zip(samples, keys, strict=True)
                 ]
-            return Observed(at, tokens, samples, all_of, own, recorded, began, "the trajectories")
-        if rollouts:
-            raise OracleError(
-                f"the samples of {named(at)} are not those of any recorded rollout, so their rewards are unknown; tap "
-                "the trajectories that the update trains on"
-            )
+            return Observed(at, tokens, samples, rollout, own, recorded, tapped, "the trajectories")
+        if rollouts.known:
+            raise _foreign(at, ids, rollouts)
         mask, source = _mask(tokens, at)
         samples = [_sample(tokens, number, own, mask) for number, own in enumerate(ids)]
-        return Observed(at, tokens, samples, None, (), range(len(ids)), at, source)
+        return Observed(at, tokens, samples, None, (), range(len(ids)), (), source)
+
+    def _note_old(self, rollout: Rollout, at: At, tokens: Update, numbers: Mapping[int, int]) -> None:
+        """Keep log-probs from before the first update on a rollout, as its trainer has them."""
+        if rollout.began != at:
+            return
+        own, bounds = tokens.get("forward_data/log_probs"), tokens.frame.offsets
+        if own is not None:
+            for index, number in numbers.items():
+                rollout.old[index] = own[bounds[number] : bounds[number + 1]].copy()
+        for key, places, values in (run for part in self.passes("old_log_probs", at) for run in part):
+            for index in rollout.numbers(self.contents.get(key, ())):
+                size = len(rollout.samples[index].tokens)
+                rollout.old.setdefault(index, np.full(size, np.nan))[places] = values
+
+    def passes(self, kind: str, at: At) -> list[list[tuple[SampleKey, slice, Array]]]:
+        """Return sample, positions and log-probs of each run of tokens of passes without gradients, by rank.
+
+        They belong to the first update of their step.
+        """
+        first = next(place for place in self.places if place[0] == at[0])
+        records = [self.dump.read(name) for name in self.dump.names(kind, at[0])] if at == first else []
+        return [[*Spans.of(one.meta, kind).runs(one.tensors.get(kind))] for one in records]
+
+    @cached_property
+    def contents(self) -> Mapping[SampleKey, tuple[int, ...]]:
+        """Tokens of samples by their keys, of those that are trained on and of those that only rollouts hold."""
+        found: dict[SampleKey, tuple[int, ...]] = {}
+        for at in self.places:
+            tapped = self._trajectories(at[0])
+            found |= {(content_key(np.asarray(one.tokens)), 0): tuple(one.tokens) for one in tapped}
+            found |= {one.key: tuple(one.tokens) for one in tapped}
+            tokens = read_update(self.dump, *at, samples_of="forward_data")
+            found |= dict(zip(tokens.frame.samples, _token_ids(tokens, at), strict=True))
+        return found
 
     def whole(self, type: str, at: At) -> dict[str, Array]:
         """Return the full tensors of a record type after an update, put together from all ranks; empty without any."""
@@ -231,26 +283,22 @@ def _token_ids(tokens: Update, at: At) -> list[tuple[int, ...]]:
     ]
 
 
-def _matched(
-    tokens: Update, ids: Sequence[tuple[int, ...]], rollout: Sequence[Trajectory]
-) -> dict[int, int] | None:
-    """Return the trajectory of each sample: by key, else by tokens; of a repeated sample the first has one."""
-    keys = {trajectory.key: index for index, trajectory in enumerate(rollout)}
-    if all(
-        key in keys and tuple(rollout[keys[key]].tokens) == own
-        for key, own in zip(tokens.frame.samples, ids, strict=True)
-    ):
-        return {number: keys[key] for number, key in enumerate(tokens.frame.samples)}
-    free: dict[tuple[int, ...], list[int]] = {}
-    for index, trajectory in enumerate(rollout):
-        free.setdefault(tuple(trajectory.tokens), []).append(index)
-    found: dict[int, int] = {}
-    for number, own in enumerate(ids):
-        if own not in free:
-            return None
-        if free[own]:  # else a copy, such as one that fills up a batch
-            found[number] = free[own].pop(0)
-    return found
+def _foreign(at: At, ids: Sequence[tuple[int, ...]], rollouts: Rollouts) -> OracleError:
+    """Return the error for samples that are of no rollout, which says whether they are several in one."""
+    samples = [sample for rollout in reversed(rollouts.known) for sample in rollout.samples]
+    for own in ids:
+        parts = joined(own, samples)
+        if parts:
+            names = ", ".join(f"{one.group_id}/{one.run_id}" for one in parts)
+            return OracleError(
+                f"a sample of {named(at)} is {len(parts)} samples of the rollout one behind the other ({names}), and "
+                "is trained as one: restart the position ids of a packed row at each sample, or give record("
+                "cu_seq_lens=) where these tell the samples apart"
+            )
+    return OracleError(
+        f"the samples of {named(at)} are not those of any recorded rollout, so their rewards are unknown; tap "
+        "the trajectories that the update trains on"
+    )
 
 
 def _mask(tokens: Update, at: At) -> tuple[Bools, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,16 @@ from regress.engine.router import RouterLoss, router_loss
 from regress.engine.step import train_step, weigh
 from regress.engine.world import SingleProcess
 from regress.errors import OracleError
+from regress.explain.update import Floats
 from regress.grpo.aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of
 from regress.oracle.engine import NO_TOKENIZER
 from regress.oracle.gradients import step_with
-from regress.oracle.observed import At, Observed, Optimizer, Recorded, named
+from regress.oracle.observed import Observed, Optimizer, Recorded, named
+from regress.oracle.old_policy import OldPolicy
+from regress.oracle.rollouts import At
 from regress.oracle.routing import forced
 from regress.oracle.withheld import without
 from regress.replay.run import torch_settings
@@ -78,8 +82,12 @@ class Repetition:
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     notes: dict[str, None] = field(default_factory=dict)
     places: list[At] = field(default_factory=list)
-    _old: dict[At, list[Array]] = field(default_factory=dict)
-    _theirs: dict[At, dict[int, Array]] = field(default_factory=dict)
+
+    @cached_property
+    def old(self) -> OldPolicy:
+        """Log-probs in the denominators of the ratios."""
+        rule = self.config.algorithm.old_log_probs
+        return OldPolicy(self.given, rule, self.rounding, self._earlier, self.notes)
 
     def run(self) -> Path:
         """Repeat every update whose weights are known; return the folder of the dump.
@@ -101,11 +109,27 @@ class Repetition:
                         self._repeat(policy, reference, router, update, before)
                     self.places.append(update.at)
                 before = update.at
+        self.notes.update(dict.fromkeys(self.old.taken()))
         if not self.places:
             raise OracleError(
                 f"no update of {self.given.dump.folder} can be repeated: {next(iter(self.notes))}"
             )
         return Path(config.debug.dump_dir)
+
+    def old_before(self, update: Observed) -> Floats | None:
+        """Return log-probs of the loss tokens before the first update on a rollout, flat over the update's frame.
+
+        None where nothing tells the weights at that time.
+        """
+        policy = self._earlier(update.began)
+        if policy is None or update.recorded is None:
+            return None
+        known = Known(policy, None, self.config.algorithm, update, self._mask)
+        values, bounds = known.computed(), update.tokens.frame.offsets
+        out = np.full(update.tokens.frame.size, np.nan)
+        for index, number, sample in zip(known.own, update.recorded, update.samples, strict=True):
+            out[bounds[number] : bounds[number + 1]][np.asarray(self._mask(sample), bool)] = values[index]
+        return out
 
     def _begin(self, policy: LocalPolicy, update: Observed, before: At | None) -> bool:
         """Give the policy the weights that an update began with; return False, and note why, if nothing tells them."""
@@ -116,18 +140,33 @@ class Repetition:
             self.notes[f"{named(update.at)} was not judged: the update before it was not recorded"] = None
             return False
         assert before is not None
-        weights = self.given.whole("param", before)
+        lacking = self._put_weights(policy, before)
+        if lacking:
+            self.notes[
+                f"{named(update.at)} was not judged: {lacking} after {named(before)} was not recorded (param=True)"
+            ] = None
+        return not lacking
+
+    def _put_weights(self, policy: LocalPolicy, after: At) -> str:
+        """Give the policy the weights that were recorded after an update; return the first that was not, if any."""
+        weights = self.given.whole("param", after)
         own = dict(trained_parameters(policy.architecture))
         lacking = sorted(own.keys() - weights.keys())
         if lacking:
-            self.notes[
-                f"{named(update.at)} was not judged: {lacking[0]} after {named(before)} was not recorded (param=True)"
-            ] = None
-            return False
+            return lacking[0]
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(torch.from_numpy(weights[name].astype(np.float64)))
-        return True
+        return ""
+
+    def _earlier(self, at: At) -> LocalPolicy | None:
+        """Return the policy as it was before an update; None if nothing tells its weights."""
+        places = self.given.places
+        number = places.index(at)
+        policy = build_policy(self.config, NO_TOKENIZER, SingleProcess())
+        if number == 0:
+            return policy if at[0] == 0 else None
+        return None if self._put_weights(policy, places[number - 1]) else policy
 
     def _repeat(
         self,
@@ -157,8 +196,9 @@ class Repetition:
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
             tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
             with at(step=update.at[0], update=update.at[1], rank=0):
-                if update.rollout is not None and update.began == update.at:
-                    tap_trajectories(list(update.rollout))
+                if update.tapped:
+                    tap_trajectories(list(update.tapped))
+                self.old.tap_passes(known)
                 objective = self.config.algorithm
                 train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
 
@@ -176,7 +216,7 @@ class Repetition:
         )
         entropy = entropy_weights(tokens.sequence, tokens.num_sequences, objective, partition=partition)
         dtype = known.policy.log_prob_dtype
-        old, ref = self._settled(known, self._old_log_probs(known)), known.reference_log_probs()
+        old, ref = self._settled(known, self.old.log_probs(known)), known.reference_log_probs()
         tokens = replace(
             tokens,
             weights=weights,
@@ -225,37 +265,13 @@ class Repetition:
             )
         return BatchPlan(micro_batch_size=blocks.count(blocks[0]))
 
-    def _old_log_probs(self, known: Known) -> torch.Tensor | None:
-        """Return the denominators of the ratios, ``[K]``; None where every ratio is 1."""
-        update, rule = known.update, self.config.algorithm.old_log_probs
-        found = update.at_loss("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs", mask=self._mask)
-        if found is not None:
-            return torch.from_numpy(found)
-        if rule == "current":
-            return None
-        if rule == "sampler":
-            return known.sampler_log_probs()
-        if update.began == update.at:
-            self._old[update.at] = known.computed()
-        if update.began not in self._old:
-            raise OracleError(
-                f"{named(update.at)} trains on the rollout of {named(update.began)}, whose log-probs before that "
-                "update are unknown; record them with classify=, or tap old_log_probs"
-            )
-        return known.chosen(self._old[update.began])
-
     def _settled(self, known: Known, old: torch.Tensor | None) -> torch.Tensor | None:
         """Return denominators of the ratios that are clipped where the trainer clips, as far as rounding decides it."""
         update, objective = known.update, self.config.algorithm
         theirs = update.at_loss("forward_data/log_probs", mask=self._mask)
         if theirs is None or old is None or objective.importance_level != "token":
             return old
-        before = update.at_loss("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs", mask=self._mask)
-        if before is None and objective.old_log_probs == "recompute":
-            first = self._theirs.setdefault(update.began, {})
-            for number, own in zip(known.own, known.parted(theirs), strict=True):
-                first.setdefault(number, own)
-            before = np.concatenate([first[number] for number in known.own])
+        before = update.chosen(update.old, self._mask)
         if before is None:
             return old
         now, ratios = known.chosen(known.computed()).numpy(), theirs - before
@@ -287,7 +303,7 @@ class Repetition:
                 None
             )
             return torch.from_numpy(tapped)
-        return advantages_of(known, tokens, self._old.get(known.update.began))
+        return advantages_of(known, tokens, self.old.computed.get(known.update.began))
 
     def _limit(self, told: Optimizer | None) -> float | None:
         return self.max_grad_norm if self.max_grad_norm is not None or told is None else told.max_grad_norm

@@ -273,6 +273,7 @@ def tell(
     json_file: Output | None = None,
     json_calls: Output | None = None,
     options: Options | None = None,
+    again: str = "",
 ) -> int:
     """Print comparisons, write their reports, and return the exit code.
 
@@ -280,6 +281,7 @@ def tell(
         found: the comparisons by name.
         folder, json_file, json_calls: where the report is written, if anywhere; to `json_file` what failed alone.
         options: those of the comparisons.
+        again: command that makes the golden dump and compares again, where that dump is not kept.
     """
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
@@ -289,7 +291,7 @@ def tell(
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []
     ended = 1 if 1 in codes else max(codes)
-    report = replace(report_of(found, sections or {}, tokens, modes, options), ended=ended)
+    report = replace(report_of(found, sections or {}, tokens, modes, options, again), ended=ended)
     for name, where in report.environment.items():
         echo(f"{name}: {where}")
     console = Console()

@@ -61,6 +61,7 @@ def report_of(
     tokens: Sequence[TokenTable] = (),
     modes: Found | None = None,
     options: Options | None = None,
+    again: str = "",
 ) -> Report:
     """Return the report on comparisons, by name.
 
@@ -69,6 +70,7 @@ def report_of(
         tokens: token values of the dumps.
         modes: discrepancies between the three modes of a training, which take the place of what they explain.
         options: those of the comparisons.
+        again: command that makes the golden dump and compares again, where that dump is not kept.
     """
     several = len(found) > 1
     calls = [
@@ -93,14 +95,15 @@ def report_of(
         notes = [*modes.notes, *notes]
         diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
     for name, comparison in found.items():
-        context = run_context_of(comparison)
+        context = run_context_of(comparison, again)
         divergence = find_divergence(comparison.verdicts, context) if comparison.failed else None
         if divergence is not None:
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
                 diagnoses[name] = _causes(comparison, divergence, context, options or Options())
     first = next(iter(found.values()))
-    environment = {"golden": original(first.golden)} | {
+    golden = f"made again by {again}" if again else original(first.golden)
+    environment = {"golden": golden} | {
         f"actual ({name})" if several else "actual": original(comparison.actual)
         for name, comparison in found.items()
     }
@@ -151,11 +154,16 @@ def _exchanged(
     return None if found is None else (found, context)
 
 
-def run_context_of(comparison: Comparison) -> RunContext:
-    """Return the known facts of the actual run, and the commands for a closer look."""
+def run_context_of(comparison: Comparison, again: str = "") -> RunContext:
+    """Return the known facts of the actual run, and the commands for a closer look.
+
+    Args:
+        again: command that compares again; by default `regress compare`.
+    """
     golden, actual = open_side(comparison.golden), open_side(comparison.actual)
     context = run_context_of_side(actual)
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
+    command = again or f"regress compare {pair}"
     return replace(
         context,
         group_sizes=comparison.group_sizes,
@@ -163,7 +171,7 @@ def run_context_of(comparison: Comparison) -> RunContext:
         absent=absent_records(golden, actual),
         precisions=(golden.precision, actual.precision),
         commands={
-            "compare": f"regress compare {pair} --only {{quantity}}",
+            "compare": f"{command} --only {{quantity}}",
             "show": f"regress dump show {shlex.quote(comparison.actual)}/{{stage}}",
             "records": f"regress dump show {shlex.quote(comparison.actual)}",
         },

@@ -91,7 +91,7 @@ def test_the_oracle_catches_a_wrong_bound(
     assert "token_gradient" in {verdict.quantity for verdict in found.comparison.failed}
 
 
-CLIP = {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
+CLIP = {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.old_log_probs": "sampler"}
 
 
 def test_branches_follow_gradients_within_rounding_only() -> None:

@@ -22,7 +22,7 @@ from regress.oracle.judge import judge_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-SETTINGS = {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2}
+SETTINGS = {"algorithm.clip_low": 0.2, "algorithm.clip_high": 0.2, "algorithm.old_log_probs": "sampler"}
 GATE = "model.layers.1.mlp.gate"
 TOKEN = 50
 """Row of a token whose second expert is the fourth best in the faulty run."""
