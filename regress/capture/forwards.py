@@ -94,6 +94,7 @@ class Forwards:
         if self._looks():
             self._outer = arguments_of(module, args, kwargs)
             self.latest, self._graded = None, torch.is_grad_enabled()
+            self.precision.begin(module)
 
     def _before_decoder(self, module: nn.Module, args: Any) -> None:
         """Note whether gradients are asked for: a checkpoint turns them off inside."""
@@ -223,6 +224,7 @@ class Forwards:
 
     def _after_model(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Compare the model's own logits with the head, once, and forget its arguments."""
+        self.precision.end()
         probe = self._probe
         self._forget()
         if not self._looks() or probe is None or self.checked:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regress.dump.precision import Float64Watch
+
 ORDER = ("bfloat16", "float16", "float32", "float64")
 """Dtypes, coarsest first: the coarsest decides the bounds that values are judged by."""
 
@@ -23,12 +25,33 @@ class Precision:
         autocast: dtype that autocast asks for, if it is on.
         parameters: number of parameters of each dtype.
         tf32: whether float32 products are rounded to ten bits.
+        left: operations of a float64 model that gave something narrower, by the line of the model that asked for them.
     """
 
     computed: set[str] = field(default_factory=set)
     autocast: str | None = None
     parameters: dict[str, int] = field(default_factory=dict)
     tf32: bool = False
+    left: tuple[str, ...] = ()
+    _watch: Float64Watch | None = None
+    _watched: bool = False
+
+    def begin(self, root: nn.Module) -> None:
+        """Watch the first forward pass of a float64 model; a compiled one shows nothing of its operations."""
+        if self._watched or not torch.is_grad_enabled():
+            return
+        self._watched = True
+        compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in root.modules())
+        if not compiled and {p.dtype for p in _matrices(root)} == {torch.float64}:
+            self._watch = Float64Watch(root)
+            self._watch.__enter__()
+
+    def end(self) -> None:
+        """Note what the forward pass that is watched showed."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.__exit__(None, None, None)
+            self.left = tuple(f"{one} gives {one.dtype}" for one in watch.inside)
 
     def look(self, hidden: Tensor, decoder: nn.Module) -> None:
         """Note the precision of the forward pass that is under way."""
@@ -58,7 +81,8 @@ class Precision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of the manifest."""
-        return {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}
+        told = {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}
+        return told | ({"left_float64": list(self.left)} if self.left else {})
 
 
 def _matrices(module: nn.Module) -> Iterable[nn.Parameter]:

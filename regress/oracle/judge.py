@@ -84,7 +84,10 @@ def judge_dump(
     unclaimed = _config(recorded, Claim("", {}), weights, None, work)
     claim = claim_of(recorded, str(path), preset, settings or {}, Repetition(unclaimed, recorded).old_before)
     config = _config(recorded, claim, weights, reference, work)
-    dtype = open_side(str(path)).precision or "float32"
+    dtype, left = open_side(str(path)).precision or "float32", recorded.capture.get("left_float64")
+    if left and precision is None:
+        precision = "float32"
+        recorded.notes[_left(left)] = None
     rounding = Bounds(precision=precision).of("log_probs", [dtype])
 
     coarse = (precision or dtype) == COARSE
@@ -101,7 +104,7 @@ def judge_dump(
         bounds = measured_bounds(repetition, config, truth, work / "measured", mixed=mixed)
     options = Options(bounds=bounds, only=Selection.of(*only), common=True)
     found = compare_dumps(str(truth), averaged(str(path)) if ranks_average else str(path), options)
-    notes = [*claim.notes, *_notes(recorded, config), *first.notes]
+    notes = [*recorded.notes, *claim.notes, *_notes(recorded, config), *first.notes]
     return Judgement(found, truth, claim, config.algorithm, tuple(dict.fromkeys(notes)))
 
 
@@ -139,6 +142,15 @@ def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | No
     passes = {kind: True for kind in PASSES if recorded.dump.names(kind)}
     return replace(
         config, debug=replace(config.debug, dump_options=replace(config.debug.dump_options, **passes))
+    )
+
+
+def _left(operations: Sequence[str]) -> str:
+    """Return the sentence on a float64 model that does not stay in float64."""
+    more = f", as do {len(operations) - 1} others" if len(operations) > 1 else ""
+    return (
+        f"the model is of float64, but {operations[0]}{more}, so it was judged by the bounds of float32; train under "
+        "regress.true_float64() for those of float64"
     )
 
 

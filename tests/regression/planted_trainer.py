@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from regress import Trajectory, at, record, tap_batch, tap_trajectories
+from regress import Trajectory, at, record, tap_batch, tap_trajectories, true_float64
 
 Model = Callable[..., Any]
 Rows = tuple[int, ...]
@@ -154,6 +154,7 @@ def train(
     rollout_tapped: str = "each update",
     rollouts: int = 1,
     dtype: torch.dtype = torch.float32,
+    true: bool = False,
 ) -> None:
     """Train, recorded.
 
@@ -161,6 +162,7 @@ def train(
         old: what is recorded of the old log-probs: untapped, tapped or classified.
         minis: each update trains on one of the two groups, by default on both.
         rollout_tapped: the trajectories are tapped at each update, at the first one, or at each update its own.
+        true: train under `true_float64`.
     """
     model: Any = tiny_model().to(dtype)
     frozen: Any = copy.deepcopy(model).requires_grad_(False)
@@ -168,6 +170,7 @@ def train(
     classify = (lambda arguments: "old") if old == "classified" else None
     options = {"token_gradient": True, "initial_weights": True, "temperature": 1.0, "classify": classify}
     with ExitStack() as stack:
+        stack.enter_context(true_float64() if true else nullcontext())
         stack.enter_context(record(folder, model, **options))
         for number in range(rollouts):
             samples = rollout(number)

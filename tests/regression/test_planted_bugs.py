@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -121,6 +122,17 @@ def test_oracle_says_what_it_took_for_a_rollout(dump: Dump) -> None:
     parts = oracle(dump(**options), *CLAIM)
     assert "step 1 was taken to train on a rollout of its own" in parts.output
     assert "tap old_log_probs" in parts.output
+
+
+@pytest.mark.parametrize(
+    ("bug", "true"),
+    [(None, False), extended(None, True), extended("kl-sign", False), extended("kl-sign", True)],
+)
+def test_float32_inside_of_a_float64_model_is_found_and_said(dump: Dump, bug: str | None, true: bool) -> None:
+    found = oracle(dump(bug, dtype=torch.float64, true=true), *CLAIM)
+    assert found.exit_code == (0 if bug is None else 1), found.output
+    said = "the model is of float64, but aten._to_copy in model.rotary_emb" in found.output
+    assert said == ("train under regress.true_float64()" in found.output) == (not true)
 
 
 def test_oracle_prints_the_objective_and_a_command_that_can_be_run(dump: Dump) -> None:
