@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from regress.engine.attention import FULL, MASKED, SLIDING, layer_kinds, sliding_window
@@ -101,11 +102,20 @@ def _model(config: Config, chosen: ModelConfig, tokenizer: Vocabulary, key: str)
 
 
 def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None:
-    positions = getattr(model.config, "n_positions", None)  # learned positions; rotary ones have no limit
-    if positions is not None and positions < config.data.max_seq_length:
+    text = model.config.get_text_config()
+    name = "n_positions" if hasattr(text, "n_positions") else "max_position_embeddings"
+    positions = getattr(text, name, None)
+    if positions is None or positions >= config.data.max_seq_length:
+        return
+    tables = [
+        m for m in model.modules() if isinstance(m, nn.Embedding) and m is not model.get_input_embeddings()
+    ]
+    if any(
+        positions <= table.num_embeddings <= positions + 2 for table in tables
+    ):  # rotary ones have no limit
         raise ConfigError(
-            f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions (n_positions); "
-            f"lower data.max_seq_length or give a {key} with more"
+            f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions ({name}); lower "
+            f"data.max_seq_length or give a {key} with more"
         )
 
 

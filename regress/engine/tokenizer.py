@@ -88,7 +88,8 @@ def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True
             f"tokenizer.path: {folder} is not a directory; give a directory made by save_pretrained"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        kind = PreTrainedTokenizerFast if _is_generic(folder) else AutoTokenizer
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().partition("\n")[0]
         raise TaskError(
@@ -103,6 +104,18 @@ def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True
             "prompts as token ids"
         )
     return tokenizer
+
+
+def _is_generic(folder: Path) -> bool:
+    """Return True if ``tokenizer.json`` alone is the tokenizer, as ``tokenizer_config.json`` tells.
+
+    `AutoTokenizer` would build another one over it for some models, of the class that their family has (Qwen2).
+    """
+    try:
+        told = json.loads((folder / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("tokenizer_class") == PreTrainedTokenizerFast.__name__
 
 
 def _check_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -180,6 +180,8 @@ _ROPE = Family("model.embed_tokens", "model.layers", "model.norm", "intermediate
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family("transformer.wte", "transformer.h", "transformer.ln_f", "n_inner"),
     "llama": _ROPE,
+    "mistral": _ROPE,
+    "qwen2": _ROPE,
     "qwen3": _ROPE,
     "qwen3_moe": _ROPE,
 }

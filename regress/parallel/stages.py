@@ -34,6 +34,8 @@ _ROTARY = _Family("embed_tokens", None, (), "layers", "norm")
 _FAMILIES: Mapping[str, _Family] = {
     "qwen3": _ROTARY,
     "llama": _ROTARY,
+    "mistral": _ROTARY,
+    "qwen2": _ROTARY,
     "qwen3_moe": _ROTARY,
     "gpt2": _Family("wte", "wpe", ("drop",), "h", "ln_f"),
 }
@@ -127,6 +129,8 @@ def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
     Raises:
         ConfigError: if the family cannot be cut, or there are more stages than parts.
     """
+    if count == 1:
+        return model
     family, base = _family(model), model.base_model
     blocks = getattr(base, family.blocks)
     own = blocks_of_stage(len(blocks), stage, count)
@@ -152,6 +156,8 @@ def owners_of(model: PreTrainedModel, count: int) -> dict[str, int]:
     Raises:
         ConfigError: see :func:`cut`.
     """
+    if count == 1:
+        return dict.fromkeys((name for name, _ in model.named_parameters()), 0)
     family, prefix = _family(model), model.base_model_prefix
     blocks = getattr(model.base_model, family.blocks)
     first = {f"{prefix}.{name}" for name in (family.embedding, family.positions) if name is not None}

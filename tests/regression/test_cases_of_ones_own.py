@@ -94,6 +94,52 @@ def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
     assert "1 failed" in said
 
 
+WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+OWN_FAMILIES: dict[str, tuple[int, dict[str, object], str]] = {
+    "qwen2": (6, {"use_sliding_window": True, **WINDOW}, "tp2,pp2"),
+    "gemma2": (
+        1,
+        {
+            "head_dim": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 4.0,
+            "query_pre_attn_scalar": 8,
+            **WINDOW,
+        },
+        "",
+    ),
+}
+"""Family -> a seed whose rollouts have every signal, its configuration, and how else its layers can be split."""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("family", OWN_FAMILIES)
+def test_a_case_of_another_family(family: str, project: Path) -> None:
+    """Windows and soft caps included; what the engine cannot do with them is refused by its reason."""
+    seed, own, split = OWN_FAMILIES[family]
+    tree = yaml.safe_load((GOLDEN / "gspo" / "case.yaml").read_text())
+    tree["config"]["seed"] = seed
+    sizes = {key: value for key, value in tree["recipe"]["model"]["config"].items() if key != "head_dim"}
+    tree["recipe"]["model"] = {"family": family, "config": {**sizes, **own}}
+    folder = project / "golden" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "case.yaml").write_text(yaml.safe_dump(tree))
+    typed(0, "golden", "record", "mine")
+    manifest, measured = GoldenCase(folder).manifest, GoldenCase(GOLDEN / "gspo").manifest
+    assert manifest is not None
+    assert measured is not None  # to measure its own takes minutes, and float64 has a bound of its own
+    (folder / "manifest.json").write_text(replace(manifest, tolerances=measured.tolerances).text)
+    variants = ",".join(filter(None, ("base,left,packed,mbs3,eager,dp2,fsdp2", split)))
+    assert "all within tolerance" in typed(0, "replay", "mine", "--variants", variants)[-1]
+
+    said = "\n".join(typed(2, "replay", "mine", "--variants", "varlen,cp2"))
+    assert "mine/varlen cannot be replayed: model.attn_implementation=varlen " in said
+    assert (
+        "parallel.cp=2 has no sliding window, and that of the model is 4, shorter than data.max_seq_le"
+        in said
+    )
+
+
 HAND = """
 [[tool.regress.tolerances]]
 quantity = "entropy"

@@ -1,6 +1,7 @@
 """Configuration tree: one dataclass per section, attributes named as the YAML keys. Imports no torch.
 
-Field metadata holds ``help`` and, where they apply, ``choices``, ``minimum``, ``exclusive_minimum``,
+Field metadata holds ``help`` and, where they apply, ``choices`` (with ``more``, a function of
+further ones, and ``others``, their words), ``minimum``, ``exclusive_minimum``,
 ``maximum``, ``exclusive_maximum``, ``length`` (of a list) and ``regex``; `regress.engine.config.values`
 enforces them. All fields are of types that OmegaConf's structured configs know. Each section has a module in
 `regress.engine.config.sections`.

@@ -48,7 +48,7 @@ def checked(leaf: Leaf, value: Any, origin: Origin) -> Any:
     except _MisfitError as misfit:
         stated = f"{leaf.key}={shortened(value)} ({origin}) must be {_rule(leaf)}{misfit}"
     if "choices" in leaf.rules:
-        raise ConfigError(f"{stated}; did you mean {nearest(str(value), leaf.rules['choices'])}?")
+        raise ConfigError(f"{stated}; did you mean {nearest(str(value), _choices(leaf))}?")
     raise ConfigError(f"{stated}.")
 
 
@@ -122,7 +122,7 @@ def _instance(kind: type, value: Any) -> Any:
 
 def _within_rules(leaf: Leaf, value: Any) -> Any:
     rules = leaf.rules
-    if "choices" in rules and value not in rules["choices"]:
+    if "choices" in rules and value not in rules["choices"] and value not in _choices(leaf):
         raise _MisfitError
     if "length" in rules and len(value) != rules["length"]:
         raise _MisfitError
@@ -133,6 +133,12 @@ def _within_rules(leaf: Leaf, value: Any) -> Any:
     if rules.get("regex"):
         _compiles(value)
     return value
+
+
+def _choices(leaf: Leaf) -> tuple[str, ...]:
+    """Return all choices, also those that it takes an import to know."""
+    more = leaf.rules.get("more")
+    return (*leaf.rules["choices"], *(more() if more else ()))
 
 
 def _compiles(pattern: str) -> None:
@@ -149,7 +155,8 @@ def _list_name(leaf: Leaf) -> str:
 
 def _rule(leaf: Leaf) -> str:
     if "choices" in leaf.rules:
-        return f"one of {', '.join(leaf.rules['choices'])}"
+        more = f", or {leaf.rules['others']}" if "others" in leaf.rules else ""
+        return f"one of {', '.join(leaf.rules['choices'])}{more}"
     if leaf.rules.get("regex"):
         return "a regular expression"
     name = _list_name(leaf) if leaf.kind is list else NAMES[leaf.kind]

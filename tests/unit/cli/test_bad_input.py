@@ -23,8 +23,8 @@ QUOTING = (
 OVERRIDES = {
     "optimizer.learning_rat=1": "optimizer.learning_rat=1 (command line) is no key of the configuration; the nearest "
     "valid key is optimizer.learning_rate.",
-    "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, "
-    "qwen3_next, qwen3_5_text, llama, gpt2; did you mean qwen3?",
+    "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, qwen3_next, qwen3_5_text, "
+    "llama, gpt2, or the model_type of another causal language model of transformers; did you mean qwen3?",
     "max_steps=two": "max_steps=two (command line) must be an integer of at least 0.",
     "data.group_size=0": "data.group_size=0 (command line) must be an integer of at least 1.",
     'debug.target_param_pattern="("': "debug.target_param_pattern=( (command line) must be a regular expression, "

@@ -58,7 +58,8 @@ VALUES = {
     "system_envs.A=null": "must be text.",
     "task.rewards.exact_match=much": "must be a finite number.",
     "model.dtype=float23": "must be one of float64, float32, bfloat16; did you mean float32?",
-    "model.family=lama": f"must be one of {', '.join(FAMILIES)}; did you mean llama?",
+    "model.family=lama": f"must be one of {', '.join(FAMILIES)}, or the model_type of another causal "
+    "language model of transformers; did you mean llama?",
     "algorithm.preset=trl:dappo": f"must be one of {', '.join(PRESETS)}; did you mean trl:dapo?",
     "algorithm.loss=ppo": "must be one of ppo_clip, cispo, importance_sampling, reinforce, sapo, vespo, geo_mean, "
     "dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean sapo?",

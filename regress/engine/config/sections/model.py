@@ -1,16 +1,25 @@
 """Models and tokenizer of a run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from regress.engine.config.sections.value import value
 
 FAMILIES = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "llama", "gpt2")
+"""Families with a group of their own, `model=NAME`; golden cases watch each of them."""
 DTYPES = ("float64", "float32", "bfloat16")
 BACKENDS = ("eager", "aot_eager", "inductor")
 ATTENTIONS = ("eager", "sdpa", "varlen")
 BIASES = ("none", "all", "lora_only")
 INITS = ("kaiming", "gaussian", "orthogonal", "random")
+
+
+def other_families() -> Iterable[str]:
+    """Return the names of all causal language models of the installed transformers, which is imported for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
 
 
 @dataclass
@@ -65,7 +74,13 @@ class ModelConfig:
         "checkpoint directory, or name on the Hugging Face hub, of a model or of an adapter; null: a tiny seeded model "
         "of `family`",
     )
-    family: str = value("qwen3", "architecture of the tiny seeded model", choices=FAMILIES)
+    family: str = value(
+        "qwen3",
+        "architecture of the tiny seeded model, by its model_type: any causal language model of transformers",
+        choices=FAMILIES,
+        more=other_families,
+        others="the model_type of another causal language model of transformers",
+    )
     config: dict[str, Any] = field(
         default_factory=dict,
         metadata={"help": "values that override the Hugging Face configuration, e.g. hidden_size: 64"},
@@ -73,7 +88,10 @@ class ModelConfig:
     tie_word_embeddings: bool = value(False, "input and output embeddings are one parameter")
     dtype: str = value("float32", "precision of weights and computation", choices=DTYPES)
     attn_implementation: str = value(
-        "sdpa", "attention: eager, sdpa, or varlen (packed sequences one by one)", choices=ATTENTIONS
+        "sdpa",
+        "attention: eager, sdpa (eager for a model that has none, such as Gemma 2), or varlen (packed sequences one "
+        "by one)",
+        choices=ATTENTIONS,
     )
     attention: str | None = value(
         None,
