@@ -22,7 +22,7 @@ from regress.layout import TokenLayout
 
 VARLEN = "varlen"
 MASKED = ("eager", "sdpa")
-"""Implementations that get a mask and nothing else; every other one gets the segments, too."""
+"""Implementations that heed a mask alone."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers that the masks serve, as transformers calls them."""
 _BEYOND = ("softcap", "s_aux", "position_bias")
@@ -91,11 +91,6 @@ def masks_of_layers(mask: Tensor, config: PretrainedConfig) -> Tensor | dict[str
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     sliding = mask.masked_fill(far, hidden)
     return sliding if layer_kinds(config) == {SLIDING} else {FULL: mask, SLIDING: sliding}
-
-
-def segments_for(implementation: str, varlen: VarlenSegments) -> dict[str, VarlenSegments]:
-    """Return the segments as the keyword argument of a model whose attention takes them."""
-    return {} if implementation in MASKED else {"varlen": varlen}
 
 
 def refuse_beyond(module: torch.nn.Module, name: str, given: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from regress.dump.precision import Float64Watch, Operation
 from regress.engine.adapters.build import add_adapter, load_adapter
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory, of_section, require_same
-from regress.engine.attention import VarlenSegments, segments_for
+from regress.engine.attention import VarlenSegments
 from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
@@ -215,11 +215,15 @@ def _check_keys(config: ModelConfig, known: PretrainedConfig) -> None:
 def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
     """Run two tokens forward, so that sizes that do not match show here and not after the rollout."""
     tokens = torch.zeros(1, 2, dtype=torch.long)
-    segments = segments_for(model.config._attn_implementation, VarlenSegments(None, (2,)))
 
     def run() -> None:
         with torch.no_grad(), arithmetic(dtype):
-            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False, **segments)
+            model(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                use_cache=False,
+                varlen=VarlenSegments(None, (2,)),
+            )
 
     try:
         run()

@@ -14,7 +14,7 @@ from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine import taps, token_gradients
 from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.attention import VARLEN, block_causal_mask, masks_of_layers, segments_for
+from regress.engine.attention import VARLEN, block_causal_mask, masks_of_layers
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
 from regress.engine.local import local
@@ -259,7 +259,7 @@ class LocalPolicy:
                 **first,
                 position_ids=micro.position_ids,
                 use_cache=False,
-                **segments_for(model.config._attn_implementation, micro.varlen),
+                varlen=micro.varlen,
                 **self._attention(micro),
             ).logits
         return logits

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regress.dump.precision import Float64Watch
 from regress.dump.taps import receiving
 from regress.dump.trajectory import Trajectory
-from regress.engine.attention import VarlenSegments, segments_for
+from regress.engine.attention import MASKED, VarlenSegments
 from regress.engine.batch import TokenBatch
 from regress.engine.config.schema import FAMILIES, Config
 from regress.engine.policy import LocalPolicy
@@ -107,7 +107,7 @@ def _alone(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> list[Ten
 
     In float64 the backward pass is tried, too, without a gradient of the weights.
     """
-    double = model.dtype == torch.float64
+    double, masked = model.dtype == torch.float64, model.config._attn_implementation in MASKED
     found: list[Tensor] = []
     with arithmetic(model.dtype):
         for tokens in samples:
@@ -115,7 +115,7 @@ def _alone(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> list[Ten
             handle = model.get_input_embeddings().register_forward_hook(
                 lambda _, __, out, to=states: to.append(out)
             )
-            segments = segments_for(model.config._attn_implementation, VarlenSegments(None, (len(tokens),)))
+            segments = {} if masked else {"varlen": VarlenSegments(None, (len(tokens),))}
             try:
                 with torch.set_grad_enabled(double):
                     logits = model(input_ids=ids, use_cache=False, **segments).logits[0, :-1]
@@ -123,7 +123,7 @@ def _alone(model: PreTrainedModel, samples: Sequence[Sequence[int]]) -> list[Ten
                 handle.remove()
             values = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
             if double and states[0].requires_grad:
-                torch.autograd.grad(values.sum(), states[0])
+                values.sum().backward(inputs=states)
             found.append(values.detach())
     return found
 

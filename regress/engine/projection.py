@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from regress.engine.attention import VarlenSegments, segments_for
+from regress.engine.attention import VarlenSegments
 from regress.engine.precision import arithmetic, checkpoint_contexts
 from regress.errors import ConfigError
 from regress.grpo.logprobs import TokenLogProbs
@@ -157,9 +157,8 @@ def require_plain_logits(model: PreTrainedModel) -> None:
     handle = head.register_forward_hook(lambda *_: projected)
     try:
         tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-        segments = segments_for(model.config._attn_implementation, VarlenSegments(None, (2,)))
         with torch.no_grad(), arithmetic(model.dtype):
-            logits = model(input_ids=tokens, use_cache=False, **segments).logits
+            logits = model(input_ids=tokens, use_cache=False, varlen=VarlenSegments(None, (2,))).logits
     finally:
         handle.remove()
     if not torch.equal(projected, logits.to(projected.dtype)):
