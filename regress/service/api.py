@@ -6,6 +6,7 @@ Numbers are numpy arrays; everything here is free of torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +20,10 @@ from regress.errors import RegressError
 Array = NDArray[Any]
 Json = Mapping[str, Any]
 Category = Literal["user", "server"]
+
+
+SAVE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
+"""Names of saves, which can be those of folders anywhere."""
 
 
 class ServiceError(RegressError):

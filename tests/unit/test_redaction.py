@@ -69,6 +69,8 @@ FORMS = [
     f"file://x::simplecache::s3:KEY:{SECRET}@bucket/run",
     f"file://user:{SECRET}@host/run",
     f"file:user:{SECRET}@host/run",
+    f"tinker://user:{SECRET}@host/weights/x",
+    f"tinker://user:{SECRET}",
 ]
 HARMLESS = [
     "s3://bucket/run",
@@ -77,6 +79,8 @@ HARMLESS = [
     "http://localhost:8000/run",
     "file:///home/me@host/run",
     "/home/me@host/run",
+    "tinker://s999:train:0/weights/x is no address",
+    "'weaver://s1:train:0/sampler/_x', or another one",
     "file:///tmp/me@host::local:///tmp/you@host",
     "git@github.com:owner/repository",
     "tests/test_a.py::test_b[me@host]",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
-from regress.service.api import SaveKind, ServiceError
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+from regress.service.api import SAVE_NAME, SaveKind, ServiceError
 
 
 def checked_name(name: str) -> str:
     """Return the name of a save; raises `ServiceError` unless it can be the name of a folder anywhere."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not SAVE_NAME.fullmatch(name):
         raise ServiceError(
-            f"{name!r} is no name of a save; use 1 to 128 letters, digits, dots, dashes and underscores, the first a "
-            "letter or digit"
+            f"{name!r} is no name of a save; use 1 to 128 letters, digits, dots, dashes and underscores, with no dot "
+            "or dash first"
         )
     return name
 

@@ -72,7 +72,7 @@ class _Door:
         self._limits = settings.limits
         self._keys = Keys(settings.api_keys, [wire.key_header for wire in wires])
         self._counters = Counters()
-        self.bodies = Bodies(settings.limits)
+        self.bodies = Bodies(settings.limits, len({*settings.api_keys}))
         self._waiter = Waiter(service, settings.limits.waiting)
         self._decoders = ThreadPoolExecutor(settings.limits.decoders, thread_name_prefix="regress-decode")
         self._encoders = ThreadPoolExecutor(settings.limits.decoders, thread_name_prefix="regress-encode")
@@ -102,7 +102,7 @@ class _Door:
 
     async def _answer(self, wire: Wire, route: Route, request: Request) -> Reply:
         owner = self._keys.owner(request.headers)
-        async with self.bodies.read(request) as body:
+        async with self.bodies.read(request, owner) as body:
             call = Call(
                 service=self._service,
                 limits=self._limits,

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import zstandard
 from starlette.requests import ClientDisconnect, Request
 
 from regress.service.api import ServiceError
+from regress.service.wires.memory import Memory, Part
 from regress.service.wires.settings import Limits
 
 _STEP = 1 << 20
 
 
 class Bodies:
-    """Reader of bodies; those of all clients together hold no more than `Limits.held_bytes`.
+    """Reader of bodies; those of all clients hold no more than `Limits.held_bytes`, and the first one of each.
+
+    Half of the bytes is for what arrives, half for what is expanded, which then waits for no client.
 
     Args:
         limits: bounds of a request.
+        owners: number of owners of keys.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, owners: int) -> None:
         self._limits = limits
-        self._held = 0
-        self._freed = asyncio.Condition()
+        half = limits.held_bytes // 2
+        self._arriving = Memory(half, limits.body_bytes, owners)
+        self._expanded = Memory(half, limits.expanded_bytes, owners)
 
     @property
     def held(self) -> int:
-        """Bytes that are reserved at the moment."""
-        return self._held
+        """Bytes that are taken at the moment."""
+        return self._arriving.held + self._expanded.held
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """Give the expanded body of a request, whose memory is reserved until the block ends.
+    async def read(self, request: Request, owner: str) -> AsyncIterator[bytes]:
+        """Give the expanded body of a request of an owner, whose memory is taken until the block ends.
 
         Raises:
             ServiceError: it is too large, too slow, or encoded in a way that is not supported.
@@ -46,20 +51,26 @@ class Bodies:
                 code="unsupported_media_type",
             )
         size = self._announced(request)
-        reserved = self._limits.expanded_bytes if encoding == "zstd" else size
-        await self._reserve(reserved)
+        async with self._arriving.part(owner, size) as part:
+            body = await self._within_time(request, size, part)
+            if encoding != "zstd":
+                yield body
+                return
+            large = await asyncio.to_thread(expanded_size, body, self._limits)
+            async with self._expanded.part(owner, large) as expanded:
+                await self._expanded.take(expanded, large)
+                yield await asyncio.to_thread(expand, body, self._limits)
+
+    async def _within_time(self, request: Request, size: int, part: Part) -> bytes:
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._receive(request, size)
-            yield await asyncio.to_thread(expand, body, self._limits) if encoding == "zstd" else body
+                return await self._receive(request, size, part)
         except TimeoutError:
             raise ServiceError(
                 f"the body did not arrive within {self._limits.body_seconds:g} seconds", code="too_slow"
             ) from None
         except ClientDisconnect:
             raise ServiceError("the client left while it sent the body") from None
-        finally:
-            await self._reserve(-reserved)
 
     def _announced(self, request: Request) -> int:
         """Return the size of a body as its header says, or the largest one if none does."""
@@ -72,22 +83,19 @@ class Bodies:
             raise _too_large(self._limits.body_bytes)
         return int(announced)
 
-    async def _receive(self, request: Request, size: int) -> bytes:
+    async def _receive(self, request: Request, size: int, part: Part) -> bytes:
         pieces = bytearray()
         async for piece in request.stream():
-            pieces += piece
-            if len(pieces) > min(size, self._limits.body_bytes):
+            if len(pieces) + len(piece) > min(size, self._limits.body_bytes):
                 raise _too_large(self._limits.body_bytes)
+            await self._arriving.take(part, len(piece))
+            pieces += piece
         return bytes(pieces)
 
-    async def _reserve(self, size: int) -> None:
-        async with self._freed:
-            if size > 0:
-                most = self._limits.held_bytes
-                await self._freed.wait_for(lambda: self._held == 0 or self._held + size <= most)
-            self._held += size
-            if size < 0:
-                self._freed.notify_all()
+
+def expanded_size(body: bytes, limits: Limits) -> int:
+    """Return the size of a zstd body once it is expanded, found without memory for it; raises as `expand`."""
+    return sum(map(len, _pieces(body, limits)))
 
 
 def expand(body: bytes, limits: Limits) -> bytes:
@@ -96,16 +104,20 @@ def expand(body: bytes, limits: Limits) -> bytes:
     Raises:
         ServiceError: it is damaged, or larger than `Limits.expanded_bytes`.
     """
-    pieces = bytearray()
+    return b"".join(_pieces(body, limits))
+
+
+def _pieces(body: bytes, limits: Limits) -> Iterator[bytes]:
+    size = 0
     try:
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
             while piece := reader.read(_STEP):
-                pieces += piece
-                if len(pieces) > limits.expanded_bytes:
+                size += len(piece)
+                if size > limits.expanded_bytes:
                     raise _too_large(limits.expanded_bytes, "after expansion ")
+                yield piece
     except zstandard.ZstdError:
         raise ServiceError("the body is not valid zstd; send it whole, or without content encoding") from None
-    return bytes(pieces)
 
 
 def _too_large(limit: int, when: str = "") -> ServiceError:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from regress.service.api import Saved, SaveKind, ServiceError
+from regress.service.api import SAVE_NAME, Saved, SaveKind, ServiceError
 from regress.service.wires.wire import Call, shown
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,255}")
 
 
@@ -16,11 +15,13 @@ def save_name(name: str | None) -> str | None:
     """Return the name of a save, if it is one.
 
     Raises:
-        ServiceError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, or begins with a dot.
+        ServiceError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, or begins with ``.`` or
+            ``-``.
     """
-    if name is not None and not _NAME.fullmatch(name):
+    if name is not None and not SAVE_NAME.fullmatch(name):
         raise ServiceError(
-            f"{shown(name)} is no name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot first"
+            f"{shown(name)} is no name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot or "
+            "dash first"
         )
     return name
 

@@ -48,7 +48,10 @@ def listen(host: str, port: int) -> socket.socket:
         ServiceError: the address cannot be bound.
     """
     try:
-        return socket.create_server((host, port), backlog=512)
+        found = socket.create_server((host, port), backlog=512)
+        # asyncio sets it only for sockets that name their protocol; without it every reply of a connection waits 40 ms
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
     except OSError as error:
         raise ServiceError(
             f"the service cannot listen on {host}:{port} ({error.strerror}); choose another port",

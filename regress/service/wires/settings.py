@@ -15,7 +15,8 @@ class Limits:
     Attributes:
         body_bytes: bytes of a body as it is sent.
         expanded_bytes: bytes of a body after its content encoding is undone.
-        held_bytes: bytes of all bodies that are held at one moment; further clients wait.
+        held_bytes: bytes of all bodies that are held at one moment, half of them for what arrives, half for what was
+            expanded; further clients wait, but for the first large body of each owner of a key.
         body_seconds: seconds in which a body must arrive.
         nesting: depth of lists and objects in JSON.
         data: datums of a request.

@@ -30,7 +30,10 @@ def test_gradients_and_names_of_saves(serve: Serve) -> None:
     assert failure(service, service.save(model, 5, "kept", SaveKind.STATE)).code == "exists"
     assert result(service, service.save(model, 6, "kept", SaveKind.STATE, overwrite=True)) == saved
     assert list(service.saves(model))[1:] == [saved]
-    for name in ("../x", "a/b", "", ".hidden", "x" * 129, "a\0"):
+    for number, name in enumerate(("_x", "_", "__init__.x", "x" * 128), 7):  # whatever the wires let through
+        own = result(service, service.save(model, number, name, SaveKind.STATE))
+        assert (own.name, own.path) == (name, f"{model}/state/{name}")
+    for name in ("../x", "a/b", "", ".hidden", "-x", "x" * 129, "a\0"):
         with pytest.raises(ServiceError, match="is no name of a save"):
             service.save(model, None, name, SaveKind.STATE)
     for path in ("../../etc", f"{model}/state/../state/kept", "/etc/passwd", f"{model}/state/other"):

@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from regress.service.wires.app import create_app
 from regress.service.wires.bodies import expand
 from regress.service.wires.counters import Counters
 from regress.service.wires.fields import parse_json
-from regress.service.wires.server import ThreadedServer
+from regress.service.wires.server import ThreadedServer, listen
 from regress.service.wires.settings import Limits, Settings
 from regress.service.wires.tensors import from_bytes, from_rows
 from tests.unit.service.wires.conftest import KEYS, LIMITS
@@ -272,6 +273,61 @@ def test_200_clients_with_large_bodies_share_the_memory() -> None:
         assert set(pool.map(send, range(200))) == {200}
         assert max(held) <= 3 << 20
         assert app.state.door.bodies.held == 0
+
+
+LARGE = Limits(body_bytes=1 << 20, expanded_bytes=1 << 20, held_bytes=1 << 21)
+
+
+@pytest.mark.parametrize("encoding", ["", "Content-Encoding: zstd\r\n"])
+@pytest.mark.parametrize("sent", [1, 600_000])
+def test_bodies_that_do_not_go_on_stall_nobody_else(encoding: str, sent: int) -> None:
+    """Of however many connections; their own owner's large ones wait, small ones and those of others do not."""
+    app = create_app(Unigrams(), Settings(KEYS, limits=LARGE))
+    head = f"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS['bob']}\r\n{encoding}"
+    body = b'{"a": "' + b"x" * 900_000 + b'"}'
+    with ThreadedServer(app) as server, ExitStack() as resources:
+        for _ in range(8):
+            held = resources.enter_context(socket.create_connection((server.host, server.port)))
+            held.sendall(f"{head}Content-Length: 1000000\r\n\r\n".encode() + b"{" * sent)
+        with (
+            Client(server, {"X-API-Key": KEYS["ann"]}) as ann,
+            Client(server, {"X-API-Key": KEYS["bob"]}) as bob,
+        ):
+            assert ann.post("telemetry", body).status == 200
+            assert ann.post("telemetry", zstandard.compress(body), content_encoding="zstd").status == 200
+            assert bob.post("telemetry", b"{}").status == 200
+            assert app.state.door.bodies.held <= LARGE.held_bytes
+
+
+def test_large_bodies_of_many_owners_all_arrive() -> None:
+    """Together they need more than there is: the first one goes on, and the others after it."""
+    keys = {f"owner{number}": f"tml-{number}" for number in range(12)}
+    app = create_app(Unigrams(), Settings(keys, limits=LARGE))
+    body = b'{"a": "' + b"x" * 1_000_000 + b'"}'
+
+    def send(key: str) -> int:
+        with Client(server, {"X-API-Key": key}) as client:
+            return client.post("telemetry", body).status
+
+    with ThreadedServer(app) as server, ThreadPoolExecutor(36) as pool:
+        assert set(pool.map(send, [*keys.values()] * 3)) == {200}
+        assert app.state.door.bodies.held == 0
+
+
+def test_replies_are_sent_at_once() -> None:
+    """Without the option the second part of every reply of a connection waits for the first one's acknowledgement."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("address", ["tinker://s1:train:0/weights/x", "tinker://s1:train:0/nothing/x"])
+def test_an_address_of_a_save_stays_readable_in_errors(tinker: Client, address: str) -> None:
+    session = tinker.post("create_session").json["session_id"]
+    refused = tinker.post("load_weights", {"session_id": session, "model_seq_id": 0, "path": address})
+    assert refused.status in (400, 404)
+    assert "***" not in refused.body.decode()
 
 
 def test_slow_and_dead_clients_hold_nobody_up() -> None:
