@@ -33,12 +33,11 @@ def location(path: str | Location) -> Location:
         return _possible(path)
     if not isinstance(path, str):
         return path
-    _refuse_without_slashes(path)
     if is_remote(path):
         from regress.dump.remote import open_url  # fsspec is loaded by who needs it
 
         return open_url(path)
-    return _possible(local_path(path))
+    return local_folder(path)
 
 
 def _possible(path: Path) -> Path:
@@ -121,6 +120,12 @@ def local_path(path: str) -> Path:
             f"{url} names a machine and not a folder of this one: give three slashes (file:///...), or the path"
         )
     return Path(path)
+
+
+def local_folder(path: str) -> Path:
+    """Return the folder of this machine that a text names; raises `DumpError` for one that was meant as a URL."""
+    _refuse_without_slashes(path)
+    return _possible(local_path(path))
 
 
 def _refuse_collapsed(path: Path) -> None:

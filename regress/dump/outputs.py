@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from regress.dump.files import unwritable, write_atomically
-from regress.dump.location import Location, local_path, location
+from regress.dump.location import Location, local_folder, location
 from regress.errors import RegressError
 from regress.printed import echo
 
@@ -111,9 +111,7 @@ class LocalFolder(OutputFolder):
     """A folder of this machine; the URL of a store is refused."""
 
     def _place(self, value: str) -> Path:
-        found = location(local_path(value))
-        assert isinstance(found, Path)
-        return found
+        return local_folder(value)
 
 
 @contextmanager

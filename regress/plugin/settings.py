@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from regress.errors import DumpError
 from regress.plugin.options import EXTENTS, TIERS
 
 MODES = ("drifted", "all", "review", "force")
@@ -153,7 +154,12 @@ def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
             raise pytest.UsageError(f"{option} is empty; allowed are paths of folders")
         return None
     ini = config.rootpath if config.inipath is None else config.inipath.parent
-    path = (config.invocation_params.dir if given else ini) / value
+    from regress.dump.location import local_folder  # none of it where no folder is given
+
+    try:
+        path = (config.invocation_params.dir if given else ini) / local_folder(value)
+    except DumpError as error:
+        raise pytest.UsageError(f"{option if given else key}: {error}") from None
     if path.exists() and not path.is_dir():
         raise pytest.UsageError(f"{origin} is a file; allowed are paths of folders")
     return Path(

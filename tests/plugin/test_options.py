@@ -62,6 +62,14 @@ CI = (
             "--regress-report=pytest.ini",
             "--regress-report=pytest.ini is a file; allowed are paths of folders",
         ),
+        *(
+            (
+                f"{option}=s3://KEY:SECRET@bucket/x",
+                f"{option}: s3://***@bucket/x is the URL of a store, but a folder of this machine is needed here: "
+                "give its path",
+            )
+            for option in ("--golden-dir", "--regress-report", "--regress-keep-dumps")
+        ),
         ("--regress-report=", "--regress-report is empty; allowed are paths of folders"),
         (
             "--regress-keep-dumps=pytest.ini",

@@ -192,7 +192,10 @@ def test_more_stages_than_parts_are_refused() -> None:
 def test_a_family_whose_forward_is_not_known_is_refused() -> None:
     model = model_of("llama")
     model.config.model_type = "gemma"
-    message = "parallel.pp: a gemma model cannot be cut into stages; choose one of gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, or "
+    message = (
+        "parallel.pp: a gemma model cannot be cut into stages; choose one of gpt2, llama, mistral, qwen2, qwen3, "
+        "qwen3_moe, or "
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         cut(model, 0, 2)
 
