@@ -77,11 +77,20 @@ class ServiceDump(Source):
             where = parse_stem(path.stem) if is_dump_file(path) else None
             if where is not None:
                 found[f"{path.parent.name}/{path.name}"] = (path.parent.name, where)
-        telling = {where for type, where in found.values() if type in ("batch_inputs", "forward_data")}
+        types = ("batch_inputs", *(["forward_data"] if self._names_tokens(found) else []))
+        telling = {where for type, where in found.values() if type in types}
         for where in self._parts:
             if where not in telling and any(where == place for _, place in found.values()):
                 found[f"{_INDEXED}{where.stem}"] = ("batch_inputs", where)
         return dict(sorted(found.items(), key=lambda item: (item[1][1].step, item[0])))
+
+    def _names_tokens(self, found: Mapping[str, tuple[str, Coordinates]]) -> bool:
+        """Return True if the records of log-probs have token ids, as the first of them tells."""
+        first = next((name for name, (type, _) in found.items() if type == "forward_data"), None)
+        try:
+            return first is not None and "input_ids" in read(self.folder / first).tensors
+        except DumpError:
+            return True  # a damaged file is named where it is compared
 
     @property
     def notes(self) -> Sequence[str]:
@@ -180,7 +189,12 @@ class ServiceDump(Source):
         return {rank: first.setdefault(tuple(held[rank]), rank) for rank in sorted(held)}
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True for stages that a service records, and their documented tensors."""
+        """Return True for stages that a service records, and their documented tensors.
+
+        Inputs that it was not asked to record are no gap: its other records and its index tell the tokens.
+        """
+        if stage == "batch_inputs" and not any(stage in one.types for one in self.passes):
+            return False
         if tensor is None:
             return stage in (*PER_MICROBATCH, "param", "gradient")
         return tensor in _ALWAYS.get(stage, ()) or stage in ("param", "gradient")

@@ -42,6 +42,7 @@ COMMON = (
     "debug.dump_format=pt",
 )
 OWN = ("trajectory", "old_log_probs", "forward_data", "loss", "is_loss_debug", "param", "gradient")
+"""The first four are those of the document."""
 SERVICE = "forward_data,loss,is_loss_debug,batch_inputs,param,gradient"
 
 
@@ -114,6 +115,18 @@ def compared(
 def test_the_three_modes_are_equal(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = compared(base, tmp_path, monkeypatch)
     assert done.exit_code == 0, done.output
+
+
+def test_the_options_of_the_document_are_enough(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the documented options leave out is noted; a sum is not compared with a mean."""
+    monkeypatch.setattr("tests.modes.test_real_modes.SERVICE", "forward_data,loss,is_loss_debug")
+    own = [f"debug.dump_options.{name}=true" for name in OWN[:4]]
+    train(config(tmp_path / "self", *_of(base.model), *own), QUIET)
+    done = compared(replace(base, self_hosted=tmp_path / "self" / "dump"), tmp_path, monkeypatch)
+    assert done.exit_code == 0, done.output
+    assert "\u2717" not in done.output
 
 
 CUSTOM = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0")

@@ -52,6 +52,16 @@ def test_the_documented_command(modes: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.extended
+def test_inputs_that_the_service_did_not_record_are_no_difference(modes: Any) -> None:
+    """Neither do its log-probs name their tokens: the index does."""
+    modes.types = ("forward_data", "loss", "is_loss_debug", "param", "gradient")
+    modes.ranks = 2
+    done = compared(modes, *HERE, "--num_ranks", "2", "--num_micros", "2")
+    assert done.exit_code == 0, done.output
+    assert "\u2717" not in done.output
+
+
+@pytest.mark.extended
 def test_ranks_that_are_not_there_cannot_be_compared(modes: Any) -> None:
     modes.ranks = 6
     done = compared(modes, *HERE, "--num_ranks", "8", "--num_micros", "2")

@@ -24,6 +24,7 @@ from regress.layout import SampleKey
 
 PREFIX = "sent-"
 WEIGHTED, DROPPED, RECORDED, ACTIVE, CUSTOM = "weighted", "dropped", "recorded", "active", "custom"
+SUMMED = "summed"
 _MASKS = ("response_mask", "effective_valid")
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
 _OF_ANY_LOSS = (
@@ -68,6 +69,7 @@ class SentSide(SourceView):
     Args:
         flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
             ``active`` to count no token of them in the loss (a wire without masks tells tokens by their advantages),
+            ``summed`` to leave out what a service sums without any weight, which ``weighted`` does, too,
             ``custom`` to leave out what is of the loss: the service computes another one, the sum of log-probs times
             weights that a client derived from its own loss,
             ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
@@ -108,7 +110,7 @@ class SentSide(SourceView):
         type, where = self.entries[name]
         if type == "is_loss_debug" and WEIGHTED in self.flags:
             record = weighted(record)
-        if type == "loss" and WEIGHTED in self.flags:
+        if type == "loss" and self.flags & {WEIGHTED, SUMMED}:
             kept = {name: array for name, array in record.tensors.items() if name not in _PLAIN_SUMS}
             record = replace(record, tensors=kept)
         if type in _TOKENS and CUSTOM in self.flags:
@@ -120,7 +122,7 @@ class SentSide(SourceView):
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the dump could have a stage, or a tensor of it."""
-        if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
+        if self.flags & {WEIGHTED, SUMMED} and stage == "loss" and tensor in _PLAIN_SUMS:
             return False
         if CUSTOM in self.flags and (
             stage == "loss" or (stage in _TOKENS and tensor not in (None, *_OF_ANY_LOSS))

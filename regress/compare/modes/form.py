@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regress.compare.dumps.sent import ACTIVE, DROPPED, WEIGHTED, without_advantage
+from regress.compare.dumps.sent import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
 from regress.compare.dumps.sides import Side
 from regress.compare.modes.datums import client_of
 from regress.compare.modes.rows import Row, pairs_of, rows_of
@@ -19,21 +19,29 @@ def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: S
 
     Weights count as sent if the others' advantages are nearer to the products than to the advantages alone, over all
     loss tokens. Samples without advantages count as dropped if the others have none of them, and as inactive if the
-    service counts none of their tokens, as it must where the wire has no masks.
+    service counts none of their tokens, as it must where the wire has no masks. Where no weights were recorded, nothing
+    tells whether the trainer's sums are weighted, as those of a service are not.
     """
-    nearer, dropped, kept, active = 0, 0, 0, set[bool]()
+    nearer, dropped, kept, active, known = 0, 0, 0, set[bool](), False
     for step in steps:
         rows, others = rows_of(trainer, step), _others(client, service, step)
         if not others or any(row.tokens is None for row in others):
             continue
         pairs = pairs_of(rows, others)
+        known = known or any("weights" in row.values for row in rows)
         nearer += sum(_nearer(a, b) for a, b in pairs)
         idle = without_advantage(trainer, step)
         there = sum(a.key in idle for a, _ in pairs)
         kept += there
         dropped += len(idle) - there
         active |= _inactive(rows, [] if service is None else rows_of(service, step), idle)
-    found = {WEIGHTED: nearer > 0, DROPPED: dropped > 0 and not kept, ACTIVE: active == {True}}
+    unknown = service is not None and not known
+    found = {
+        WEIGHTED: nearer > 0,
+        SUMMED: unknown,
+        DROPPED: dropped > 0 and not kept,
+        ACTIVE: active == {True},
+    }
     if is_custom(client, service, steps):
         found[ACTIVE] = False  # its masks tell which weights are 0
     return {flag for flag, holds in found.items() if holds}
