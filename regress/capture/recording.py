@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from regress.capture.anatomy import Head, dissect
@@ -186,7 +188,17 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     }
     if weights:
         told["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}
+    if any(_exceeds_float32(buffer) for buffer in anatomy.root.buffers()):
+        told["buffers"] = "float64"
     if session.left_out:
         told["activations_left_out"] = list(session.left_out)
     provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}
     provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}
+
+
+def _exceeds_float32(values: Tensor) -> bool:
+    """Return True for numbers that were computed in float64, such as rotary frequencies: no checkpoint holds them."""
+    if values.dtype != torch.float64:
+        return False
+    array = values.detach().cpu().numpy()  # a cast of torch may be widened by `true_float64`
+    return bool((array != array.astype(np.float32)).any())

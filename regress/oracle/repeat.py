@@ -23,6 +23,7 @@ from regress.engine.config.schema import Config
 from regress.engine.optimizer_state import put_state
 from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
+from regress.engine.precision import true_float64
 from regress.engine.probe import in_float64
 from regress.engine.provenance import provenance
 from regress.engine.reference import Reference
@@ -97,8 +98,9 @@ class Repetition:
         """
         config, world = self.config, SingleProcess()
         with torch_settings(config.threads), ExitStack() as resources:
-            policy = build_policy(config, NO_TOKENIZER, world)
-            frozen = build_reference(config, NO_TOKENIZER, policy)
+            with self._built():
+                policy = build_policy(config, NO_TOKENIZER, world)
+                frozen = build_reference(config, NO_TOKENIZER, policy)
             recorded(config, policy, provenance(config, None), world, resources)
             reference = None if frozen is None else Reference(policy, config.reference, frozen, world)
             router = router_loss(policy, config.model)
@@ -130,6 +132,11 @@ class Repetition:
         for index, number, sample in zip(known.own, update.recorded, update.samples, strict=True):
             out[bounds[number] : bounds[number + 1]][np.asarray(self._mask(sample), bool)] = values[index]
         return out
+
+    def _built(self) -> AbstractContextManager[object]:
+        """Return the context that a model is built in: its buffers, which no checkpoint holds, are the trainer's."""
+        wide = self.given.capture.get("buffers") == "float64" and self.config.model.dtype == "float64"
+        return true_float64() if wide else nullcontext()
 
     def _begin(self, policy: LocalPolicy, update: Observed, before: At | None) -> bool:
         """Give the policy the weights that an update began with; return False, and note why, if nothing tells them."""

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 sys.path.insert(0, str(Path(__file__).parent))
 from plain_loop import train
 
+from regress import true_float64
 from regress.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -95,15 +96,16 @@ def mixed_mlp(model: PreTrainedModel) -> Iterator[None]:
         handle.remove()
 
 
+def judged(folder: Path) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["oracle", str(folder), "--preset", "dapo"])
+    return result.exit_code, result.output + repr(result.exception)
+
+
 @pytest.mark.parametrize(
     "family",
     [pytest.param(one, marks=[] if one in QUICK else pytest.mark.extended) for one in FAMILIES],
 )
 def test_a_planted_fault_is_found_and_its_fix_is_green(family: str, tmp_path: Path) -> None:
-    def judged(folder: Path) -> tuple[int, str]:
-        result = CliRunner().invoke(main, ["oracle", str(folder), "--preset", "dapo"])
-        return result.exit_code, result.output + repr(result.exception)
-
     train(tmp_path / "right", model=model_of(family))
     code, said = judged(tmp_path / "right")
     assert code == 0, said
@@ -113,3 +115,15 @@ def test_a_planted_fault_is_found_and_its_fix_is_green(family: str, tmp_path: Pa
     code, said = judged(tmp_path / "wrong")
     assert code == 1, said
     assert "log_probs" in said
+
+
+@pytest.mark.parametrize(
+    "inside", [True, pytest.param(False, marks=pytest.mark.extended)], ids=["built inside", "built before"]
+)
+def test_a_trainer_in_true_float64(inside: bool, tmp_path: Path) -> None:
+    """Rotary frequencies, which no checkpoint holds, are those of the dtype that the trainer built its model in."""
+    before = None if inside else model_of("qwen2").double()
+    with true_float64():
+        train(tmp_path / "dump", model=before or model_of("qwen2").double(), updates=1)
+    code, said = judged(tmp_path / "dump")
+    assert code == 0, said
