@@ -107,12 +107,9 @@ def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None
     positions = getattr(text, name, None)
     if positions is None or positions >= config.data.max_seq_length:
         return
-    tables = [
-        m for m in model.modules() if isinstance(m, nn.Embedding) and m is not model.get_input_embeddings()
-    ]
-    if any(
-        positions <= table.num_embeddings <= positions + 2 for table in tables
-    ):  # rotary ones have no limit
+    tokens = model.get_input_embeddings()
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    if any(positions <= table.num_embeddings <= positions + 2 for table in tables):  # none: rotary positions
         raise ConfigError(
             f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions ({name}); lower "
             f"data.max_seq_length or give a {key} with more"
