@@ -18,7 +18,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.layouts import LAYOUTS
-from regress.replay.matrix import Replay, belongs, combinations
+from regress.replay.matrix import Replay, replays
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Extent, Precision
 
@@ -132,13 +132,11 @@ def matrix(ranks: int, extent: Extent) -> list[tuple[str, str]]:
 
 def _enumerated(extent: Extent) -> Iterator[tuple[tuple[str, str], int]]:
     store = GoldenStore(ROOT / "golden")
-    cases = {name: store.case(name) for name in store.names()}
+    cases = [store.case(name) for name in store.names()]
     rows = {
         name: variant
         for name, variant in TABLE.items()
         if not variant.program and variant.wire is None and variant.resume_at is None
     }
-    for case, variant, precision in combinations(list(cases), rows, [Precision.FLOAT64], extent):
-        replay = Replay(cases[case], variant, precision)
-        if belongs(replay, extent):
-            yield (case, variant.name), replay.world_size
+    for replay in replays(cases, rows, [Precision.FLOAT64], extent):
+        yield (replay.case.name, replay.variant.name), replay.world_size

@@ -47,7 +47,7 @@ from regress.grpo.controllers import Coefficients
 from regress.grpo.kl import kl_penalty
 from regress.grpo.metrics import Metric, add_metrics
 from regress.grpo.objective import Objective
-from regress.layout import BatchPlan
+from regress.layout import BatchPlan, RankPlan
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class Trainer:
         trajectory_meta: metadata of the rollout of a step.
         updates: optimizer updates made so far.
         unfinished: the step that is being trained on; ``None`` between two steps.
+        shares: data-parallel ranks whose shares of a batch this one process computes, one after the other; ``None``:
+            its own.
     """
 
     config: Config
@@ -119,6 +121,7 @@ class Trainer:
     unfinished: UnfinishedStep | None = None
 
     def __post_init__(self) -> None:
+        self.shares: RankPlan | None = None
         self.coefficients = Coefficients.of(self.config.algorithm)
         self.router = router_loss(self.policy, self.config.model)
 
@@ -276,16 +279,18 @@ class Trainer:
         """Lay a mini-batch out over microbatches, with the sampler's log-probs and the loss weights."""
         objective = self.config.algorithm
         batch = TokenBatch(trajectories, loss_masks=masks, device=self.policy.device)
-        microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
+        plan = self.shares or self.world.plan
+        ranks = [self.world.rank] if self.shares is None else range(plan.mesh.world_size)
+        microbatches = [micro for rank in ranks for micro in batch.microbatches(self._plan(), plan, rank)]
         sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
         tokens = batch.loss_tokens()
-        partition = batch.partition(self._plan(), self.world.plan)
+        partition = batch.partition(self._plan(), plan)
         weights = weigh(
             tokens,
             partition,
             objective,
             max_completion_length=self.config.data.max_completion_length,
-            ranks=self.world.plan.mesh.data_size,
+            ranks=plan.mesh.data_size,
             completion_lengths=[len(one.tokens) - one.prompt_length for one in trajectories],
             counts=drawn_counts(trajectories, self.config),
         )

@@ -20,6 +20,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from regress.engine.recurrent import recurrent_layers
 from regress.errors import ConfigError
 from regress.parallel.all_gather import all_gather_attention
+from regress.parallel.fit import heads_refusal, recurrent_refusal
 from regress.parallel.ring import ring_attention
 from regress.parallel.segments import ContextSegments
 from regress.parallel.ulysses import ulysses_attention
@@ -45,17 +46,11 @@ def apply(model: PreTrainedModel, method: str, ranks: int, *, tp: int = 1) -> No
     """
     recurrent = next(iter(recurrent_layers(model)), None)
     if recurrent is not None:
-        raise ConfigError(
-            f"parallel.cp={ranks} splits a sample over ranks, and {type(recurrent).__name__} of this "
-            f"{model.config.model_type} model hands a state from token to token; set parallel.cp=1"
-        )
+        raise ConfigError(recurrent_refusal(type(recurrent).__name__, model.config.model_type, ranks))
     heads = model.config.num_attention_heads // tp
-    if method == "ulysses" and heads % ranks:
-        left = f"{heads} attention heads" + (f" (of each of {tp} tensor-parallel ranks)" if tp > 1 else "")
-        raise ConfigError(
-            f"parallel.cp={ranks}: ulysses shares heads and the model has {left}; choose a divisor of {heads}, or "
-            "parallel.cp_method=ring or all_gather"
-        )
+    refusal = heads_refusal(heads, ranks, tp) if method == "ulysses" else None
+    if refusal is not None:
+        raise ConfigError(refusal)
     model.set_attn_implementation(method)
 
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from regress.errors import ConfigError
 from regress.layout.shards import ShardLayout
 from regress.parallel.exchange import Group, exchange, uncompiled
+from regress.parallel.fit import experts_refusal
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,9 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh) -> ExpertPlan:
     """
     ranks, rank = mesh.size(), mesh.get_local_rank()
     number = getattr(model.config, "num_experts", None)
-    if number is None:
-        raise ConfigError(
-            f"parallel.ep={ranks}: {type(model).__name__} has no experts to share; set parallel.ep=1 or take a "
-            "mixture-of-experts model"
-        )
-    if number % ranks:
-        raise ConfigError(
-            f"parallel.ep={ranks}: the model has {number} experts a layer, which {ranks} ranks cannot share equally; "
-            f"choose a divisor of {number}"
-        )
+    refusal = experts_refusal(type(model).__name__, number, ranks)
+    if refusal is not None or number is None:
+        raise ConfigError(refusal)
     mine = (rank * number // ranks, (rank + 1) * number // ranks)
     cut: dict[str, ShardLayout] = {}
     for name, module in _expert_modules(model, number):

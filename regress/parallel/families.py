@@ -23,6 +23,7 @@ from regress.errors import ConfigError
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
 from regress.parallel.embedding import SplitEmbedding, SplitProjection
 from regress.parallel.factors import InputFactor, OutputFactor, WholeFactor
+from regress.parallel.fit import divisor_refusal, tensor_refusal
 from regress.parallel.outputs import OutputPart
 
 HEAD = "lm_head"
@@ -195,27 +196,22 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
     """
     name = model.config.model_type
     family = FAMILIES.get(name)
-    if family is None:
-        raise ConfigError(
-            f"parallel.tp={count}: models of the family {name!r} cannot be split by tensor parallelism, only those of "
-            f"{', '.join(FAMILIES)}; set parallel.tp=1"
-        )
-    _require_plain_vocabulary(model, count)
+    if family is not None:
+        _require_plain_vocabulary(model, count)
     sizes = heads_of(model)
-    if any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
+    if family is not None and any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
         sizes[family.mlp_size] = getattr(model.config, family.mlp_size) or 4 * model.config.hidden_size
-    require_divisor(model, sizes, count)
+    refusal = tensor_refusal(name, sizes, count)
+    if refusal is not None or family is None:
+        raise ConfigError(refusal)
     return family
 
 
 def require_divisor(model: PreTrainedModel, sizes: Mapping[str, int], count: int) -> None:
     """Raise `ConfigError` if ``count`` ranks cannot share one of these sizes of a model."""
-    for key, value in sizes.items():
-        if value % count:
-            raise ConfigError(
-                f"parallel.tp={count} does not divide {key}={value} of this {model.config.model_type} model; choose a "
-                f"tp that does, or set model.config.{key} to a multiple of {count}"
-            )
+    refusal = divisor_refusal(model.config.model_type, sizes, count)
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def _require_plain_vocabulary(model: PreTrainedModel, count: int) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from regress.errors import ConfigError
+from regress.parallel.fit import microbatches_refusal
 
 Runner = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -31,24 +32,20 @@ class Schedule:
         least: fewest stages on a rank.
         most: most stages on a rank.
         back: ranks take their second stage in reverse order, so that first and last stage lie on one rank.
-        fills: it needs as many microbatches as there are stages.
-        rounds: it needs microbatches in rounds of one size.
     """
 
     kind: Callable[..., Runner]
     least: int
     most: int | None
     back: bool = False
-    fills: bool = False
-    rounds: bool = False
 
 
 SCHEDULES: Mapping[str, Schedule] = {
     "gpipe": Schedule(ScheduleGPipe, 1, 1),
-    "1f1b": Schedule(Schedule1F1B, 1, 1, fills=True),
-    "interleaved_1f1b": Schedule(ScheduleInterleaved1F1B, 2, None, rounds=True),
+    "1f1b": Schedule(Schedule1F1B, 1, 1),
+    "interleaved_1f1b": Schedule(ScheduleInterleaved1F1B, 2, None),
     "looped_bfs": Schedule(ScheduleLoopedBFS, 2, None),
-    "interleaved_zero_bubble": Schedule(ScheduleInterleavedZeroBubble, 2, None, rounds=True),
+    "interleaved_zero_bubble": Schedule(ScheduleInterleavedZeroBubble, 2, None),
     "zbv_zero_bubble": Schedule(ScheduleZBVZeroBubble, 2, 2, back=True),
 }
 
@@ -78,19 +75,9 @@ def require_microbatches(name: str, microbatches: int, ranks: int, stages: int) 
     Raises:
         ConfigError: naming the schedule and the numbers it takes.
     """
-    schedule = SCHEDULES[name]
-    rounds = max(1, microbatches // ranks)
-    if schedule.fills and microbatches < stages:
-        rule = f"at least {stages}, one for each stage"
-    elif schedule.rounds and microbatches % rounds:
-        rule = f"a number of them that its {rounds} rounds divide (such as a multiple of parallel.pp={ranks})"
-    else:
-        return
-    raise ConfigError(
-        f"parallel.pp_schedule={name} needs {rule}, and the mini-batch has {microbatches} microbatches on each rank; "
-        "change batching.micro_batch_size (of a warm start: warm_start.batch_size), or choose "
-        "parallel.pp_schedule=gpipe or looped_bfs"
-    )
+    refusal = microbatches_refusal(name, microbatches, ranks, stages)
+    if refusal is not None:
+        raise ConfigError(refusal)
 
 
 def runner(name: str, stages: Sequence[PipelineStage], microbatches: int, loss: Callable[..., Any]) -> Runner:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.adapters.parameters import trained_parameters
 from regress.errors import ConfigError
+from regress.parallel.fit import family_refusal, stages_refusal
 
 
 @dataclass(frozen=True)
@@ -190,11 +191,9 @@ def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
     Raises:
         ConfigError: if there are more than ``blocks + 2`` stages.
     """
-    if count > blocks + 2:
-        raise ConfigError(
-            f"{count} pipeline stages (parallel.pp * parallel.pp_stages_per_rank): the model has {blocks + 2} parts to "
-            f"lay on them (embedding, {blocks} blocks, output projection); lower one of them, or use a deeper model"
-        )
+    refusal = stages_refusal(blocks, count)
+    if refusal is not None:
+        raise ConfigError(refusal)
     before = 1 if count == blocks + 2 else 0
     holders = min(blocks, count)
     if not before <= stage < before + holders:
@@ -207,11 +206,9 @@ def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
 
 def _family(model: PreTrainedModel) -> _Family:
     kind = model.config.model_type
-    if kind not in _FAMILIES:
-        raise ConfigError(
-            f"parallel.pp: a {kind} model cannot be cut into stages; choose one of {', '.join(sorted(_FAMILIES))}, "
-            "or set parallel.pp=1"
-        )
+    refusal = family_refusal(kind)
+    if refusal is not None:
+        raise ConfigError(refusal)
     return _FAMILIES[kind]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
     from regress.replay.foreign import ForeignReplays
-    from regress.replay.matrix import Item
+    from regress.replay.matrix import Item, Replay
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Extent, Variant
 
@@ -29,6 +29,8 @@ PROBLEMS = ("damaged", "unrecorded", "uncalibrated")
 """Reasons why a case cannot be judged, as in the id of the test that reports it."""
 
 EVERYTHING = Wanted()
+
+EVERY_VARIANT = "*"
 
 REPLAYS = "replays"
 """Folder of a session's replays, below the shared directory."""
@@ -59,6 +61,7 @@ class Suite:
         configured: settings applied to every variant, which the variants already include.
         adapter: function of a user's own trainer that replays cases in place of the engine.
         selection: updates and quantities of a case that the tests of this session cover; see `Staging`.
+        left_out: replay -> why it is not possible.
     """
 
     settings: Settings
@@ -68,6 +71,7 @@ class Suite:
     adapter: Adapter | None = None
     configured: Mapping[str, Any] = field(default_factory=dict)
     selection: dict[str, Selection] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     _opened: dict[str, GoldenCase | Broken] = field(default_factory=dict)
 
     @cached_property
@@ -192,12 +196,7 @@ class Suite:
             yield self._none()
             return
         chosen = select(self.names, cases)
-        if not any(variant.applies_to(case, extent) for variant in table.values() for case in chosen):
-            raise ConfigError(
-                f"no variant of {variants!r} is replayed on a case of {cases!r}, so nothing would be compared; "
-                f"{', '.join(table)} have cases of their own"
-            )
-        yield from self._items(chosen, table, extent, wanted)
+        yield from self._items(chosen, table, extent, wanted, named=variants)
         for name in chosen:
             if any(wanted.test(f"{name}/{problem}") for problem in PROBLEMS):
                 case = self.opened(name)
@@ -212,27 +211,58 @@ class Suite:
         )
 
     def _items(
-        self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted
+        self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted, named: str
     ) -> Iterator[Item | Broken]:
         """Yield the tests of all replays, or for one that cannot be made the test that reports it."""
-        from regress.replay.foreign import foreign_items
-        from regress.replay.matrix import Replay, belongs, combinations, items
+        from regress.replay.matrix import combinations
         from regress.replay.variants import TIERS, Extent
 
-        if extent is Extent.REDUCED:  # which case a variant is replayed on depends on which can be
-            chosen = [name for name in chosen if not isinstance(self.opened(name), Broken)]
-        for name, variant, precision in combinations(chosen, table, TIERS[self.settings.tier], extent):
-            if not wanted.replay(f"{name}/{variant.name}{precision.suffix}"):
-                continue
-            case = self.opened(name)
-            if isinstance(case, Broken):
-                continue
-            replay = Replay(case, variant, precision)
-            try:
-                if not belongs(replay, extent):
-                    continue
-                made = items(replay) if self.adapter is None else foreign_items(replay)
-                found: Sequence[Item | Broken] = list(made)
-            except RegressError as error:
-                found = [Broken(f"{replay.name}/unplanned", str(error), name)]
-            yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found
+        # in the reduced matrix the other cases decide on which case a variant is replayed
+        needed = [name for name in chosen if extent is Extent.REDUCED or _wanted(name, table, wanted)]
+        opened = [case for name in needed if not isinstance(case := self.opened(name), Broken)]
+        precisions = TIERS[self.settings.tier]
+        found = list(combinations(opened, table, precisions, extent))
+        if named != EVERY_VARIANT:
+            found += self._unmet(found, opened, table)
+        if opened and not found and len(needed) == len(chosen):
+            raise ConfigError(
+                f"no variant of {named!r} is replayed on {', '.join(chosen)}, so nothing would be compared; "
+                f"{', '.join(table)} have cases of their own"
+            )
+        for replay in found:
+            if wanted.replay(replay.name):
+                yield from self._tests(replay, extent, wanted)
+
+    def _unmet(
+        self, found: Sequence[Replay], opened: Sequence[GoldenCase], table: Mapping[str, Variant]
+    ) -> Iterator[Replay]:
+        """Yield the replays of variants that are asked for by name and that the matrix has on none of the cases."""
+        from regress.replay.matrix import combinations
+        from regress.replay.variants import TIERS, Extent
+
+        met = {replay.variant.name for replay in found}
+        rows = {name: row for name, row in table.items() if name not in met and row.follows_traits}
+        yield from combinations(opened, rows, TIERS[self.settings.tier], Extent.FULL)
+
+    def _tests(self, replay: Replay, extent: Extent, wanted: Wanted) -> Iterator[Item | Broken]:
+        from regress.replay.foreign import foreign_items
+        from regress.replay.matrix import belongs, items, left_out
+
+        try:
+            if not belongs(replay):
+                return
+            reason = left_out(replay, extent)
+            if reason is not None:
+                self.left_out[replay.name] = reason
+                return
+            made = items(replay) if self.adapter is None else foreign_items(replay)
+            found: Sequence[Item | Broken] = list(made)
+        except RegressError as error:
+            found = [Broken(f"{replay.name}/unplanned", str(error), replay.case.name)]
+        yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found
+
+
+def _wanted(name: str, table: Mapping[str, Variant], wanted: Wanted) -> bool:
+    """Return True if any replay of a case could be selected."""
+    rows = ((variant, precision) for variant in table.values() for precision in variant.precisions)
+    return any(wanted.replay(f"{name}/{variant.name}{precision.suffix}") for variant, precision in rows)

@@ -19,12 +19,14 @@ from regress.errors import ConfigError, NotInstalled, NotSupported, ReplayError,
 from regress.golden.case import GoldenCase
 from regress.parallel.launch.imports import imported_for_good
 from regress.replay.cpu_slots import CpuSlots
+from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.matrix import Replay, items, place_of_test
 from regress.replay.needs import unmet, unusable_tracker
 from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.run_context import run_context_of
 from regress.replay.settings import conflict, scene_with
+from regress.replay.shares import has_other_values
 from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:
@@ -144,9 +146,10 @@ class ReplayCache:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
         golden = self.golden(replay.case)
-        verdicts = judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
+        truth = truth_of_ranks(replay, self._folder(replay) / "truth")
+        verdicts = judge_replay(golden, dump, replay.plan, replay.precision, truth=truth, tolerance=tolerance)
         outcome = ReplayOutcome.of(verdicts, tested, scene)
-        if self.tokens:
+        if self.tokens and truth is None:
             from regress.replay.token_tables import keep_tables
 
             keep_tables(self._folder(replay), replay, golden, dump, outcome, tolerance)
@@ -173,6 +176,8 @@ class ReplayCache:
         from regress.replay.judge import stored_tolerances
 
         assert self.foreign is not None
+        if has_other_values(replay):
+            raise NotSupported("the recorded values are not those of its data-parallel ranks")
         dump = self._dump(replay)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
         verdicts = self.foreign.judge(replay, dump, self.golden(replay.case), tolerance)

@@ -33,9 +33,10 @@ from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay, keeps_microbatches
+from regress.replay.matrix import Replay
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
+from regress.replay.shares import keeps_microbatches
 from regress.replay.spread import spread
 from regress.replay.truth import canonical
 from regress.replay.variant_rows import VARIANTS
@@ -138,7 +139,7 @@ def measure(job: Job, folder: Path, tick: Callable[[], None]) -> Responses:
 
     dump = replay(case, layout.variant, precision, folder / "plain")
     tick()
-    own = canonical(case, dump, layout)
+    own = canonical(case, dump, layout.plan)
     judged = partial(judge_replay, case, precision=precision, tolerance=unbounded, explained=False)
     _widen(measured, judged(dump, layout.plan), _dtype_error)
     for seed in range(job.seeds):

@@ -217,9 +217,11 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
     next: regress golden calibrate CASE.
     """
+    from regress.replay.judged_by import layouts_of
     from regress.replay.recipe import has_inputs
     from regress.replay.record import add
     from regress.replay.record import record as run
+    from regress.replay.session import variant_table
 
     if inputs and quantities:
         raise click.UsageError(
@@ -244,3 +246,4 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
         )
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
     echo(f"next: regress golden calibrate {case}{told}")
+    echo(layouts_of(store.case(case), variant_table()))

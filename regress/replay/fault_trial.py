@@ -18,6 +18,7 @@ from regress.faults.fault import REFUSED, Fault, Shown
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.common_practice import measured, noticed
+from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
@@ -27,8 +28,9 @@ from regress.replay.plan import PlannedUpdate
 from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
+from regress.replay.shares import keeps_microbatches
 from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.variants import Precision, Variant
 from regress.replay.workspace import Workspace
 from regress.report.fault_rows import FaultRow
 
@@ -123,7 +125,7 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
     """
     shown = trial.shown
     chosen = Replay(_case(store, shown.case), variant_named(shown.variant), trial.precision)
-    if not belongs(chosen, Extent.FULL):
+    if not belongs(chosen) or not keeps_microbatches(chosen):
         raise ConfigError(
             f"fault {trial.fault.name}: {shown.case}/{shown.variant} in {trial.precision} is no replay of the matrix: "
             "the case was not measured in this precision, or its values depend on microbatches that the variant makes "
@@ -141,7 +143,7 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
                 steps=steps,
                 fault=trial.fault.name,
             )
-            verdicts = _verdicts(chosen, dump, plan, steps)
+            verdicts = _verdicts(chosen, dump, plan, steps, Path(folder) / "truth")
         except Exception as error:  # a broken engine may raise anything
             notes = " ".join(getattr(error, "__notes__", ())) if isinstance(error, RankError) else ""
             return Judged(chosen, plan=plan, problem=f"{stated(error)} {notes}".strip())
@@ -169,9 +171,10 @@ def _case(store: GoldenStore, name: str) -> GoldenCase:
 
 
 def _verdicts(
-    chosen: Replay, dump: DumpReader, plan: Sequence[PlannedUpdate], steps: int | None
+    chosen: Replay, dump: DumpReader, plan: Sequence[PlannedUpdate], steps: int | None, folder: Path
 ) -> list[Verdict]:
-    found = judge_replay(chosen.case, dump, plan, chosen.precision)
+    truth = truth_of_ranks(chosen, folder)
+    found = judge_replay(chosen.case, dump, plan, chosen.precision, truth=truth)
     return [v for v in found if steps is None or (v.place.step or 0) < steps]
 
 

@@ -5,66 +5,26 @@ Enumerated at collection, without torch, from the manifests and the recorded len
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
-from typing import Any
 
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
 from regress.compare.verdicts.verdict import Place
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
-from regress.replay.coverage import section_values
-from regress.replay.partition import depends_on_microbatches, same_microbatches
-from regress.replay.plan import PlannedUpdate, plan_replay
-from regress.replay.read_once import trajectories_of
+from regress.replay.fits import refusal
+from regress.replay.one import Replay as Replay
+from regress.replay.plan import PlannedUpdate
 from regress.replay.remote_variants import quantities
 from regress.replay.rollouts import quantities_of_rollouts
-from regress.replay.size import world_size
+from regress.replay.shares import keeps_microbatches
 from regress.replay.variants import Extent, Precision, Variant
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A case under a variant in one precision: runs once, however many tests use it."""
-
-    case: GoldenCase
-    variant: Variant
-    precision: Precision
-
-    @property
-    def name(self) -> str:
-        """Name as in test ids: ``case/variant``, with the precision unless it is float64."""
-        return f"{self.case.name}/{self.variant.name}{self.precision.suffix}"
-
-    @property
-    def world_size(self) -> int:
-        """Number of its ranks."""
-        return max(world_size(self.case.config, overrides) for overrides in self.processes)
-
-    @property
-    def processes(self) -> tuple[Mapping[str, Any], ...]:
-        """Overrides of each of the processes that make it one after the other."""
-        variant = self.variant
-        return (variant.overrides,) if variant.before is None else (variant.before, variant.overrides)
-
-    @cached_property
-    def plan(self) -> list[PlannedUpdate]:
-        """Updates that it computes, and the microbatches of every rank."""
-        rollouts, config = trajectories_of(self.case), self.case.config
-        plans = [plan_replay(rollouts, config, overrides) for overrides in self.processes]
-        return (
-            [*plans[0][: self.variant.resume_at], *plans[-1][self.variant.resume_at :]]
-            if plans[1:]
-            else plans[0]
-        )
-
-
-def belongs(replay: Replay, extent: Extent) -> bool:
-    """Return False for a combination of the matrix that the case itself rules out: by its precisions or, where all
-    cases meet all variants, by values that depend on other microbatches.
+def belongs(replay: Replay) -> bool:
+    """Return False for a combination of the matrix that the precisions of the case itself rule out.
 
     Raises:
         ConfigError: if the case names a precision that is none.
@@ -75,19 +35,20 @@ def belongs(replay: Replay, extent: Extent) -> bool:
         raise ConfigError(
             f"case {replay.case.name}: its precisions name {unknown!r}, which is none; choose of {', '.join(Precision)}"
         )
-    if wanted and (
-        str(replay.precision) not in wanted or replay.variant.wire is not None
-    ):  # wires round to float32
-        return False
-    return extent is not Extent.FULL or keeps_microbatches(replay)
+    on_a_wire = replay.variant.wire is not None  # which rounds to float32
+    return not wanted or (str(replay.precision) in wanted and not on_a_wire)
 
 
-def keeps_microbatches(replay: Replay) -> bool:
-    """Return True unless the values of a case depend on its microbatches, and the variant makes others."""
-    if not depends_on_microbatches(section_values(replay.case.config, {}, "algorithm")):
-        return True
-    recorded = plan_replay(trajectories_of(replay.case), replay.case.config, {})
-    return same_microbatches(recorded, replay.plan)
+def left_out(replay: Replay, extent: Extent = Extent.DEFAULT) -> str | None:
+    """Return why a replay of the matrix is not made; None if it is.
+
+    Of a variant that is meant for cases of some name the run itself tells.
+    """
+    if replay.variant.follows_traits and (reason := refusal(replay)) is not None:
+        return reason
+    if (replay.variant.follows_traits or extent is Extent.FULL) and not keeps_microbatches(replay):
+        return "it makes other microbatches, on which the values of the case depend"
+    return None
 
 
 @dataclass(frozen=True)
@@ -105,34 +66,34 @@ class Item:
 
 
 def combinations(
-    cases: Sequence[str],
+    cases: Sequence[GoldenCase],
     variants: Mapping[str, Variant],
     precisions: Sequence[Precision],
     extent: Extent = Extent.DEFAULT,
-) -> Iterator[tuple[str, Variant, Precision]]:
-    """Yield every case, by its name, under every variant that applies to it, in the precisions asked for.
+) -> Iterator[Replay]:
+    """Yield every case under every variant that applies to it, in the precisions asked for, possible or not.
 
     See `Extent`.
     """
     reduced = _reduced(cases, variants) if extent is Extent.REDUCED else set()
     for case in cases:
         for variant in variants.values():
-            wanted = [precision for precision in variant.precisions if precision in precisions]
+            wanted = [one for one in variant.precisions_on(case, extent) if one in precisions]
             if extent is Extent.REDUCED:
-                wanted = wanted[:1] if (case, variant.name) in reduced else []
-            elif not variant.applies_to(case, extent):
-                wanted = []
-            for precision in wanted:
-                yield case, variant, precision
+                wanted = wanted[:1] if (case.name, variant.name) in reduced else []
+            yield from (Replay(case, variant, precision) for precision in wanted)
 
 
-def _reduced(cases: Sequence[str], variants: Mapping[str, Variant]) -> set[tuple[str, str]]:
+def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> set[tuple[str, str]]:
     """Return the cases and variants of the reduced matrix: no case is left out, and no variant but combinations."""
     variants = {name: one for name, one in variants.items() if not one.combines}
-    found = {(first, name) for name, one in variants.items() if (first := one.first_of(cases)) is not None}
-    for case in {*cases} - {case for case, _ in found}:
+    found = set()
+    for name, one in variants.items():
+        able = (c for c in one.ranked(cases) if left_out(Replay(c, one, one.precisions[0])) is None)
+        found |= {(case.name, name) for case in islice(able, 1)}
+    for case in {*cases} - {case for case in cases if case.name in {name for name, _ in found}}:
         own = (name for name, one in variants.items() if one.applies_to(case))
-        found |= {(case, name) for name in islice(own, 1)}
+        found |= {(case.name, name) for name in islice(own, 1)}
     return found
 
 
@@ -141,13 +102,21 @@ def replays(
     variants: Mapping[str, Variant],
     precisions: Sequence[Precision],
     extent: Extent = Extent.DEFAULT,
+    tell: Callable[[Replay, str], None] = lambda *_: None,
 ) -> Iterator[Replay]:
-    """Yield the replays of some cases; see `combinations`."""
-    known = {case.name: case for case in cases}
-    for name, variant, precision in combinations(list(known), variants, precisions, extent):
-        found = Replay(known[name], variant, precision)
-        if belongs(found, extent):
+    """Yield the replays of some cases; see `combinations`.
+
+    Args:
+        tell: called with each replay that is not possible, and the reason.
+    """
+    for found in combinations(list(cases), variants, precisions, extent):
+        if not belongs(found):
+            continue
+        reason = left_out(found, extent)
+        if reason is None:
             yield found
+        else:
+            tell(found, reason)
 
 
 def items(replay: Replay) -> Iterator[Item]:

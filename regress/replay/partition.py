@@ -28,13 +28,18 @@ def depends_on_microbatches(algorithm: Mapping[str, Any]) -> bool:
     )
 
 
+def depends_on_ranks(algorithm: Mapping[str, Any]) -> bool:
+    """Return True if a loss is the mean over data-parallel ranks of sums over their microbatches."""
+    return algorithm.get("denominator_scope") == "microbatch_sum"
+
+
 def same_microbatches(one: Sequence[PlannedUpdate], other: Sequence[PlannedUpdate]) -> bool:
     """Return True if the microbatches of all ranks together hold the same samples in both plans of a case."""
     return [_parts(update) for update in one] == [_parts(update) for update in other]
 
 
-def _parts(update: PlannedUpdate) -> tuple[int, set[Samples]]:
-    """Return the number of ranks with different samples, and the samples of each microbatch."""
+def _parts(update: PlannedUpdate) -> set[Samples]:
+    """Return the samples of each microbatch."""
     layouts = (layout for own in update.layouts for layout in own)
     parts = {frozenset(segment.sample for segment in layout.whole.segments) for layout in layouts}
-    return update.ranks.mesh.data_size, parts - {frozenset()}
+    return parts - {frozenset()}

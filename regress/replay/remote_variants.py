@@ -34,7 +34,7 @@ _ROWS = (
         "datums, losses and settings of the optimizer as JSON",
         _remote("weaver"),
         (*BOTH, Precision.BITWISE),
-        ("dense",),
+        ("@grpo",),
         "base",
     ),
     Variant(
@@ -42,14 +42,14 @@ _ROWS = (
         "the same as protobuf, and the other sign of the custom loss",
         _remote("tinker"),
         (*BOTH, Precision.BITWISE),
-        ("cispo",),
+        ("@cispo",),
         "base",
     ),
     Variant(
         "remote-weaver-dp2",
         "requests split over the ranks of a service",
         _remote("weaver", parallel__dp=2),
-        cases=("cispo",),
+        cases=("@cispo",),
     ),
 )
 

@@ -156,6 +156,7 @@ def replay(
     Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
     from regress.dump.location import location
+    from regress.replay.judged_by import told_layouts
     from regress.replay.session import (
         Machine,
         adapter_around,
@@ -170,14 +171,17 @@ def replay(
     table = {name: with_settings(variant, own) for name, variant in variant_table().items()}
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
+    refused: dict[str, str] = {}
     chosen = [
         replace(one, variant=with_settings(one.variant, own))  # one spelled out by its name is in no table
-        for one in chosen_replays(store, cases, variants, tier, table, extent)
+        for one in chosen_replays(store, cases, variants, tier, table, extent, refused)
     ]
     overrides, adapter = project_overrides(store), adapter_around()
     console = Console()
     if listing:
         console.print(_listed(chosen, adapter))
+        for line in told_layouts(chosen, [one.name for one in chosen], refused, "is judged"):
+            echo(line)
         return
     place = None if work is None else location(work)
     machine = Machine(
@@ -188,7 +192,8 @@ def replay(
             machine.attend(one)
         return
     results = _run(chosen, table, overrides, machine, cases)
-    _tell(results, report, console)
+    layouts = told_layouts(chosen, results.calls, {**refused, **results.unsupported})
+    _tell(results, report, console, layouts)
     _tell_left_out(results, None if adapter is None else adapter.name)
     ctx.exit(results.exit_code)
 
@@ -232,7 +237,7 @@ def _run(
     return results
 
 
-def _tell(results: Results, report: Location | None, console: Console) -> None:
+def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:
     from regress.replay.record import surroundings
     from regress.report.github import annotated, annotation
     from regress.report.grid import grid, matrix, render
@@ -293,6 +298,8 @@ def _tell(results: Results, report: Location | None, console: Console) -> None:
     if not verdicts:
         echo("nothing was compared")
         return
+    for line in layouts:
+        echo(line)
     end = f"{bad} failed in {plural(len(results.failed), 'replay')}" if bad else "all within tolerance"
     compared = f"{plural(len(verdicts), 'check')} of {plural(results.tensors, 'tensor')}"
     missing = f"; {plural(len(results.errors), 'replay')} could not be judged" if results.errors else ""

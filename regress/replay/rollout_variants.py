@@ -8,7 +8,7 @@ from typing import Any
 from regress.replay.parts import overrides_of
 from regress.replay.variants import BOTH, SEMANTICS, Precision, Variant
 
-CASES = ("rollout*",)
+CASES = ("@sampled",)
 
 
 def _row(

@@ -8,7 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.replay.variants import SEMANTICS, Precision, Variant
+from regress.replay.traits import TRAITS
+from regress.replay.variants import ANY, SEMANTICS, TRAIT, Precision, Variant
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
@@ -94,6 +95,12 @@ def _patterns(row: Mapping[str, Any], key: str, stated: str) -> tuple[str, ...]:
     found = tuple(_list(row.get(key, ["*"])))
     if not found or not all(isinstance(pattern, str) for pattern in found):
         raise ConfigError(f"{stated} has the {key} {row[key]!r}; give names of cases, or patterns of them")
+    known = (*TRAITS, ANY)
+    for pattern in found:
+        if pattern.startswith(TRAIT) and pattern not in known:
+            raise ConfigError(
+                f"{stated} has the {key} {pattern!r}, which is no trait; choose of {', '.join(known)}"
+            )
     return found
 
 

@@ -168,8 +168,12 @@ def chosen_replays(
     tier: str,
     table: dict[str, Variant],
     extent: Extent = Extent.DEFAULT,
+    refused: dict[str, str] | None = None,
 ) -> list[Replay]:
     """Return the replays of some cases, all by default, under the variants that a text chooses.
+
+    Args:
+        refused: gets the name of each replay that is not possible, and the reason.
 
     Raises:
         RegressError: if a case cannot be replayed, or nothing is chosen.
@@ -183,7 +187,11 @@ def chosen_replays(
     opened = [_opened(store, name) for name in wanted]
     table |= spelled_out(variants, table)
     rows = {name: table[name] for name in choose(table, variants)}
-    found = list(replays(opened, rows, TIERS[tier], extent))
+    left: dict[str, str] = {} if refused is None else refused
+    found = list(replays(opened, rows, TIERS[tier], extent, lambda one, why: left.update({one.name: why})))
+    if not found and left:
+        name, why = next(iter(left.items()))
+        raise ConfigError(f"{name} is not possible: {why}")
     if not found:
         raise ConfigError(
             f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier} of the matrix {extent}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from regress.compare.alignment.canonical import canonicalize
@@ -18,6 +18,7 @@ from regress.golden.signal import require_signal
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
+from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
 from regress.replay.variants import BASE, Precision
@@ -75,14 +76,14 @@ def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
         )
 
 
-def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
+def canonical(case: GoldenCase, dump: DumpReader, plan: Sequence[PlannedUpdate] | None = None) -> Truth:
     """Return the content of a dump, free of its layout, without what the case leaves out."""
-    layout = plan or Replay(case, BASE, Precision.FLOAT64)
+    updates = plan or Replay(case, BASE, Precision.FLOAT64).plan
     for quantity in case.leaves_out:
         quantity_named(quantity)
     found = {
         update.where: canonicalize(records_of(dump, update), update.frame, update.records)
-        for update in layout.plan
+        for update in updates
     }
     return {
         where: {name: tensors for name, tensors in row.items() if name not in case.leaves_out}

@@ -14,8 +14,9 @@ from regress.faults.fault import Fault
 from regress.golden.case import GoldenCase
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay, keeps_microbatches
+from regress.replay.matrix import Replay
 from regress.replay.run import replay
+from regress.replay.shares import keeps_microbatches
 from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Precision
 

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regress.golden.case import GoldenCase
 
 
 class Precision(StrEnum):
@@ -78,6 +81,10 @@ class Extent(StrEnum):
     FULL = "full"
 
 
+TRAIT = "@"
+"""Beginning of a trait among patterns of cases."""
+ANY = "@any"
+
 SEMANTICS = (Precision.FLOAT64,)
 BOTH = (Precision.FLOAT64, Precision.FLOAT32)
 EVERY = (*BOTH, Precision.BFLOAT16)
@@ -92,7 +99,9 @@ class Variant:
         why: fault that it could reveal.
         overrides: dotted configuration key -> value, over those of the case.
         precisions: precisions that it is replayed in.
-        cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
+        cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first. ``@trait`` stands
+            for all cases of a trait, see `regress.replay.traits`; ``@any`` for all others, which it is replayed on in
+            the first of its precisions.
         possible: patterns of those that it can be replayed on at all.
         resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
             the loop of ``regress train``; None: one process makes the bare steps.
@@ -127,16 +136,43 @@ class Variant:
             return None
         return str(self.overrides.get("service.train_service.backend", "weaver"))
 
-    def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
-        """Return True if the variant is replayed on the case of that name."""
-        patterns = self.possible if extent is Extent.FULL else self.cases
-        return any(fnmatchcase(case, pattern) for pattern in patterns)
-
-    def first_of(self, cases: Iterable[str]) -> str | None:
-        """Return the most telling of these cases, or None."""
-        names = list(cases)
-        found = (name for pattern in self.cases for name in names if fnmatchcase(name, pattern))
+    def rank(self, case: GoldenCase) -> int | None:
+        """Return how telling a case is: the place of the first of the patterns that it has; None if it has none."""
+        found = (place for place, pattern in enumerate(self.cases) if _has(case, pattern))
         return next(found, None)
+
+    def applies_to(self, case: GoldenCase, extent: Extent = Extent.DEFAULT) -> bool:
+        """Return True if the variant is replayed on a case."""
+        if extent is Extent.FULL:
+            return any(_has(case, pattern) for pattern in self.possible)
+        return self.rank(case) is not None
+
+    def ranked(self, cases: Iterable[GoldenCase]) -> list[GoldenCase]:
+        """Return those of some cases that it is replayed on, the most telling first."""
+        found = [(rank, case) for case in cases if (rank := self.rank(case)) is not None]
+        return [case for _, case in sorted(found, key=lambda pair: pair[0])]
+
+    @property
+    def follows_traits(self) -> bool:
+        """True if the traits of a case, not its name, decide whether it is replayed on it."""
+        return any(pattern.startswith(TRAIT) for pattern in (*self.cases, *self.possible))
+
+    def precisions_on(self, case: GoldenCase, extent: Extent = Extent.DEFAULT) -> tuple[Precision, ...]:
+        """Return the precisions that it is replayed in on a case; none where it does not apply."""
+        if not self.applies_to(case, extent):
+            return ()
+        rank = self.rank(case)
+        least = extent is not Extent.FULL and rank is not None and self.cases[rank] == ANY
+        return self.precisions[:1] if least else self.precisions
+
+
+def _has(case: GoldenCase, pattern: str) -> bool:
+    """Return True if a case has a trait, or a name that matches a pattern."""
+    if not pattern.startswith(TRAIT):
+        return fnmatchcase(case.name, pattern)
+    from regress.replay.traits import traits_of
+
+    return pattern == ANY or pattern in traits_of(case)
 
 
 BASE = Variant(

@@ -13,10 +13,10 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, replays
 from regress.replay.run import replay
 from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.variants import SEMANTICS, Extent, Precision, Variant
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASE = "lora"
@@ -38,11 +38,12 @@ def verdicts(
     return [verdict for verdict in found if not verdict.ok]
 
 
-OTHERS = [
-    variant
-    for variant in (VARIANTS | LAYOUTS).values()
-    if not variant.applies_to(CASE) and variant.applies_to(CASE, Extent.FULL) and variant.name != "tp2-hf"
-]
+TABLE = VARIANTS | LAYOUTS
+FULL, DEFAULT = (
+    {one.variant.name for one in replays([GoldenStore(GOLDEN).case(CASE)], TABLE, SEMANTICS, extent)}
+    for extent in (Extent.FULL, Extent.DEFAULT)
+)
+OTHERS = [TABLE[name] for name in TABLE if name in FULL - DEFAULT - {"tp2-hf"}]
 
 
 @pytest.mark.extended

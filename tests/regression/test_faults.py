@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Place, Status
 from regress.faults.fault import REFUSED, Fault, Shown
 from regress.faults.registry import corpus
+from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.common_practice import measured, noticed
 from regress.replay.fault_trial import (
@@ -84,6 +85,11 @@ REST = (pytest.mark.faults, pytest.mark.extended)
 @cache
 def store() -> GoldenStore:
     return GoldenStore(GOLDEN)
+
+
+@cache
+def opened(name: str) -> GoldenCase:
+    return store().case(name)
 
 
 def some(trials: Iterable[Trial], *, of: Callable[[Trial], object]) -> list[Any]:
@@ -202,7 +208,7 @@ HEALTHY = dict.fromkeys(
     (shown.case, shown.variant)
     for fault in WRONG
     for shown in fault.shown
-    if not variant_named(shown.variant).applies_to(shown.case)
+    if not variant_named(shown.variant).applies_to(opened(shown.case))
 )
 """Replays of the faults that the matrix does not already prove right without a fault."""
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from regress.engine.build import Run
+from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
 from regress.replay.layouts import LAYOUTS
@@ -21,6 +22,7 @@ from regress.replay.plan import PlannedUpdate
 from regress.replay.run import replay
 from regress.replay.size import mesh_sizes
 from regress.replay.table import project_variants
+from regress.replay.traits import facts_of, traits_of
 from regress.replay.variants import BASE, TIERS, Extent, Precision, Variant
 
 ROOT = Path(__file__).parents[3]
@@ -51,9 +53,7 @@ def sizes(found: Replay) -> dict[str, int]:
 
 
 def model_value(found: Replay, name: str) -> object:
-    import json
-
-    return json.loads((found.case.folder / "model" / "config.json").read_text()).get(name)
+    return facts_of(found.case).model.get(name)
 
 
 def rank_without_tokens(found: Replay, update: PlannedUpdate) -> bool:
@@ -173,10 +173,29 @@ def test_every_strategy_meets_every_kind_of_batch(dimension: str, batch: str) ->
     assert any(dimension in sizes(found) and BATCHES[batch](found.variant.overrides) for found in REPLAYS)
 
 
+CROSSING = [case for case in CASES if {"@batch", "@microbatches", "@grpo"} & traits_of(case)]
+
+
+@pytest.mark.parametrize("case", CROSSING, ids=lambda case: case.name)
+def test_every_objective_meets_two_ranks_of_two_microbatches(case: GoldenCase) -> None:
+    """Denominators and statistics of a batch, or of microbatches, on ranks that each hold some of it.
+
+    The engine has none of an objective that compares the tokens of a microbatch.
+    """
+    met = [
+        found.name
+        for found in REPLAYS
+        if found.case is case
+        and all(u.ranks.mesh.data_size == 2 and min(map(len, u.layouts)) > 1 for u in found.plan)
+    ]
+    objective = facts_of(case).objective
+    assert bool(met) != (objective.compares_tokens and objective.statistics_scope == "microbatch")
+
+
 def test_a_reduced_matrix_leaves_out_combinations_alone() -> None:
     found = default_replays(Extent.REDUCED)
     names = Counter(replay.variant.name for replay in found)
-    table = [one for one in project_variants(ROOT).values() if one.first_of(STORE.names()) is not None]
+    table = [one for one in project_variants(ROOT).values() if one.ranked(CASES)]
     assert names.keys() == {one.name for one in table if not one.combines}
     assert names.keys() - {BASE.name} == {name for name, count in names.items() if count == 1} - {BASE.name}
     assert {replay.case.name for replay in found} == {*STORE.names()}

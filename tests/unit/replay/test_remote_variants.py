@@ -101,9 +101,9 @@ def test_a_trainer_of_ones_own_has_no_service_of_ours(tmp_path: Path) -> None:
 
 
 def test_the_default_matrix_has_each_wire_once() -> None:
-    names = STORE.names()
-    for extent, most in ((Extent.DEFAULT, 1), (Extent.FULL, len(names))):
-        assert {sum(v.applies_to(n, extent) for n in names) for v in REMOTE.values()} == {most}
+    cases = [STORE.case(name) for name in STORE.names()]
+    for extent, most in ((Extent.DEFAULT, 1), (Extent.FULL, len(cases))):
+        assert {sum(v.applies_to(case, extent) for case in cases) for v in REMOTE.values()} == {most}
 
 
 def test_a_launcher_does_not_start_a_service(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Reasons why a case cannot be replayed under a variant, known before anything runs. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from regress.engine.config.objective_rules import OBJECTIVE_RULES
+from regress.engine.config.parallel_rules import PARALLEL_RULES
+from regress.engine.config.rules import RULES
+from regress.engine.config.schema import Config
+from regress.errors import ConfigError
+from regress.parallel.fit import (
+    divisor_refusal,
+    experts_refusal,
+    family_refusal,
+    heads_refusal,
+    microbatches_refusal,
+    recurrent_refusal,
+    stages_refusal,
+    tensor_refusal,
+)
+from regress.replay.coverage import section_values
+from regress.replay.plan import FOLDED, section
+from regress.replay.traits import Facts, facts_of
+
+if TYPE_CHECKING:
+    from regress.replay.one import Replay
+
+
+def refusal(replay: Replay) -> str | None:
+    """Return why a replay is not possible: the engine, or the recording, would refuse it; None if it is possible.
+
+    Says nothing of what only the run itself can find.
+    """
+    facts = facts_of(replay.case)
+    try:
+        updates = len(replay.plan)
+        for overrides in replay.processes:
+            found = next(_reasons(facts, overrides, replay), None)
+            if found is not None:
+                return found
+    except ConfigError as error:
+        return str(error)
+    at = replay.variant.resume_at
+    if at is not None and at >= updates:
+        return f"it resumes after {at} optimizer updates, and the case has {updates}"
+    return None
+
+
+def _reasons(facts: Facts, overrides: Mapping[str, Any], replay: Replay) -> Iterator[str]:
+    prompts = (
+        {"task.eval_size": 1} if replay.variant.program else {}
+    )  # the program finds prompts to evaluate on
+    config = _config(facts.config, {**replay.precision.overrides, **prompts, **overrides})
+    for rule in (*RULES, *OBJECTIVE_RULES, *PARALLEL_RULES):
+        sentence = rule(config)
+        if sentence is not None and rule(_config(facts.config, {})) is None:  # the case itself is possible
+            yield sentence
+    yield from _of_sizes(facts, section(facts.config, overrides, "parallel"))
+    yield from _of_schedule(facts, section(facts.config, overrides, "parallel"), replay)
+
+
+def _of_sizes(facts: Facts, parallel: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the sizes of the model refuse; those of an unknown model nothing."""
+    tp, cp, ep, pp = (int(parallel.get(name, 1)) for name in ("tp", "cp", "ep", "pp"))
+    found: list[str | None] = []
+    if not facts.model:
+        return
+    if tp > 1 and parallel.get("tp_implementation", "torch") == "torch":
+        found.append(tensor_refusal(facts.kind, facts.columns, tp))
+    elif tp > 1:
+        found.append(divisor_refusal(facts.kind, facts.attention, tp))
+    if cp > 1 and "linear_attention" in facts.layers:
+        found.append(recurrent_refusal("linear attention", facts.kind, cp))
+    if cp > 1 and parallel.get("cp_method", "ulysses") == "ulysses":
+        found.append(heads_refusal(facts.heads // tp, cp, tp))
+    if ep > 1:
+        found.append(experts_refusal("the model", facts.experts, ep))
+    if pp > 1:
+        stages = pp * int(parallel.get("pp_stages_per_rank", 1))
+        found += [family_refusal(facts.kind), stages_refusal(facts.blocks, stages)]
+    yield from (reason for reason in found if reason is not None)
+
+
+def _of_schedule(facts: Facts, parallel: Mapping[str, Any], replay: Replay) -> Iterator[str]:
+    """Yield what a pipeline schedule refuses: numbers of microbatches, and one rank for both ends of tied weights."""
+    pp, schedule = int(parallel.get("pp", 1)), str(parallel.get("pp_schedule", "gpipe"))
+    if pp == 1:
+        return
+    stages = pp * int(parallel.get("pp_stages_per_rank", 1))
+    for update in replay.plan:
+        micros = max(len(own) for own in update.layouts)
+        reason = microbatches_refusal(schedule, micros, pp, stages)
+        if reason is not None:
+            yield reason
+    if schedule in FOLDED and facts.tied and any(int(parallel.get(name, 1)) > 1 for name in ("fsdp", "tp")):
+        yield (
+            f"parallel.pp_schedule={schedule}: first and last stage lie on one rank, where fsdp and tp make two "
+            "parameters of tied weights; choose another schedule or set model.tie_word_embeddings=false"
+        )
+
+
+def _config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
+    """Return a configuration with overrides, without the files of a case, of which no rule here speaks."""
+    defaults = Config()
+    return Config(
+        **{name: _section(getattr(defaults, name), config, overrides, name) for name in _sections()}
+    )
+
+
+@lru_cache(maxsize=1)
+def _sections() -> tuple[str, ...]:
+    defaults = Config()
+    return tuple(spec.name for spec in fields(Config) if is_dataclass(getattr(defaults, spec.name)))
+
+
+def _section(default: Any, config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> Any:
+    """Return a section; its own sections are left to their defaults."""
+    plain = {each.name for each in fields(default) if not is_dataclass(getattr(default, each.name))}
+    values = section_values(config, overrides, name)
+    return type(default)(**{key: value for key, value in values.items() if key in plain})
