@@ -58,6 +58,10 @@ class RecordCheck:
             self._tell_failed()
             pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
         self._leave_out(item, found)
+        if item.replay.variant.name == "base" and item.quantity == "coverage":
+            for name, reason in self._suite.left_out.items():
+                if name.startswith(f"{item.replay.case.name}/"):
+                    tell_foreign(self._node, ForeignRow("", name, reason))
         outcome = found.outcomes.get((str(item.place), item.quantity))
         if outcome is None or not outcome.tensors:
             self._tell_failed()

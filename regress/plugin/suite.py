@@ -196,7 +196,7 @@ class Suite:
             yield self._none()
             return
         chosen = select(self.names, cases)
-        yield from self._items(chosen, table, extent, wanted, named=variants)
+        yield from self._items(chosen, table, extent, wanted, (cases, variants))
         for name in chosen:
             if any(wanted.test(f"{name}/{problem}") for problem in PROBLEMS):
                 case = self.opened(name)
@@ -211,12 +211,18 @@ class Suite:
         )
 
     def _items(
-        self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted, named: str
+        self,
+        chosen: Sequence[str],
+        table: Mapping[str, Variant],
+        extent: Extent,
+        wanted: Wanted,
+        asked: tuple[str, str],
     ) -> Iterator[Item | Broken]:
         """Yield the tests of all replays, or for one that cannot be made the test that reports it."""
-        from regress.replay.matrix import combinations
+        from regress.replay.matrix import combinations, left_out
         from regress.replay.variants import TIERS, Extent
 
+        (cases, named), reasons = asked, dict[str, str | None]()
         # in the reduced matrix the other cases decide on which case a variant is replayed
         needed = [name for name in chosen if extent is Extent.REDUCED or _wanted(name, table, wanted)]
         opened = [case for name in needed if not isinstance(case := self.opened(name), Broken)]
@@ -224,10 +230,13 @@ class Suite:
         found = list(combinations(opened, table, precisions, extent))
         if named != EVERY_VARIANT:
             found += self._unmet(found, opened, table)
-        if opened and not found and len(needed) == len(chosen):
+        if named != EVERY_VARIANT:
+            reasons = {one.name: left_out(one) if one.variant.follows_traits else None for one in found}
+        if len(needed) == len(chosen) and opened and (not found or (reasons and all(reasons.values()))):
+            told = "".join(f" ({name}: {why})" for name, why in [*reasons.items()][:1])
             raise ConfigError(
-                f"no variant of {named!r} is replayed on {', '.join(chosen)}, so nothing would be compared; "
-                f"{', '.join(table)} have cases of their own"
+                f"no variant of {named!r} is replayed on a case of {cases!r}, so nothing would be compared; "
+                f"{', '.join(table)} have cases of their own{told}"
             )
         for replay in found:
             if wanted.replay(replay.name):
@@ -247,11 +256,13 @@ class Suite:
     def _tests(self, replay: Replay, extent: Extent, wanted: Wanted) -> Iterator[Item | Broken]:
         from regress.replay.foreign import foreign_items
         from regress.replay.matrix import belongs, items, left_out
+        from regress.replay.settings import conflict
 
         try:
             if not belongs(replay):
                 return
-            reason = left_out(replay, extent)
+            applies = conflict(replay.variant, self.configured) is None  # else the run tells
+            reason = left_out(replay, extent) if applies else None
             if reason is not None:
                 self.left_out[replay.name] = reason
                 return

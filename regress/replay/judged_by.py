@@ -18,11 +18,11 @@ def layouts_of(case: GoldenCase, variants: Mapping[str, Variant]) -> str:
     found = replays(
         [case], variants, SEMANTICS, Extent.DEFAULT, lambda one, why: refused.update({one.name: why})
     )
-    return _sentence(case.name, [one.variant.name for one in found], _of(case.name, refused), "is judged")
+    return _sentence(case.name, [one.variant.name for one in found], _of(case.name, refused), "judge")
 
 
 def told_layouts(
-    chosen: Sequence[Replay], judged: Iterable[str], refused: Mapping[str, str], verb: str = "was judged"
+    chosen: Sequence[Replay], judged: Iterable[str], refused: Mapping[str, str], verb: str = "judged"
 ) -> list[str]:
     """Return a sentence on each case that was replayed; one on all of them if they are many.
 
@@ -30,7 +30,7 @@ def told_layouts(
         chosen: replays that were to be made.
         judged: names of those that were.
         refused: name -> why one was not possible.
-        verb: beginning of the sentence on a case.
+        verb: judge or judged.
     """
     names: dict[str, dict[str, None]] = {one.case.name: {} for one in chosen}
     judged = {*judged}
@@ -43,7 +43,7 @@ def told_layouts(
     alone = [case for case, own in names.items() if [*own] == ["base"]]
     poor = f"; by base alone: {', '.join(alone)}" if alone else ""
     left = f"; {len(refused)} could not be (regress replay CASE says why)" if refused else ""
-    return [f"{len(names)} cases were judged by {len(variants)} layouts{poor}{left}"]
+    return [f"layouts that {verb} {len(names)} cases: {len(variants)}{poor}{left}"]
 
 
 def _of(case: str, refused: Mapping[str, str]) -> dict[str, str]:
@@ -58,4 +58,4 @@ def _sentence(case: str, by: Sequence[str], refused: Mapping[str, str], verb: st
         reasons.setdefault(why.rstrip("."), []).append(name)
     parts = [f"{', '.join(names)} ({why})" for why, names in reasons.items()]
     cannot = f"; not possible: {', '.join(parts)}" if parts else ""
-    return f"{case} {verb} by {', '.join(by[:_NAMED]) or 'no layout'}{more}{cannot}"
+    return f"layouts that {verb} {case}: {', '.join(by[:_NAMED]) or 'none'}{more}{cannot}"

@@ -168,19 +168,20 @@ def replay(
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     own = parse_settings(settings)
-    table = {name: with_settings(variant, own) for name, variant in variant_table().items()}
+    plain = variant_table()
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
     refused: dict[str, str] = {}
     chosen = [
-        replace(one, variant=with_settings(one.variant, own))  # one spelled out by its name is in no table
-        for one in chosen_replays(store, cases, variants, tier, table, extent, refused)
+        replace(one, variant=with_settings(one.variant, own))  # the run tells where they do not apply
+        for one in chosen_replays(store, cases, variants, tier, plain, extent, refused)
     ]
+    table = {name: with_settings(variant, own) for name, variant in plain.items()}
     overrides, adapter = project_overrides(store), adapter_around()
     console = Console()
     if listing:
         console.print(_listed(chosen, adapter))
-        for line in told_layouts(chosen, [one.name for one in chosen], refused, "is judged"):
+        for line in told_layouts(chosen, [one.name for one in chosen], refused, "judge"):
             echo(line)
         return
     place = None if work is None else location(work)

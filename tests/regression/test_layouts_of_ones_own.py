@@ -76,7 +76,9 @@ def test_a_name_changes_nothing(case: str, project: Path) -> None:
 def test_a_case_of_ones_own_is_judged_by_every_essential_layout(project: Path) -> None:
     copied(project, "gspo", "digits")
     assert {*ESSENTIAL.split()} <= {*listed("digits")}
-    assert typed(0, "replay", "digits", "--list")[-1].startswith("digits is judged by base, left, mbs3, ")
+    assert typed(0, "replay", "digits", "--list")[-1].startswith(
+        "layouts that judge digits: base, left, mbs3, "
+    )
     assert {*ESSENTIAL.split()} <= {*collected("-k", "step0 and log_probs")}
 
 
@@ -89,8 +91,12 @@ def test_what_is_not_possible_is_said_with_the_reason(project: Path) -> None:
     assert refusal.startswith(
         "error: mine/tp2 is not possible: parallel.tp=2 does not divide num_key_value_heads"
     )
+    said = run("-k", "mine and step0 and coverage and not pp2 and not cp2")
+    assert "not possible, and left out: mine/mbs3, mine/packed-mbs3, mine/dp2-mbs2: it makes other" in said
     *_, judged, verdict = typed(0, "replay", "mine", "--variants", "base,tp2")
-    assert judged.startswith("mine was judged by base; not possible: tp2 (parallel.tp=2 does not divide ")
+    assert judged.startswith(
+        "layouts that judged mine: base; not possible: tp2 (parallel.tp=2 does not divide "
+    )
     assert verdict.endswith(": all within tolerance")
 
 
@@ -135,4 +141,4 @@ def test_every_layout_by_default_finds_samples_that_see_one_another(project: Pat
     (project / "pyproject.toml").write_text('[tool.regress]\nallow_code = ["my_kernels"]\n')
     lines = typed(1, "replay", "mine", "--set", "model.attention=my_kernels:attention")
     assert any("mine/packed" in line for line in lines)
-    assert lines[-2].startswith("mine was judged by base, left, ")
+    assert lines[-2].startswith("layouts that judged mine: base, left, ")

@@ -126,7 +126,10 @@ def test_the_variants_are_listed_with_their_reasons(command: Callable[..., Any],
     result = command("variants", "wrong,packed-mbs3")
     assert result.exit_code == 0
     words = " ".join(result.output.split())
-    assert "packed-mbs3 1 several packed rows float64 gpt2, cispo layout=packed micro_batch_size=3" in words
+    assert (
+        "packed-mbs3 1 several packed rows float64 @absolute, @cispo, @any layout=packed micro_batch_size=3"
+        in words
+    )
     assert "wrong" in words
     assert words.endswith("2 variants")
 
