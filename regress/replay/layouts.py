@@ -139,7 +139,7 @@ _ROWS: tuple[Variant, ...] = (
         "@any",
         precisions=BOTH,
     ),
-    layout("cp2-packed", "samples across the border between ranks", "@turns", "@any"),
+    layout("cp2-packed", "samples across the border between ranks", "@turns"),
     layout("cp2-zigzag-packed-mbs4", "columns out of order", "@grpo"),
     layout("cp2-mbs1", "samples so short that a rank holds one token, or none", "@grpo"),
     layout("cp2-left", "ranks that begin with padding", "@absolute"),
@@ -156,7 +156,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("ep2-mbs1", "experts and ranks without tokens", "@experts"),
     layout("ep2-checkpointing-budget96", "rows sent again in the second forward pass", "@experts"),
     # combinations
-    layout("dp2-tp2", "sums over data, not over the parts of a product", "@grpo", "@any", precisions=BOTH),
+    layout("dp2-tp2", "sums over data, not over the parts of a product", "@grpo", precisions=BOTH),
     layout("dp2-tp2-sp-packed", "partial gradients of norms over both", "@grpo"),
     layout("dp2-pp2-mbs2", "replicas of stages", "@tied"),
     layout("dp2-cp2-packed", "samples and tokens split", "@grpo"),

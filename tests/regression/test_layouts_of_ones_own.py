@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from regress.cli import main
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-ESSENTIAL = "base left mbs3 packed packed-mbs3 dp2 dp2-mbs2 fsdp2 tp2 pp2 cp2 cp2-packed dp2-tp2"
+ESSENTIAL = "base left mbs3 packed packed-mbs3 dp2 dp2-mbs2 fsdp2 tp2 pp2 cp2"
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_is_not_possible_is_said_with_the_reason(project: Path) -> None:
     copied(project, "rloo", "mine")
     *_, told = typed(0, "replay", "mine", "--list")
     assert "; not possible: mbs3, packed-mbs3, dp2-mbs2 (it makes other microbatches, on which " in told
-    assert "tp2, dp2-tp2 (parallel.tp=2 does not divide num_key_value_heads=1 of this qwen3 model; " in told
+    assert "tp2 (parallel.tp=2 does not divide num_key_value_heads=1 of this qwen3 model; " in told
     (refusal,) = typed(2, "replay", "mine", "--variants", "tp2")
     assert refusal.startswith(
         "error: mine/tp2 is not possible: parallel.tp=2 does not divide num_key_value_heads"
