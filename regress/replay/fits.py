@@ -73,7 +73,7 @@ def _of_sizes(facts: Facts, parallel: Mapping[str, Any]) -> Iterator[str]:
         found.append(tensor_refusal(facts.kind, facts.columns, tp))
     elif tp > 1:
         found.append(divisor_refusal(facts.kind, facts.attention, tp))
-    if cp > 1 and "linear_attention" in facts.layers:
+    if cp > 1 and facts.recurrent:
         found.append(recurrent_refusal("linear attention", facts.kind, cp))
     if cp > 1 and parallel.get("cp_method", "ulysses") == "ulysses":
         found.append(heads_refusal(facts.heads // tp, cp, tp))

@@ -70,9 +70,9 @@ class Facts:
         return {"num_attention_heads": self.heads, "num_key_value_heads": self.key_heads}
 
     @property
-    def layers(self) -> tuple[str, ...]:
-        """Kinds of its layers, where the configuration tells of several."""
-        return tuple(self.model.get("layer_types") or ())
+    def recurrent(self) -> bool:
+        """True if layers of linear attention hand a state from token to token."""
+        return "linear_attention" in (self.model.get("layer_types") or ())
 
     @property
     def columns(self) -> dict[str, int]:
@@ -134,7 +134,8 @@ _FREE = ("preset", "old_log_probs")
 def _many_parts(f: Facts) -> bool:
     """Return True for the model in which most can go wrong by a split: norms of heads, and queries that share keys."""
     normed = any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in f.weights)
-    return normed and f.key_heads < f.heads and not (f.tied or f.experts or f.adapters or f.absolute)
+    special = f.tied or f.experts or f.adapters or f.absolute or f.recurrent
+    return normed and f.key_heads < f.heads and not special
 
 
 def _crosses(f: Facts) -> bool:
@@ -156,7 +157,7 @@ TRAITS: Mapping[str, Callable[[Facts], bool]] = {
     "@absolute": lambda f: f.absolute,
     "@tied": lambda f: f.tied and not f.absolute,
     "@experts": lambda f: f.experts is not None,
-    "@recurrent": lambda f: "linear_attention" in f.layers,
+    "@recurrent": lambda f: f.recurrent,
     "@adapters": lambda f: f.adapters,
     "@turns": lambda f: f.setting("task", "max_turns", 1) > 1 and not f.sampled,
     "@sampled": lambda f: f.sampled,
@@ -171,13 +172,14 @@ TRAITS: Mapping[str, Callable[[Facts], bool]] = {
 }
 """Traits, and whether a case has them:
 
-``@grpo`` GRPO on a model with norms of heads and keys that heads share, in which nearly every fault of a layout shows;
-``@absolute`` a table of positions; ``@tied`` one weight for embedding and output projection, of rotary positions;
-``@experts``; ``@recurrent`` layers of linear attention; ``@adapters``; ``@turns`` answers of an environment between completions; ``@sampled`` rollouts that are
-sampled; ``@reused`` several epochs under a mean over all tokens; ``@cispo`` with corrections for the sampler; ``@sums``
-divided by a constant; ``@sequences`` ratios of whole sequences; ``@covariance`` tokens compared over the batch;
-``@current`` old log-probs of the pass itself; ``@batch`` denominators or statistics of the whole batch, of an objective
-other than GRPO; ``@microbatches`` those of each microbatch.
+``@grpo`` GRPO on a model with norms of heads and keys that heads share, in which nearly every fault of a layout
+shows; ``@absolute`` a table of positions; ``@tied`` one weight for embedding and output projection, of rotary
+positions; ``@experts``; ``@recurrent`` layers of linear attention; ``@adapters``; ``@turns`` answers of an
+environment between completions; ``@sampled`` rollouts that are sampled; ``@reused`` several epochs under a mean over
+all tokens; ``@cispo`` with corrections for the sampler; ``@sums`` divided by a constant; ``@sequences`` ratios of
+whole sequences; ``@covariance`` tokens compared over the batch; ``@current`` old log-probs of the pass itself;
+``@batch`` denominators or statistics of the whole batch, of an objective other than GRPO; ``@microbatches`` those of
+each microbatch.
 """
 
 _KNOWN: WeakKeyDictionary[GoldenCase, tuple[Facts, frozenset[str]]] = WeakKeyDictionary()
