@@ -81,6 +81,14 @@ def experts_refusal(name: str, number: int | None, count: int) -> str | None:
     return None
 
 
+def compile_refusal(layer: str, backend: str) -> str:
+    """Return why layers that carry a state from token to token are not compiled."""
+    return (
+        f"model.compile={backend} would compile {layer}, which runs sample by sample, anew for every layout; set "
+        "model.compile=null"
+    )
+
+
 def family_refusal(kind: str) -> str | None:
     """Return why a model cannot be cut into pipeline stages; None if it can."""
     if kind in FAMILIES:

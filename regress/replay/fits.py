@@ -13,6 +13,7 @@ from regress.engine.config.rules import RULES
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
 from regress.parallel.fit import (
+    compile_refusal,
     divisor_refusal,
     experts_refusal,
     family_refusal,
@@ -60,6 +61,9 @@ def _reasons(facts: Facts, overrides: Mapping[str, Any], replay: Replay) -> Iter
         if sentence is not None and rule(_config(facts.config, {})) is None:  # the case itself is possible
             yield sentence
     yield from _of_sizes(facts, section(facts.config, overrides, "parallel"))
+    backend = section(facts.config, overrides, "model").get("compile")
+    if backend and facts.recurrent:
+        yield compile_refusal("linear attention", str(backend))
     yield from _of_schedule(facts, section(facts.config, overrides, "parallel"), replay)
 
 

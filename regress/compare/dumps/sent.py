@@ -75,7 +75,7 @@ class SentSide(SourceView):
             ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
     """
 
-    def __init__(self, whole: Source, flags: Collection[str]) -> None:
+    def __init__(self, whole: Source, flags: frozenset[str]) -> None:
         super().__init__(whole)
         self.flags = flags
 
