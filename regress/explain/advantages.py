@@ -74,9 +74,12 @@ def solved(update: Update, recorded: Floats, tokens: Ints) -> Iterator[Advantage
 
 
 def groups_of(update: Update) -> Ints:
-    """Return the number of the group of each trajectory."""
-    names = [trajectory.group_id for trajectory in update.trajectories]
-    return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
+    """Return the number of the group of each trajectory: by its id, or by its prompt where every id stands alone."""
+    names: list[object] = [trajectory.group_id for trajectory in update.trajectories]
+    if len(set(names)) == len(names):
+        names = [tuple(t.tokens[: t.prompt_length]) for t in update.trajectories]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([numbers[name] for name in names], np.int64)
 
 
 def _rewards(update: Update) -> Floats:

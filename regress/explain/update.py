@@ -119,12 +119,19 @@ def read_update(
         CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
     """
     place = chosen(dump, step, update, samples_of)[0]
-    wanted = [*(_READ), "loss", "trajectory"]
+    wanted = [*(_READ), "loss"]
     records = [
         dump.read(name)
         for stage in wanted
         for name, (type, where) in dump.entries.items()
         if type == stage and where.step == place[0] and where.update in (None, place[1])
+    ]
+    told = {where.step for type, where in dump.entries.values() if type == "trajectory"}
+    at = max((one for one in told if one <= place[0]), default=place[0])
+    records += [
+        dump.read(name)
+        for name, (type, where) in dump.entries.items()
+        if type == "trajectory" and where.step == at
     ]
     return _gather(records, place, dump, rollouts, samples_of)
 
@@ -167,7 +174,8 @@ def _gather(
         _refuse_shapeless(gradients, values)
     recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
     trajectories = recorded or [*rollouts]
-    rollout, note = _match(trajectories, frame, values)
+    earlier = any(record.type == "trajectory" and record.where.step != place[0] for record in records)
+    rollout, note = _match(trajectories, frame, values, named=not earlier)
     return Update(
         *place,
         frame,
@@ -295,14 +303,18 @@ def _losses(records: Sequence[Record], block_of: Mapping[tuple[int, int], int]) 
 
 
 def _match(
-    trajectories: Sequence[Trajectory], frame: TokenFrame, values: Mapping[str, Floats]
+    trajectories: Sequence[Trajectory], frame: TokenFrame, values: Mapping[str, Floats], *, named: bool
 ) -> tuple[Ints, str]:
-    """Match trajectories to samples by key, else by tokens; return them, or why there is none."""
+    """Match trajectories to samples by key, else by tokens; return them, or why there is none.
+
+    Args:
+        named: False for trajectories of an earlier step, whose keys may name other samples in this one.
+    """
     none = np.full(len(frame.samples), -1, np.int64)
     if not trajectories:
         return none, "the dump has no trajectories with rewards: tap them with tap_trajectories"
     keys = {t.key: i for i, t in enumerate(trajectories)}
-    if all(key in keys for key in frame.samples):
+    if named and all(key in keys for key in frame.samples):
         return np.array([keys[key] for key in frame.samples]), ""
     ids = values.get("batch_inputs/input_ids", values.get("forward_data/input_ids"))
     if ids is None:

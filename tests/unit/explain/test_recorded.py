@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Loss of log-probs ``[B, T, V]``, ids ``[B, T]``, loss mask ``[B, T]`` and advantages ``[B]``."""
 
 
-def explained(folder: Path, loss: Loss, temperature: float = 1.0) -> Explanation:
+def explained(folder: Path, loss: Loss, temperature: float = 1.0, updates: int = 1) -> Explanation:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -51,10 +51,15 @@ def explained(folder: Path, loss: Loss, temperature: float = 1.0) -> Explanation
         )
         for i, n in enumerate(lengths)
     ]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with record(folder, model, token_gradient=True) as recorder:
         recorder.put(to_record(samples, 0))
-        logits = model(input_ids=ids, attention_mask=attention).logits / temperature
-        loss(logits.log_softmax(-1), ids, mask, advantages).backward()
+        for _ in range(updates):
+            logits = model(input_ids=ids, attention_mask=attention).logits / temperature
+            loss(logits.log_softmax(-1), ids, mask, advantages).backward()
+            if updates > 1:
+                optimizer.step()
+                optimizer.zero_grad()
     return explain_dump(folder)
 
 
@@ -80,6 +85,15 @@ def test_a_plain_loop_is_read_off(tmp_path: Path, temperature: float) -> None:
     name = "reward minus the mean of the group, divided by the standard deviation of the group (sample deviation)"
     assert name in said["advantages"]
     assert "trl:dapo" in said["preset"]
+
+
+def test_a_second_update_has_the_rewards_of_the_rollouts_it_repeats(tmp_path: Path) -> None:
+    """The recorder counts an optimizer step as a step, and the rollouts were tapped before the first."""
+    found = explained(tmp_path / "dump", policy_gradient(), updates=2)
+    assert [one.step for one in found.updates] == [0, 1]
+    assert all({"advantages", "aggregation", "preset"} <= set(one.shown) for one in found.updates), (
+        found.to_text()
+    )
 
 
 @pytest.mark.parametrize("shift", [0, 2])
