@@ -49,6 +49,11 @@ class Evaluated:
         return bool(self._mask.update.trajectories)
 
     @property
+    def whole(self) -> bool:
+        """True if the tokens with a gradient are those that the loss mask asks for."""
+        return not self._mask.unexplained.any() and not self._mask.extra.any()
+
+    @property
     def recorded(self) -> Floats:
         """Recorded gradients of the tokens that hypotheses were fitted to."""
         return self._mask.g[self._found.tokens]

@@ -99,7 +99,8 @@ def _unlike_any(mask: Mask, readings: list[Reading]) -> str:
 def _same(model: Evaluated, names: list[str], evidence: dict[str, Any]) -> Statement:
     more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     given = "" if model.from_rewards else ", given these advantages"
-    text = f"the same gradients as {', '.join(names[:SHOWN])}{more}, in this update{given}"
+    where = "in this update" if model.whole else "at the tokens of this update that have a gradient"
+    text = f"the same gradients as {', '.join(names[:SHOWN])}{more}, {where}{given}"
     return Statement("preset", text, tuple(names), evidence | model.coefficients)
 
 

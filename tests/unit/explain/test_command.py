@@ -190,6 +190,15 @@ def test_a_golden_case_is_explained(source: str) -> None:
     assert "the same gradients as dr_grpo" in run.output
 
 
+def test_a_preset_is_not_said_of_tokens_that_the_mask_lost(tmp_path: Path) -> None:
+    world = World(Run(accumulation=2))
+    dump = record(world, trl("grpo", fault="mask off by one"), trl_advantages(world), tmp_path / "dump")
+    code, _, output = told(dump)
+    assert code == 1
+    assert "the same gradients as" in output
+    assert "at the tokens of this update that have a gradient" in output
+
+
 GOLDEN = sorted(path.parent.name for path in (Path(__file__).parents[3] / "golden").glob("*/manifest.json"))
 
 
