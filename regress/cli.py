@@ -238,7 +238,9 @@ def check(ctx: click.Context, path: str, json_file: Output | None, json_calls: O
     log-probs (exactly 1 on policy), log-probs and entropies lie in their range, losses are the sums of their
     terms, records name the same token ids, replicas hold the same bytes, and nothing is NaN or filled with zeros.
 
-    Exit codes: 0 all hold, 1 one does not, 2 nothing could be checked.
+    What the records do not tell is listed as not checked.
+
+    Exit codes: 0 all that was checked holds, 1 something does not, 2 nothing could be checked.
     """
     from regress.report.comparison import CHECK, checked, refused
     from regress.report.text import headline
@@ -250,6 +252,8 @@ def check(ctx: click.Context, path: str, json_file: Output | None, json_calls: O
             echo(headline(call.verdict, path))
         for cause in report.diagnoses.get(CHECK, ()):
             echo(str(cause))
+        for note in report.notes:
+            echo(note)
         echo(report.title)
         write_report_files(report, json_file, json_calls)
     ctx.exit(report.exit_code)

@@ -19,6 +19,7 @@ from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison, exchanged
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found
+from regress.compare.updates.statements import not_asked
 from regress.report.call import Call
 from regress.report.model import Report, Told
 from regress.report.tokens import TokenTable
@@ -47,6 +48,7 @@ def checked(path: str) -> Report:
         divergences={} if divergence is None else {CHECK: divergence},
         diagnoses={CHECK: told} if told else {},
         environment={"actual": path},
+        notes=[f"not checked: {one}" for one in not_asked({verdict.name for verdict in verdicts})],
     )
 
 

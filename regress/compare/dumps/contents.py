@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,10 +73,18 @@ def tokens_in(
 ) -> dict[SampleKey, Tokens]:
     """Return the tokens of samples for which records hold every position."""
     skipped = set(known)
+    wanted = {key for record in records for key in record.samples} - skipped
+    return {key: Tokens.of(ids) for key, ids in token_ids(side, records, wanted).items()}
+
+
+def token_ids(
+    side: Side, records: Sequence[Listed], wanted: Collection[SampleKey]
+) -> dict[SampleKey, NDArray[np.int64]]:
+    """Return the token ids of samples for which records hold every position."""
     telling = [
         record
         for record in records
-        if record.spans is not None and "input_ids" in record.tensors and not {*record.samples} <= skipped
+        if record.spans is not None and "input_ids" in record.tensors and {*record.samples} & {*wanted}
     ]
     sizes = lengths_of(telling)
     tokens: dict[SampleKey, NDArray[np.int64]] = {}
@@ -84,11 +92,11 @@ def tokens_in(
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
         for key, at, values in () if record.spans is None else record.spans.runs(ids):
-            if key not in skipped:
+            if key in wanted:
                 with np.errstate(invalid="ignore"):  # NaN is no id
                     tokens.setdefault(key, np.zeros(sizes[key], np.int64))[at] = values
                 told.setdefault(key, np.zeros(sizes[key], bool))[at] = True
-    return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
+    return {key: found for key, found in tokens.items() if told[key].all()}
 
 
 def values_of(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from regress.compare.alignment.local_shard import others
 from regress.compare.dumps.contents import samples_of, values_of
 from regress.compare.dumps.golden import GoldenSide
+from regress.compare.dumps.joined import joined_samples
 from regress.compare.dumps.listing import Listed, headers, lengths_of
-from regress.compare.dumps.match import Matching, match_samples
+from regress.compare.dumps.match import Matching, Sample, match_samples
 from regress.compare.dumps.numbering import counted_otherwise, numbered_as
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.pairing import Update
-from regress.compare.dumps.presence import one_sided, unmatched
+from regress.compare.dumps.presence import JOINED, one_sided, unmatched
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES
@@ -108,7 +110,7 @@ class _Step:
         values = values_of(self.sides[0], golden, self.sides[1], actual)
         matching = match_samples(known, other, values)
         matching = self._reportable(matching, golden, actual)
-        self._tell(matching)
+        self._tell(matching, self._joined(matching, [*known, *other]))
         self._rollouts(golden, actual, matching)
         lengths = {s.key: len(s.content or ()) for s in (*other, *known)}
         for key, length in lengths_of([*actual, *golden]).items():
@@ -158,11 +160,30 @@ class _Step:
             return [(None, own[-1], actual_side[-1])]
         return [(number if several else None, number, number) for number in sorted({*own, *actual_side})]
 
-    def _tell(self, matching: Matching) -> None:
+    def _joined(self, matching: Matching, known: Sequence[Sample]) -> str:
+        """Return words for samples without a counterpart that are known ones, one behind the other; empty for none."""
+        for has, keys, side, records in zip(
+            ("golden", "actual"),
+            (matching.golden_only, matching.actual_only),
+            self.sides,
+            self.records,
+            strict=True,
+        ):
+            found = [*joined_samples(side, records, keys, known)]
+            if found:
+                key, parts = found[0]
+                named = ", ".join(map(_named, parts[:3])) + (" ..." if len(parts) > 3 else "")
+                return (
+                    f"sample {_named(key)} of the {has} dump is {len(parts)} samples, {JOINED} ({named})"
+                    f"{others(len(found), 'sample')}"
+                )
+        return ""
+
+    def _tell(self, matching: Matching, joined: str) -> None:
         where = f"step {self.step}"
         self.planned.golden_only += [f"{where}, sample {_named(key)}" for key in matching.golden_only]
         self.planned.actual_only += [f"{where}, sample {_named(key)}" for key in matching.actual_only]
-        self.planned.verdicts += unmatched(matching, Place(self.step))
+        self.planned.verdicts += unmatched(matching, Place(self.step), joined)
         if matching.by_content:
             self.planned.notes.append(
                 f"{where}: {matching.by_content} samples were matched by their tokens, not by id"

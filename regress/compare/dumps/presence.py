@@ -27,14 +27,23 @@ from regress.layout import SampleKey, TokenFrame
 _ARE = ("as is", "as are")
 
 
-def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
-    """Yield verdicts on samples without a counterpart."""
+JOINED = "one behind the other"
+"""Words for a sample that is several known ones."""
+
+
+def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Verdict]:
+    """Yield verdicts on samples without a counterpart.
+
+    Args:
+        joined: words for those that are several known ones; empty if there are none.
+    """
     for status, keys, where in (
         (Status.MISSING, matching.golden_only, "golden"),
         (Status.EXTRA, matching.actual_only, "actual"),
     ):
         if keys:
             detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
+            detail += f"; {joined}" if joined else ""
             yield Verdict.fault(status, QUANTITY, "samples", place, detail, len(keys), count=len(keys))
 
 

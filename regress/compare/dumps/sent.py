@@ -77,7 +77,7 @@ class SentSide(SourceView):
 
     def __init__(self, whole: Source, flags: frozenset[str]) -> None:
         super().__init__(whole)
-        self.flags = flags
+        self.flags = frozenset(flags)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:

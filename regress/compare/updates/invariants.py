@@ -26,6 +26,7 @@ from regress.compare.updates.parts import WEIGHTS, check_parts
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
+from regress.compare.updates.statements import STATEMENTS
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -81,31 +82,25 @@ class _Update:
 
     def verdicts(self) -> list[Verdict]:
         checks = {
-            "masks": (self._masks, "loss tokens and padding are disjoint"),
-            "tokens": (
-                self._tokens,
-                "loss tokens of all ranks and microbatches add up to those of the mini-batch",
-            ),
-            "weight_sum": (self._weights, "the weights of a mean add up to 1"),
-            "advantages": (self._advantages, "advantages of a group add up to 0"),
-            "token_ids": (self._token_ids, "all records of a token name the same token id"),
-            "log_probs": (self._log_probs, "no log-prob is above 0"),
-            "certain": (self._certain, "a log-prob is 0 only where the policy is certain"),
-            "entropy": (self._entropies, "entropies lie between 0 and the logarithm of the vocabulary"),
-            "given_logits": (self._given_logits, "log-probs and entropies are those of the recorded logits"),
-            "on_policy": (self._on_policy, "at the first update every ratio is 1"),
-            "ratio": (self._ratios, "the ratio is exp(log p - log p_old)"),
-            "loss": (self._losses, "the loss is the sum of weights times token losses"),
-            "parts": (self._parts, "ranks that split the model hold different parts of it"),
-            "metrics": (
-                self._metrics,
-                "a metric of the update is that of all microbatches together, and theirs is that of their tokens",
-            ),
+            "masks": self._masks,
+            "tokens": self._tokens,
+            "weight_sum": self._weights,
+            "advantages": self._advantages,
+            "token_ids": self._token_ids,
+            "log_probs": self._log_probs,
+            "certain": self._certain,
+            "entropy": self._entropies,
+            "given_logits": self._given_logits,
+            "on_policy": self._on_policy,
+            "ratio": self._ratios,
+            "loss": self._losses,
+            "parts": self._parts,
+            "metrics": self._metrics,
         }
         found = []
-        for name, (check, sentence) in checks.items():
+        for name, (sentence, _) in STATEMENTS.items():
             known = Checked()
-            check(known)
+            checks[name](known)
             if known.count:
                 found.append(known.verdict(name, self.place, sentence))
         return found

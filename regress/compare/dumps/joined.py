@@ -1,0 +1,60 @@
+"""Unknown samples that are several known ones, one behind the other: a packed row that was taken for one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.dumps.contents import token_ids
+from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.match import Sample, Tokens
+from regress.compare.dumps.sides import Side
+from regress.layout import SampleKey
+
+MOST = 1 << 16
+"""Most tokens of an unknown sample that is looked into."""
+
+
+def joined_samples(
+    side: Side, records: Sequence[Listed], unknown: Collection[SampleKey], known: Iterable[Sample]
+) -> Iterator[tuple[SampleKey, tuple[SampleKey, ...]]]:
+    """Yield each sample without a counterpart that is made of known ones, with these.
+
+    Args:
+        records: those of the side that has the unknown samples.
+        known: samples of either side.
+    """
+    if not unknown:
+        return
+    parts: dict[Tokens, SampleKey] = {}
+    for sample in known:
+        if isinstance(sample.content, Tokens) and sample.content.count and sample.key not in unknown:
+            parts.setdefault(sample.content, sample.key)
+    for key, ids in token_ids(side, records, unknown).items():
+        found = parts_of(ids, parts) if ids.size <= MOST else ()
+        if len(found) > 1:
+            yield key, found
+
+
+def parts_of(ids: NDArray[np.int64], parts: Mapping[Tokens, SampleKey]) -> tuple[SampleKey, ...]:
+    """Return the known samples whose tokens, one behind the other, are these ids; empty if there are none."""
+    counts = sorted({tokens.count for tokens in parts}, reverse=True)
+    ends: dict[int, tuple[int, SampleKey]] = {}  # end of a part -> its beginning, and the sample
+    waiting = [0]
+    while waiting and len(ids) not in ends:
+        start = waiting.pop()
+        for count in counts:
+            stop = start + count
+            if stop <= len(ids) and stop not in ends:
+                key = parts.get(Tokens.of(ids[start:stop]))
+                if key is not None:
+                    ends[stop] = start, key
+                    waiting.append(stop)
+    found: list[SampleKey] = []
+    at = len(ids) if len(ids) in ends else 0
+    while at:
+        at, key = ends[at]
+        found.append(key)
+    return tuple(reversed(found))
