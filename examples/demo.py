@@ -7,6 +7,7 @@ Says in five lines what the commands have shown, and exits with the code of the 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 OUTPUTS = Path("outputs")
 PAGE = OUTPUTS / "headroom" / "index.html"
 BITWISE = OUTPUTS / "demo_bitwise.json"
-RECORDED, REPLAYED = (OUTPUTS / name / "debug_dump" for name in ("demo", "demo_replay"))
+RUNS = OUTPUTS / "main_job"  # not where a reader of the README trains the same configurations
+RECORDED, REPLAYED = (RUNS / name / "debug_dump" for name in ("demo", "demo_replay"))
 
 
 def main() -> int:
@@ -29,7 +31,8 @@ def main() -> int:
         ["compare", "--bitwise", str(RECORDED), str(REPLAYED), "--json", str(BITWISE)],
     ):
         print("\n$", shlex.join(["regress", *command]), flush=True)
-        code = subprocess.run([sys.executable, "-m", "regress", *command], check=False).returncode
+        own = {**os.environ, "EXPERIMENT_PATH": str(RUNS)}
+        code = subprocess.run([sys.executable, "-m", "regress", *command], check=False, env=own).returncode
         if code:
             return code
     told(json.loads((PAGE.parent / "report.json").read_text()), json.loads(BITWISE.read_text()))

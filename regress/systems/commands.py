@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from regress.printed import echo
 @click.group()
 def systems() -> None:
     """Judge released trainers by the float64 truth of a recorded batch."""
+    sys.path.append(str(Path.cwd()))  # adapters of one's own
 
 
 @systems.command("list")

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 import click
 import pytest
 
 from regress.cli import main
 from regress.plugin.options import add_options
+from tests.docs.walking import Done, forked
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -144,11 +148,76 @@ def _parse(words: list[str]) -> None:
     command.make_parser(context).parse_args(words)
 
 
-@pytest.mark.extended
+SHARING = ("README.md", "docs/tutorial.md", "docs/howto/compare.md", "docs/howto/run-report.md")
+"""Pages about the same recorded run: they share a directory, and a command that several of them show is run once."""
+
+
+def groups() -> list[list[Path]]:
+    """Pages with commands that run, those that share a directory together."""
+    running = [page for page in pages() if any(True for _ in steps(page))]
+    return [[ROOT / name for name in SHARING], *([page] for page in running if named(page) not in SHARING)]
+
+
+def steps(page: Path) -> Iterator[tuple[str, int]]:
+    """The commands of a page that run, each with its exit code."""
+    for block in blocks(page):
+        if block.language == "sh" and block.why is None:
+            for command, expected in block.steps:
+                *before, last = re.split(r"\s*&&\s*", command)
+                yield from ((each, 0) for each in before)
+                yield last, expected
+
+
+def started(command: str, folder: Path, environ: dict[str, str]) -> Done:
+    """Run a command: in copies of this process, which has loaded torch, whatever would only load it again."""
+    words = shlex.split(Template(command).safe_substitute(environ))
+    own = dict(environ)
+    while words and (assigned := re.fullmatch(r"([A-Z_]+)=(.*)", words[0])) is not None:
+        own[assigned[1]] = assigned[2]
+        del words[0]
+    if not words:
+        environ |= own
+        return Done(0, "", "")
+    environs = [own]
+    if words[:2] == ["torchrun", "--nproc-per-node"]:
+        environs = [{**own, **rank} for rank in ranks(int(words[2]), folder)]
+        words = words[4:] if words[3] == "-m" else ["python", *words[3:]]
+    if words[0] == "regress":
+        return forked(words, lambda: main(words[1:], prog_name="regress"), folder, *environs)
+    if words[0] == "python":
+        script = words[1:]
+
+        def work() -> None:
+            sys.path.insert(0, str((folder / script[0]).parent))
+            runpy.run_path(script[0], run_name="__main__")
+
+        return forked(script, work, folder, *environs)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=900
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def ranks(size: int, folder: Path) -> Iterator[dict[str, str]]:
+    """What torchrun tells its processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for rank in range(size):
+        yield {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": folder.name,
+        }
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", pages(), ids=named)
-def test_commands_run(page: Path, tmp_path: Path) -> None:
-    chosen = [block for block in blocks(page) if block.language == "sh" and block.why is None]
+@pytest.mark.parametrize("together", groups(), ids=lambda together: "+".join(map(named, together)))
+def test_commands_run(together: list[Path], tmp_path: Path) -> None:
     for name in NEEDED:
         if name == "golden":
             (tmp_path / name).mkdir()
@@ -156,25 +225,29 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
                 (tmp_path / name / case.name).symlink_to(case)
         elif name != "regress":
             (tmp_path / name).symlink_to(ROOT / name)
-    for name, body in files(page):
-        if name == "pyproject.toml":
-            (tmp_path / name).unlink()
-        if not (tmp_path / name).exists():
-            (tmp_path / name).write_text(body)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    environment.pop("CI", None)  # where goldens are not written
-    for block in chosen:
-        for command, expected in block.steps:
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=900,
-            )
-            assert done.returncode == expected, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    environ = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PATH": paths}
+    environ = {**{k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}, **environ}
+    environ.pop("CI", None)  # where goldens are not written
+    ran: set[str] = set()
+    for page in together:
+        for name, body in files(page):
+            if name == "pyproject.toml":
+                (tmp_path / name).unlink()
+            if not (tmp_path / name).exists():
+                (tmp_path / name).write_text(body)
+        for command, expected in steps(page):
+            if command in ran:
+                continue
+            done = started(command, tmp_path, environ)
+            told = f"{named(page)}: {command}\n{done.output[-3000:]}\n{done.errors[-3000:]}"
+            assert done.code == expected, told
+            ran.add(command)
+
+
+def test_the_readme_counts_the_cases() -> None:
+    cases = [path for path in (ROOT / "golden").iterdir() if (path / "case.yaml").is_file()]
+    assert re.search(r"replays (\d+) cases", PAGES[0].read_text())[1] == str(len(cases))  # type: ignore[index]
 
 
 def test_continuous_integration_runs_both_commands_of_the_readme() -> None:

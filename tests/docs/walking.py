@@ -9,7 +9,8 @@ import sys
 import tempfile
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,62 @@ class Done:
         return " ".join(f"{self.output} {self.errors}".split())
 
 
+def forked(
+    words: Sequence[str], work: Callable[[], object], folder: Path, *environs: Mapping[str, str]
+) -> Done:
+    """Do the work of a command in copies of this process, which has loaded torch: one for each environment, at once.
+
+    Returns:
+        The first copy that failed, or the first one.
+    """
+    import regress.parallel.run  # noqa: F401  # loaded once, for all copies
+
+    with ExitStack() as files:
+        copies = []
+        for environ in environs:
+            printed = [files.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            sys.stdout.flush(), sys.stderr.flush()
+            process = os.fork()
+            if process == 0:
+                os._exit(_copied(words, work, folder, environ, *(file.fileno() for file in printed)))
+            copies.append((process, printed))
+        ends = []
+        for process, printed in copies:
+            _, status = os.waitpid(process, 0)
+            for file in printed:
+                file.seek(0)
+            ends.append(Done(os.waitstatus_to_exitcode(status), *(file.read().decode() for file in printed)))
+        return next((end for end in ends if end.code), ends[0])
+
+
+def _copied(
+    words: Sequence[str],
+    work: Callable[[], object],
+    folder: Path,
+    environ: Mapping[str, str],
+    output: int,
+    errors: int,
+) -> int:
+    """Do the work of a copy, as a process of its own would; return its exit code."""
+    try:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environ)
+        for file, number in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (errors, 2)):
+            os.dup2(file, number)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.argv = list(words)
+        work()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 70
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+
+
 @dataclass
 class Walk:
     """A folder in which commands run; what one command wrote, later rows look at.
@@ -107,37 +164,11 @@ class Walk:
         return found
 
     def _forked(self, words: tuple[str, ...], environ: Mapping[str, str]) -> Done:
-        import regress.parallel.run  # noqa: F401  # loaded once, for all copies
         from regress.cli import main
 
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            sys.stdout.flush(), sys.stderr.flush()
-            process = os.fork()
-            if process == 0:
-                code = 70
-                try:
-                    os.chdir(self.folder)
-                    os.environ.clear()
-                    os.environ.update(environ)
-                    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                    for file, number in ((output, 1), (errors, 2)):
-                        os.dup2(file.fileno(), number)
-                    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-                    sys.argv = ["regress", *words]
-                    main(list(words), prog_name="regress")
-                except SystemExit as end:
-                    code = end.code if isinstance(end.code, int) else int(end.code is not None)
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stdout.flush(), sys.stderr.flush()
-                    os._exit(code)
-            _, status = os.waitpid(process, 0)
-            texts = []
-            for file in (output, errors):
-                file.seek(0)
-                texts.append(file.read().decode())
-            return Done(os.waitstatus_to_exitcode(status), *texts)
+        return forked(
+            ["regress", *words], lambda: main(list(words), prog_name="regress"), self.folder, environ
+        )
 
     def train(self, *arguments: object, to: str, code: int = 0, small: bool = True, **environ: str) -> Done:
         """Run ``regress train``, small, into a folder."""
