@@ -170,7 +170,8 @@ class Repetition:
         """Return the policy as it was before an update; None if nothing tells its weights."""
         places = self.given.places
         number = places.index(at)
-        policy = build_policy(self.config, NO_TOKENIZER, SingleProcess())
+        with self._built():
+            policy = build_policy(self.config, NO_TOKENIZER, SingleProcess())
         if number == 0:
             return policy if at[0] == 0 else None
         return None if self._put_weights(policy, places[number - 1]) else policy
