@@ -5,6 +5,9 @@ The command line prints them without a traceback and exits with ``exit_code``. N
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from regress.printed import printable
 from regress.redaction import redacted
 
@@ -130,6 +133,12 @@ class TrackingError(RegressError):
 
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
+
+
+def meant(name: str, known: Iterable[str], most: int = 2) -> str:
+    """Return ``did you mean a or b? `` for a name that is none of the known ones; empty where none of them is near."""
+    near = get_close_matches(name, [*dict.fromkeys(known)], n=most)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def reason(error: BaseException, limit: int = 200) -> str:

@@ -17,7 +17,7 @@ from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.coordinates import parse_stem
 from regress.dump.jsontext import strict, tag_floats
 from regress.dump.location import Location, children, location, size
-from regress.dump.manifest import MANIFEST
+from regress.dump.manifest import MANIFEST, dump_inside
 from regress.dump.reader import DumpReader, is_dump_file, read_all
 from regress.dump.record import Record
 from regress.dump.stages import STAGES
@@ -175,9 +175,13 @@ def inspected(path: str | Location) -> Shown:
         return Shown(path, records=read_all(place))
     rows = directory_rows(place)
     if not rows:
-        raise DumpError(
-            f"{place} holds no dump: give a dump directory, a folder of step_* files, or one such file"
+        inside = dump_inside(place)
+        given = (
+            f"{inside}, the dump inside of it"
+            if inside
+            else "a dump directory, a folder of step_* files, or one such file"
         )
+        raise DumpError(f"{place} holds no dump: give {given}")
     return Shown(path, rows, (), *_state(place))
 
 

@@ -143,6 +143,15 @@ _CASE = "case.yaml"
 """File of a golden case, which has another ``manifest.json``."""
 
 
+_INSIDE = ("debug_dump", "weaver_debug_dump", "dump")
+"""Folders that runs write their dump into."""
+
+
+def dump_inside(folder: Location) -> Location | None:
+    """Return the dump in the folder of a run; None where it has none under the usual names."""
+    return next((folder / name for name in _INSIDE if (folder / name).is_dir()), None)
+
+
 def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
@@ -152,9 +161,11 @@ def read_manifest(folder: Location) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         if not folder.is_dir():
             raise DumpError(f"{folder} is not a folder, but a dump is one: check the path") from None
+        inside = dump_inside(folder)
+        remedy = f"give {inside}, the dump inside of it" if inside else "record again or correct the path"
         raise DumpError(
             f"{folder} is no complete dump: it has no {MANIFEST}, which is written last, so the run was "
-            "interrupted or the path is not that of a dump directory; record again or correct the path"
+            f"interrupted or the path is not that of a dump directory; {remedy}"
         ) from None
     except OSError as error:
         raise unreadable(path, error) from error

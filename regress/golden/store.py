@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from regress.errors import GoldenError
+from regress.errors import GoldenError, meant
 from regress.golden.case import GoldenCase
 from regress.golden.journal import settle
 from regress.golden.names import CASE_FILE, MANIFEST, check_case_name
@@ -39,8 +39,9 @@ class GoldenStore:
         folder = self.folder(name)
         settle(self.root)
         if not folder.is_dir():
-            known = ", ".join(self.names()) or "none"
+            names = self.names()
             raise GoldenError(
-                f"{folder} does not exist, so there is no case {name!r}: cases here are {known}"
+                f"{folder} does not exist, so there is no case {name!r}: {meant(name, names)}cases here are "
+                f"{', '.join(names) or 'none'}"
             )
         return GoldenCase(folder, allow_changed_inputs=allow_changed_inputs)

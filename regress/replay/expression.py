@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from regress.errors import ConfigError
+from regress.errors import ConfigError, meant
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 _WORDS = ("and", "or", "not")
@@ -14,15 +15,29 @@ Test = Callable[[str], bool]
 
 
 def select(names: Iterable[str], pattern: str) -> list[str]:
-    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none."""
+    """Return names that match a comma-separated list of patterns, in order.
+
+    Raises:
+        ConfigError: for a pattern that matches none.
+    """
     known = list(names)
-    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
-    found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
-    if not found:
-        raise ConfigError(
-            f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'"
-        )
-    return found
+    patterns = [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]
+    for part in patterns:
+        if not any(fnmatchcase(name, part) for name in known):
+            raise ConfigError(
+                f"{_meant(part, known)}{part!r} matches none of {', '.join(known)}; give a name, or a pattern such as "
+                "'packed*'"
+            )
+    return [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """Return the name whose parts are the nearest ones, else the nearest names, in words."""
+    words = [*known]
+    parts = {part for word in words for part in word.split("-")}
+    near = [next(iter([p] if p in parts else get_close_matches(p, parts, n=1)), "") for p in name.split("-")]
+    whole = "-".join(near)
+    return f"did you mean {whole}? " if len(near) > 1 and all(near) and whole != name else meant(name, words)
 
 
 def choose(names: Iterable[str], text: str) -> list[str]:
@@ -41,7 +56,11 @@ def choose(names: Iterable[str], text: str) -> list[str]:
     test = _Parser(text, tokens).expression()
     found = [name for name in known if test(name)]
     if not found:
-        raise ConfigError(f"{text!r} matches none of {', '.join(known)}; name parts of their names")
+        parts = {part for name in known for part in name.split("-")}
+        hints = (meant(word, parts) for word in tokens if word not in {"(", ")", *_WORDS, *parts})
+        raise ConfigError(
+            f"{next(filter(None, hints), '')}{text!r} matches none of {', '.join(known)}; name parts of their names"
+        )
     return found
 
 

@@ -283,6 +283,7 @@ def tell(
         options: those of the comparisons.
         again: command that makes the golden dump and compares again, where that dump is not kept.
     """
+    from regress.compare.dumps.two_runs import APART
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
@@ -294,6 +295,9 @@ def tell(
     report = replace(report_of(found, sections or {}, tokens, modes, options, again), ended=ended)
     for name, where in report.environment.items():
         echo(f"{name}: {where}")
+    apart = [note for note in report.notes if APART in note]
+    for line in apart:
+        echo(line)
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     colour = colourful(console.is_terminal)
@@ -307,7 +311,7 @@ def tell(
             echo(line)
         for line in _causes(report, name):
             echo(f"{name}: {line}" if len(found) > 1 else line)
-    for line in _listed(report.notes):
+    for line in _listed(note for note in report.notes if note not in apart):
         echo(f"note: {line}")
     for name, error in report.errors.items():
         echo(f"not compared: {name}: {error}")

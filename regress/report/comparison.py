@@ -18,6 +18,7 @@ from regress.compare.dumps.options import Options
 from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison, exchanged
 from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.two_runs import two_runs
 from regress.compare.modes.find import Found
 from regress.compare.updates.statements import not_asked
 from regress.report.call import Call
@@ -85,9 +86,10 @@ def report_of(
         for name, comparison in found.items()
         for number, problem in enumerate(comparison.problems)
     }
-    notes = []
+    notes, apart = [], []
     for name, comparison in found.items():
         mark = f"{name}: " if several else ""
+        apart += [f"{mark}{sentence}" for sentence in [two_runs(comparison)] if sentence]
         notes += [f"{mark}{note}" for note in comparison.notes]
         for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
             notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
@@ -117,7 +119,7 @@ def report_of(
         diagnoses=diagnoses,
         tokens=tokens,
         environment=environment,
-        notes=notes,
+        notes=[*apart, *notes],
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),
         sections=sections or {},
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from regress.errors import meant
+
+_PARTS = re.compile(r"[/.*?\[\]]+")
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,14 @@ class Selection:
     def words(self) -> str:
         """The patterns, as they are given on the command line."""
         return " ".join(f"--only {pattern}" for pattern in self.patterns)
+
+    def meant(self, names: Iterable[str]) -> str:
+        """Return ``; did you mean a?`` for a part of a pattern that is none of any name; empty where none is near."""
+        known = {part for name in names for part in (name, *_PARTS.split(name))}
+        asked = (part for pattern in self.patterns for part in _PARTS.split(pattern))
+        hints = (meant(part, known) for part in asked if part and part not in known)
+        near = next(filter(None, hints), "")
+        return f"; {near.rstrip()}" if near else ""
 
     def has(self, quantity: str, name: str) -> bool:
         """Return True if a tensor is asked for."""

@@ -30,6 +30,7 @@ from regress.compare.dumps.truth import TruthSide
 from regress.compare.dumps.unit import Unit
 from regress.compare.dumps.units import compare_unit
 from regress.compare.dumps.weight_distance import spread, weight_distances
+from regress.compare.quantities import QUANTITIES, source_or_other
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.errors import CompareError
@@ -150,7 +151,8 @@ def compare_dumps(
     if not comparison.compared and not comparison.failed:
         why = f" ({planned.problems[0]})" if planned.problems else ""
         only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
-        raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
+        near = asked.only.meant(_names(golden_side)) if asked.only.patterns else ""
+        raise CompareError(f"not one element of {golden} and {actual} was compared{only}{near}{why}")
     if asked.verify:
         _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
@@ -175,6 +177,15 @@ def exchanged(comparison: Comparison, first: Verdict, options: Options) -> list[
         return compare_dumps(comparison.actual, comparison.golden, asked).verdicts
     except CompareError:  # nothing is left to compare
         return []
+
+
+def _names(side: Side) -> Iterator[str]:
+    """Yield the names that tensors are asked for by: quantities, and the tensors of the first step."""
+    yield from (quantity.name for quantity in QUANTITIES)
+    first = min((where.step for _, where in side.entries.values()), default=0)
+    for name, (stage, where) in side.entries.items():
+        if where.step == first:
+            yield from (source_or_other(stage, tensor).label for tensor in side.read(name).tensors)
 
 
 def _checks(golden: str, actual: str, planned: Planned, options: Options) -> list[IntegrityUnit]:

@@ -15,7 +15,7 @@ from regress.compare.dumps.sent import SentSide, flags_of, is_sent
 from regress.dump.arrays import DTYPES
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, location
-from regress.dump.manifest import MANIFEST
+from regress.dump.manifest import MANIFEST, dump_inside
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.requests import INDEX
@@ -131,7 +131,9 @@ def open_side(path: str) -> Side:
         return source
     if not folder.is_dir():
         raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
+    inside = dump_inside(folder)
+    given = f"give {inside}, the dump inside of it" if inside else "give the dump directory itself"
     raise DumpError(
         f"{path} is no complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
-        "step_* files, nor files of weights; give the dump directory itself, or record again if the run was interrupted"
+        f"step_* files, nor files of weights; {given}, or record again if the run was interrupted"
     )
