@@ -154,7 +154,7 @@ def _exchanged(
     """Return a divergence as it is with golden and actual exchanged, and the facts of the golden run."""
     verdicts = exchanged(comparison, divergence.first, options)
     context = run_context_of(replace(comparison, golden=comparison.actual, actual=comparison.golden))
-    found = exchanged_divergence(divergence, verdicts, context)
+    found = exchanged_divergence(divergence, verdicts, context, comparison.verdicts)
     return None if found is None else (found, context)
 
 

@@ -143,25 +143,37 @@ def _of_its_layer(name: str, names: set[str]) -> set[str]:
 
 
 def exchanged_divergence(
-    found: Divergence, verdicts: Iterable[Verdict], scene: RunContext
+    found: Divergence, verdicts: Iterable[Verdict], scene: RunContext, before: Iterable[Verdict]
 ) -> Divergence | None:
     """Return a divergence with golden and actual exchanged: what holds is the same, patterns are those of the other.
 
     Args:
-        verdicts: those on its quantity, made with the two sides exchanged; ``scene`` the run that was the golden one.
+        verdicts: those on its quantity, made with the two sides exchanged; ``scene`` the run that was the golden one;
+            ``before`` all verdicts with the sides as they are.
 
     Returns:
-        None where these verdicts do not fail in the same tensor of the same update.
+        None where these verdicts do not fail in the same elements: rounding may decide otherwise for the other side.
     """
-    own = [v for v in verdicts if _update(v.place) == _update(found.first.place)]
-    alike = [v for v in own if v.quantity == found.first.quantity]
+    alike, known = (
+        [
+            v
+            for v in all_
+            if (v.quantity, _update(v.place)) == (found.first.quantity, _update(found.first.place))
+        ]
+        for all_ in (verdicts, before)
+    )
     wrong = sorted((v for v in alike if not v.ok), key=dataflow_key)
     if not wrong or wrong[0].name != found.first.name:
+        return None
+    over = sorted(sum(v.over for v in side if v.name == found.first.name) for side in (alike, known))
+    if over[0] < _SAME * over[1]:
         return None
     patterns = tuple(p for p in find_patterns(wrong, alike, scene) if not _MUTUAL.match(p.id))
     return replace(found, first=wrong[0], broken=(len(wrong), len(alike)), patterns=patterns)
 
 
+_SAME = 0.9
+"""Least share of affected elements that both directions have in common."""
 _MUTUAL = re.compile("scaled|sign$|offset$|factors$|advantages:(scale|baseline)$")
 """Relations of two sides, which do not tell on which of them something is wrong."""
 
