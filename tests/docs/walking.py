@@ -9,6 +9,7 @@ import sys
 import tempfile
 import tomllib
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ def forked(
         for environ in environs:
             printed = [files.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
             sys.stdout.flush(), sys.stderr.flush()
-            process = os.fork()
+            with warnings.catch_warnings():  # of threads of pytest-xdist, which the copy does not have
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = os.fork()
             if process == 0:
                 os._exit(_copied(words, work, folder, environ, *(file.fileno() for file in printed)))
             copies.append((process, printed))
