@@ -163,7 +163,7 @@ def _shown(
         if found is not None and statement is not None:
             shown.append(_read(update.at, found, statement))
         elif found is not None:
-            silent.append(_untold(found))
+            silent.append(_untold(update.at, found))
     return shown, silent
 
 
@@ -217,7 +217,7 @@ def _preset(found: Explanation) -> Statement | None:
     return next((one for one in found.statements if one.subject == "preset" and one.values), None)
 
 
-def _untold(found: Explanation) -> str:
+def _untold(at: At, found: Explanation) -> str:
     """Return what an update without a preset shows, in a sentence."""
     said = "; ".join(
         [
@@ -227,7 +227,7 @@ def _untold(found: Explanation) -> str:
         ]
         + [f"{subject}: {why}" for subject, why in found.undetermined.items() if subject != "entropy"]
     )
-    place = named((found.step, found.update))
+    place = named(at)
     return f"{place} is that of no preset, and was judged by what other updates prove ({said})"
 
 

@@ -84,11 +84,9 @@ def test_a_second_forward_pass_within_the_backward_pass_is_float64_too(family: s
     [
         (
             "compiled",
-            "would compile Qwen3_5GatedDeltaNet, which runs sample by sample, anew for every layout",
+            "would compile linear attention, which runs sample by sample, anew for every layout",
         ),
-        pytest.param(
-            "cp2", "splits a sample over ranks, and Qwen3_5GatedDeltaNet", marks=pytest.mark.extended
-        ),
+        pytest.param("cp2", "splits a sample over ranks, and linear attention", marks=pytest.mark.extended),
         pytest.param("tp2", "cannot be split by tensor parallelism", marks=pytest.mark.extended),
         pytest.param("tp2-hf", "does not divide num_key_value_heads=1", marks=pytest.mark.extended),
         pytest.param("pp2", "cannot be cut into stages", marks=pytest.mark.extended),

@@ -95,7 +95,8 @@ def test_a_case_that_no_wire_can_say_is_not_replayed(tmp_path: Path) -> None:
 
 def test_a_trainer_of_ones_own_has_no_service_of_ours(tmp_path: Path) -> None:
     cache: Any = SimpleNamespace(foreign=object())
-    assert ReplayCache._impossible(cache, REMOTE["remote-weaver"]) == (
+    replay: Any = SimpleNamespace(case=STORE.case("dense"), variant=REMOTE["remote-weaver"])
+    assert ReplayCache._impossible(cache, replay) == (
         "it is about the training service, which is that of this package"
     )
 

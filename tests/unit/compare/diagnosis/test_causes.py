@@ -63,7 +63,8 @@ DETAILS = (
     *("x was recorded 2 times; only the first", "x was recorded, but is not part of the plan"),
     *("actual float64 [3], and no golden of this name", "x holds a tensor 'y' that belongs to no quantity"),
     "sample g/0 is in the golden dump only",
-    "sample r/0 is in the actual dump only; sample r/0 of the actual dump is 2 samples, one behind the other (g/0, g/1)",
+    "sample r/0 is in the actual dump only; sample r/0 of the actual dump is 2 samples, one behind the other "
+    "(g/0, g/1)",
     *(
         f"{SAMPLED}: 1 of 2 samples differ, the first of them (g/0) at position 3 in turn 1, where {words}"
         for words in SENTENCES
