@@ -20,10 +20,10 @@ from transformers.pytorch_utils import Conv1D
 
 from regress.dump.adapter_names import plain_adapter_name
 from regress.errors import ConfigError
+from regress.parallel import fit
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
 from regress.parallel.embedding import SplitEmbedding, SplitProjection
 from regress.parallel.factors import InputFactor, OutputFactor, WholeFactor
-from regress.parallel.fit import divisor_refusal, tensor_refusal
 from regress.parallel.outputs import OutputPart
 
 HEAD = "lm_head"
@@ -179,12 +179,8 @@ def _has_parameters(module: nn.Module) -> bool:
 
 _ROPE = Family("model.embed_tokens", "model.layers", "model.norm", "intermediate_size")
 FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(fit.FAMILIES, _ROPE),
     "gpt2": Family("transformer.wte", "transformer.h", "transformer.ln_f", "n_inner"),
-    "llama": _ROPE,
-    "mistral": _ROPE,
-    "qwen2": _ROPE,
-    "qwen3": _ROPE,
-    "qwen3_moe": _ROPE,
 }
 
 
@@ -201,7 +197,7 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
     sizes = heads_of(model)
     if family is not None and any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
         sizes[family.mlp_size] = getattr(model.config, family.mlp_size) or 4 * model.config.hidden_size
-    refusal = tensor_refusal(name, sizes, count)
+    refusal = fit.tensor_refusal(name, sizes, count)
     if refusal is not None or family is None:
         raise ConfigError(refusal)
     return family
@@ -209,7 +205,7 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
 
 def require_divisor(model: PreTrainedModel, sizes: Mapping[str, int], count: int) -> None:
     """Raise `ConfigError` if ``count`` ranks cannot share one of these sizes of a model."""
-    refusal = divisor_refusal(model.config.model_type, sizes, count)
+    refusal = fit.divisor_refusal(model.config.model_type, sizes, count)
     if refusal is not None:
         raise ConfigError(refusal)
 

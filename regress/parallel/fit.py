@@ -9,8 +9,8 @@ FILLING = ("1f1b",)
 IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Those that need microbatches in rounds of one size."""
 
-FAMILIES = ("gpt2", "llama", "qwen3", "qwen3_moe")
-"""Families whose modules tensor parallelism splits and whose blocks pipelines cut into stages."""
+FAMILIES = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Families whose modules tensor parallelism splits and whose blocks pipelines cut into stages, by ``model_type``."""
 
 
 def tensor_refusal(kind: str, sizes: Mapping[str, int], count: int) -> str | None:
