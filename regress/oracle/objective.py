@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from regress.errors import CompareError, ConfigError, OracleError
 from regress.explain.explain import explain_update
 from regress.explain.loss import NEGLIGIBLE
-from regress.explain.statement import Explanation, Statement
+from regress.explain.statement import Statement, UpdateExplanation
 from regress.explain.update import Floats, read_update
 from regress.grpo.objective import Objective
 from regress.grpo.presets import preset_values
@@ -191,7 +191,7 @@ def _common(shown: list[_Shown]) -> tuple[str, dict[str, Any], str]:
 
 def _explained(
     recorded: Recorded, path: str, update: Observed, old: OldOf, preset: str | None
-) -> Explanation | None:
+) -> UpdateExplanation | None:
     """Return the explanation of an update with the rollout that it trains on; None without token gradients."""
     rollout = () if update.rollout is None else update.rollout.samples
     try:
@@ -201,7 +201,7 @@ def _explained(
     if tokens.get(*OLD) is None and tokens.frame == update.tokens.frame:
         told = old(update) if update.old is None else update.old
         tokens.values |= {} if told is None else {OLD[-1]: told}
-    found = explain_update(path, tokens, preset)
+    (found,) = explain_update(path, tokens, preset).updates
     bonus = next(
         (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
     )
@@ -213,11 +213,13 @@ def _explained(
     return found
 
 
-def _preset(found: Explanation) -> Statement | None:
-    return next((one for one in found.statements if one.subject == "preset" and one.values), None)
+def _preset(found: UpdateExplanation) -> Statement | None:
+    """Return the statement that names presets which have the gradients, as they are or with changed fields."""
+    told = (one for one in found.statements if one.subject == "preset" and one.values)
+    return next((one for one in told if _changed(one) or not one.departure), None)
 
 
-def _untold(at: At, found: Explanation) -> str:
+def _untold(at: At, found: UpdateExplanation) -> str:
     """Return what an update without a preset shows, in a sentence."""
     said = "; ".join(
         [
@@ -231,14 +233,14 @@ def _untold(at: At, found: Explanation) -> str:
     return f"{place} is that of no preset, and was judged by what other updates prove ({said})"
 
 
-def _read(at: At, found: Explanation, statement: Statement) -> _Shown:
+def _read(at: At, found: UpdateExplanation, statement: Statement) -> _Shown:
     changed = _changed(statement)
     if changed:
         name, changes = statement.values
         values, names = dict(changes), [str(name)]
     else:
         values, names = {}, [str(one) for one in statement.values]
-    kl = found.about("kl")
+    kl = next((one for one in found.statements if one.subject == "kl" and not one.departure), None)
     bounds = {} if kl is None or kl.values != ("none",) else kl.evidence.get("coefficient at most", {})
     shown = {"kl_coef": 0.0} if bounds and max(bounds.values()) <= NEGLIGIBLE else {}
     return _Shown(at, names, {**values, **shown, **_coefficients(statement)}, changed)

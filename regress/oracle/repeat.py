@@ -107,8 +107,7 @@ class Repetition:
             before: At | None = None
             for update in self.given.updates():
                 if self._begin(policy, update, before):
-                    with in_float64(policy.model, f"model.path={config.model.path!r}"):
-                        self._repeat(policy, reference, router, update, before)
+                    self._repeat(policy, reference, router, update, before)
                     self.places.append(update.at)
                 before = update.at
         self.notes.update(dict.fromkeys(self.old.taken()))
@@ -208,7 +207,8 @@ class Repetition:
                     tap_trajectories(list(update.tapped))
                 self.old.tap_passes(known)
                 objective = self.config.algorithm
-                train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
+                with in_float64(policy.model, f"model.path={self.config.model.path!r}"):
+                    train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
 
     def _tokens(self, known: Known, batch: TokenBatch, partition: Sequence[Sequence[int]]) -> LossTokens:
         """Return the loss tokens of an update with everything that precedes it."""

@@ -41,10 +41,11 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Dump:
     known: dict[str, Path] = {}
 
     def made(bug: str | None = None, **options: Any) -> Path:
+        options = {"packed": bug in PACKED, **options}
         name = json.dumps([bug, options], default=str)
         if name not in known:
             known[name] = tmp_path_factory.mktemp("planted") / "dump"
-            train(known[name], bug, packed=bug in PACKED, **options)
+            train(known[name], bug, **options)
         return known[name]
 
     return made
@@ -69,6 +70,7 @@ LAYOUTS = [
     extended({"minis": True}, ()),
     extended({"minis": True, "rollout_tapped": "first update"}, CLAIM),
     extended({"minis": True, "rollout_tapped": "its own", "old": "tapped"}, CLAIM),
+    extended({"packed": True}, CLAIM),
     extended({"rollouts": 2}, CLAIM),
     extended({"rollouts": 2, "old": "classified", "minis": True}, ()),
 ]
@@ -82,14 +84,7 @@ def test_oracle_passes_the_correct_trainer(
     assert found.exit_code == 0, found.output
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("bug", PACKED)
-def test_oracle_passes_the_correct_packed_trainer(tmp_path: Path, bug: str) -> None:
-    train(tmp_path / "dump", packed=True)
-    assert oracle(tmp_path / "dump", *CLAIM).exit_code == 0
-
-
-@pytest.mark.parametrize("bug", [bug if bug == "recomputed" else extended(bug) for bug in BUGS])
+@pytest.mark.parametrize("bug", [extended(bug) for bug in BUGS])
 def test_oracle_finds_each_bug(dump: Dump, bug: str) -> None:
     found = oracle(dump(bug), *CLAIM)
     assert found.exit_code == (1 if FIRST[bug] else 2), found.output
@@ -136,10 +131,64 @@ def test_float32_inside_of_a_float64_model_is_found_and_said(dump: Dump, bug: st
 
 
 def test_oracle_prints_the_objective_and_a_command_that_can_be_run(dump: Dump) -> None:
-    found = oracle(dump("recomputed"), *CLAIM).output
+    result = oracle(dump("recomputed"), *CLAIM)
+    assert result.exit_code == 1
+    found = result.output
     assert "loss=ppo_clip, clip_low=0.2, clip_high=0.28" in found
     assert "kl_coef=0.05, kl_estimator=k3, old_log_probs=recompute" in found
 
     (line,) = (line for line in found.splitlines() if line.startswith("next: "))
     again = CliRunner().invoke(main, shlex.split(line.removeprefix("next: "))[1:])
     assert again.exit_code == 1, again.output
+
+
+EXPLAINED = {
+    "uncentred": "preset:        departure: the preset that is expected, dapo, would have other gradients",
+    "positions": "",
+    "kl-sign": "kl:            departure: k3 with coefficient -0.05",
+    "recomputed": "every ratio is 1",
+    "mean-of-means": "denominator_scope 'microbatch' in place of 'global'",
+    "leak": "",
+}
+"""What `regress explain --preset dapo` says; empty where the loss is as it should be and other tokens were read."""
+DEPARTURES = ("uncentred", "positions", "kl-sign", "mean-of-means")
+"""Bugs that the loss of an update shows by itself; old log-probs and what was attended to are not in it."""
+
+
+@pytest.mark.parametrize(
+    "bug", [extended(None), *(bug if bug == "kl-sign" else extended(bug) for bug in BUGS)]
+)
+def test_explain_ends_with_1_where_the_loss_departs(dump: Dump, bug: str | None) -> None:
+    folder = dump(bug, old="tapped")
+    found = CliRunner().invoke(main, ["explain", str(folder), "--preset", "dapo"])
+    assert found.exit_code == int(bug in DEPARTURES), found.output
+    assert EXPLAINED.get(bug or "", "") in found.output
+
+
+COMPARED = {
+    "uncentred": ("loss", ""),
+    "positions": ("coverage", ""),
+    "kl-sign": ("loss", ""),
+    "recomputed": ("old_log_probs", ""),
+    "mean-of-means": ("loss", "token-gradient-denominators"),
+    "leak": ("log_probs", "packed-leak"),
+}
+"""Quantity that breaks first, and the rule that names the cause, if it is the same one both ways round."""
+
+
+@pytest.mark.parametrize("turned", [False, extended(True)], ids=["correct first", "bug first"])
+@pytest.mark.parametrize("bug", [extended(bug) for bug in BUGS])
+def test_compare_finds_each_bug_both_ways_round(dump: Dump, bug: str, turned: bool) -> None:
+    sides = [str(dump(old="tapped", packed=bug in PACKED)), str(dump(bug, old="tapped"))]
+    found = CliRunner().invoke(main, ["compare", *(reversed(sides) if turned else sides)])
+    first, rule = COMPARED[bug]
+    assert found.exit_code == 1, found.output
+    assert f"compare: first {first}" in found.output
+    assert f"(rule {rule}" in found.output
+
+
+@pytest.mark.extended
+def test_compare_and_dump_check_pass_the_correct_trainer_in_another_layout(dump: Dump) -> None:
+    sides = [str(dump(old="tapped", packed=packed)) for packed in (False, True)]
+    assert CliRunner().invoke(main, ["compare", *sides]).exit_code == 0
+    assert CliRunner().invoke(main, ["dump", "check", sides[0]]).exit_code == 0
