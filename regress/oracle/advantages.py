@@ -19,7 +19,8 @@ from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
-from regress.oracle.observed import Observed, named
+from regress.oracle.observed import Observed
+from regress.oracle.samples import named
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from regress.grpo.objective import Objective
 from regress.oracle.measure import NAME as COARSE
 from regress.oracle.measure import measured_bounds
 from regress.oracle.objective import Claim, claim_of
-from regress.oracle.observed import FROM_GRADIENTS, Recorded, require_complete
+from regress.oracle.observed import Recorded, require_complete
 from regress.oracle.old_policy import PASSES
 from regress.oracle.repeat import Repetition, judged_types
+from regress.oracle.samples import FROM_GRADIENTS
 from regress.replay.configure import compose, dump_everything
 
 INITIAL = "initial"

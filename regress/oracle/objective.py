@@ -14,8 +14,9 @@ from regress.explain.update import Floats, read_update
 from regress.grpo.objective import Objective
 from regress.grpo.presets import preset_values
 from regress.oracle.exported import ADVANTAGES, advantage_in
-from regress.oracle.observed import OLD, Observed, Recorded, named
+from regress.oracle.observed import OLD, Observed, Recorded
 from regress.oracle.rollouts import At
+from regress.oracle.samples import named
 
 OldOf: TypeAlias = Callable[[Observed], Floats | None]
 """Returns log-probs over the frame of an update; None where nothing tells the weights."""

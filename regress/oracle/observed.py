@@ -17,20 +17,18 @@ from regress.compare.alignment.spans import Spans
 from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.dump.trajectory import Trajectory, from_record, joined
+from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
-from regress.explain.mask import find_mask
-from regress.explain.update import Bools, Floats, Update, read_update
+from regress.explain.update import Floats, Update, read_update
 from regress.layout import SampleKey
 from regress.oracle.rollouts import At, Rollout, Rollouts
 from regress.oracle.routing import Experts, recorded_experts
+from regress.oracle.samples import foreign, loss_mask, token_ids, untapped
 
 ADAMW = ("torch.optim.adamw.AdamW",)
 """Optimizers whose update the engine makes, too."""
 OLD = ("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs")
 """Recorded log-probs in the denominators of the ratios, those that were tapped first."""
-FROM_GRADIENTS = "the token gradients themselves"
-"""Source of a loss mask that nobody tapped."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class Recorded:
         return [t for name in names for t in from_record(self.dump.read(name)) if not t.is_val]
 
     def _observed(self, at: At, tokens: Update, rollouts: Rollouts, tapped: Sequence[Trajectory]) -> Observed:
-        ids = _token_ids(tokens, at)
+        ids = token_ids(tokens, at)
         found = rollouts.of(tokens, ids)
         if found is not None:
             rollout, own, recorded = found
@@ -176,9 +174,9 @@ class Recorded:
                 ]
             return Observed(at, tokens, samples, rollout, own, recorded, tapped, "the trajectories")
         if rollouts.known:
-            raise _foreign(at, ids, rollouts)
-        mask, source = _mask(tokens, at)
-        samples = [_sample(tokens, number, own, mask) for number, own in enumerate(ids)]
+            raise foreign(at, ids, rollouts)
+        mask, source = loss_mask(tokens, at)
+        samples = [untapped(tokens, number, own, mask) for number, own in enumerate(ids)]
         return Observed(at, tokens, samples, None, (), range(len(ids)), (), source)
 
     def _note_old(self, rollout: Rollout, at: At, tokens: Update, numbers: Mapping[int, int]) -> None:
@@ -212,7 +210,7 @@ class Recorded:
             found |= {(content_key(np.asarray(one.tokens)), 0): tuple(one.tokens) for one in tapped}
             found |= {one.key: tuple(one.tokens) for one in tapped}
             tokens = read_update(self.dump, *at, samples_of="forward_data")
-            found |= dict(zip(tokens.frame.samples, _token_ids(tokens, at), strict=True))
+            found |= dict(zip(tokens.frame.samples, token_ids(tokens, at), strict=True))
         return found
 
     def whole(self, type: str, at: At) -> dict[str, Array]:
@@ -244,7 +242,7 @@ class Recorded:
 
     def experts(self, update: Observed) -> Experts:
         """Return the experts that the routers chose for the tokens of an update; empty where none are recorded."""
-        ids = _token_ids(update.tokens, update.at)
+        ids = token_ids(update.tokens, update.at)
         keys = dict(zip(update.tokens.frame.samples, ids, strict=True))
         return recorded_experts(self._records("activations", update.at), keys)
 
@@ -262,72 +260,6 @@ class Recorded:
         files = self.dump.manifest.files
         names = [n for n in self.dump.names(type, at[0]) if files[n].where.update == at[1]]
         return [self.dump.read(name) for name in names]
-
-
-def named(at: At) -> str:
-    """Return the words for a place."""
-    return f"step {at[0]}" + ("" if at[1] is None else f" update {at[1]}")
-
-
-def _token_ids(tokens: Update, at: At) -> list[tuple[int, ...]]:
-    ids = tokens.get("batch_inputs/input_ids")
-    if ids is None or np.isnan(ids).any():
-        raise OracleError(
-            f"{named(at)} does not hold the token ids of every sample, so nothing can be computed from them; record "
-            "batch_inputs of all ranks"
-        )
-    bounds = tokens.frame.offsets
-    return [
-        tuple(int(value) for value in ids[bounds[i] : bounds[i + 1]])
-        for i in range(len(tokens.frame.samples))
-    ]
-
-
-def _foreign(at: At, ids: Sequence[tuple[int, ...]], rollouts: Rollouts) -> OracleError:
-    """Return the error for samples that are of no rollout, which says whether they are several in one."""
-    samples = [sample for rollout in reversed(rollouts.known) for sample in rollout.samples]
-    for own in ids:
-        parts = joined(own, samples)
-        if parts:
-            names = ", ".join(f"{one.group_id}/{one.run_id}" for one in parts)
-            return OracleError(
-                f"a sample of {named(at)} is {len(parts)} samples of the rollout one behind the other ({names}), and "
-                "is trained as one: restart the position ids of a packed row at each sample, or give record("
-                "cu_seq_lens=) where these tell the samples apart"
-            )
-    return OracleError(
-        f"the samples of {named(at)} are not those of any recorded rollout, so their rewards are unknown; tap "
-        "the trajectories that the update trains on"
-    )
-
-
-def _mask(tokens: Update, at: At) -> tuple[Bools, str]:
-    """Return the tokens of the loss as tapped, else those that have a gradient, and where this is from."""
-    for name in ("is_loss_debug/effective_valid", "forward_data/response_mask", "batch_inputs/response_mask"):
-        values = tokens.get(name)
-        if values is not None:
-            return np.nan_to_num(values) != 0, "the tapped loss mask"
-    if "token_gradient/token_gradient" not in tokens.values:
-        raise OracleError(
-            f"nothing tells the loss tokens of {named(at)}; tap them with tap_batch(loss_mask=...), or the rollouts "
-            "with tap_trajectories, or record with token_gradient=True"
-        )
-    mask = find_mask(tokens)
-    if not mask.speaking.all():
-        raise OracleError(
-            f"nothing tells the loss tokens of {named(at)}, and not every sample has a gradient that would; tap them "
-            "with tap_batch(loss_mask=...), or the rollouts with tap_trajectories"
-        )
-    return mask.policy, FROM_GRADIENTS
-
-
-def _sample(tokens: Update, number: int, ids: tuple[int, ...], mask: Bools) -> Trajectory:
-    """Return a sample of unknown reward under the key that the dump has for it."""
-    group, run = tokens.frame.samples[number]
-    start, stop = tokens.frame.offsets[number : number + 2]
-    own = [int(value) for value in mask[start:stop]]
-    prompt = own.index(1) if 1 in own else max(len(own) - 1, 1)
-    return Trajectory(group, run, list(ids), own, 0.0, prompt)
 
 
 def require_complete(path: str) -> DumpReader:

@@ -15,8 +15,9 @@ from regress.engine.policy import LocalPolicy
 from regress.errors import OracleError
 from regress.layout import SampleKey, Segment, TokenLayout
 from regress.oracle.advantages import Known
-from regress.oracle.observed import OLD, Observed, Recorded, named
+from regress.oracle.observed import OLD, Observed, Recorded
 from regress.oracle.rollouts import At
+from regress.oracle.samples import named
 
 PASSES = ("old_log_probs", "ref_log_probs")
 """Record types of passes without gradients."""

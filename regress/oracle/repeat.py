@@ -36,19 +36,16 @@ from regress.grpo.aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of
+from regress.oracle.branches import settled_ratios, taken_branches
 from regress.oracle.engine import NO_TOKENIZER
 from regress.oracle.gradients import step_with
-from regress.oracle.observed import Observed, Optimizer, Recorded, named
+from regress.oracle.observed import Observed, Optimizer, Recorded
 from regress.oracle.old_policy import OldPolicy
 from regress.oracle.rollouts import At
 from regress.oracle.routing import forced
+from regress.oracle.samples import named
 from regress.oracle.withheld import without
 from regress.replay.run import torch_settings
-
-NOTHING = 1e-6
-"""Gradient of a clipped token, relative to the largest, where it was recovered by least squares."""
-BESIDE = 1e-5
-"""Distance of a log-ratio from a bound that it is moved beside: more than float32 rounds log-probs by."""
 
 
 @dataclass
@@ -208,7 +205,9 @@ class Repetition:
                 self.old.tap_passes(known)
                 objective = self.config.algorithm
                 with in_float64(policy.model, f"model.path={self.config.model.path!r}"):
-                    train_step(policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router)
+                    train_step(
+                        policy, optimizer, tokens, micros, objective, max_grad_norm=limit, router=router
+                    )
 
     def _tokens(self, known: Known, batch: TokenBatch, partition: Sequence[Sequence[int]]) -> LossTokens:
         """Return the loss tokens of an update with everything that precedes it."""
@@ -339,47 +338,6 @@ class Repetition:
                 optimizer, policy, state, f"the state of the optimizer after {named(before or (0, None))}"
             )
         return optimizer
-
-
-def settled_ratios(
-    now: Array, old: Array, theirs: Array, clip: tuple[float, float], rounding: float
-) -> tuple[Array, int]:
-    """Move old log-probs so that ratios lie on the side of the clip range where the trainer has them.
-
-    Args:
-        now, old: true log-probs ``[K]``, and those in the denominator.
-        theirs: the trainer's own log-ratios.
-        clip: bounds of the ratio.
-        rounding: error of a log-prob; a log-ratio has two of them.
-
-    Returns:
-        The denominators, and the number of those that were moved: others differ by more than rounding.
-    """
-    low, high = (np.log(bound) if bound > 0 else -np.inf for bound in clip)
-    true = now - old
-    other = ((true > high) != (theirs > high)) | ((true < low) != (theirs < low))
-    chosen = other & (np.abs(true - theirs) <= 2 * rounding)
-    return np.where(chosen, now - theirs, old), int(chosen.sum())
-
-
-def taken_branches(ratios: Array, gradient: Array, clip: tuple[float, float], rounded: Array) -> Array:
-    """Move recorded log-ratios at a bound of the clip range to the side that the gradients of their tokens prove.
-
-    Log-probs are rounded when they are recorded, and the loss may have had them before that.
-
-    Args:
-        ratios, gradient: of each loss token, ``[K]``.
-        rounded: error of each log-ratio.
-    """
-    nothing = np.abs(gradient) <= NOTHING * np.abs(gradient).max(initial=0.0)
-    found = ratios.copy()
-    for sign, bound in zip((-1, 1), clip, strict=True):
-        if bound <= 0:
-            continue
-        beyond = sign * (ratios - np.log(bound))
-        moved = (np.abs(beyond) <= rounded) & ((beyond > 0) != nothing)
-        found[moved] = np.log(bound) + sign * np.where(nothing, BESIDE, -BESIDE)[moved]
-    return found
 
 
 def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:

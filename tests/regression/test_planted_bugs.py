@@ -169,7 +169,7 @@ COMPARED = {
     "uncentred": ("loss", ""),
     "positions": ("coverage", ""),
     "kl-sign": ("loss", ""),
-    "recomputed": ("old_log_probs", ""),
+    "recomputed": ("old_log_probs", "old-is-current"),
     "mean-of-means": ("loss", "token-gradient-denominators"),
     "leak": ("log_probs", "packed-leak"),
 }
