@@ -109,20 +109,27 @@ def _of_schedule(facts: Facts, parallel: Mapping[str, Any], replay: Replay) -> I
 
 def _config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
     """Return a configuration with overrides, without the files of a case, of which no rule here speaks."""
-    defaults = Config()
+    sections, plain = _defaults()
+    changed = {key.partition(".")[0] for key in overrides} | config.keys()
+    given = {name: section_values(config, overrides, name) for name in changed & sections.keys()}
     return Config(
-        **{name: _section(getattr(defaults, name), config, overrides, name) for name in _sections()}
+        **sections
+        | {
+            name: type(sections[name])(**{key: value for key, value in values.items() if key in plain[name]})
+            for name, values in given.items()
+        }
     )
 
 
 @lru_cache(maxsize=1)
-def _sections() -> tuple[str, ...]:
-    defaults = Config()
-    return tuple(spec.name for spec in fields(Config) if is_dataclass(getattr(defaults, spec.name)))
-
-
-def _section(default: Any, config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> Any:
-    """Return a section; its own sections are left to their defaults."""
-    plain = {each.name for each in fields(default) if not is_dataclass(getattr(default, each.name))}
-    values = section_values(config, overrides, name)
-    return type(default)(**{key: value for key, value in values.items() if key in plain})
+def _defaults() -> tuple[dict[str, Any], dict[str, frozenset[str]]]:
+    """Return the default of every section, and the keys of each that are no sections of their own."""
+    whole = Config()
+    sections = {
+        spec.name: found for spec in fields(Config) if is_dataclass(found := getattr(whole, spec.name))
+    }
+    plain = {
+        name: frozenset(each.name for each in fields(found) if not is_dataclass(getattr(found, each.name)))
+        for name, found in sections.items()
+    }
+    return sections, plain

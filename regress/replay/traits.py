@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,7 @@ class Facts:
     @cached_property
     def algorithm(self) -> dict[str, Any]:
         """Every key of the section ``algorithm``."""
-        defaults = {spec.name: getattr(AlgorithmConfig(), spec.name) for spec in fields(AlgorithmConfig)}
-        return {**defaults, **section_values(self.config, {}, "algorithm")}
+        return {**_DEFAULTS, **section_values(self.config, {}, "algorithm")}
 
     @cached_property
     def objective(self) -> ObjectiveFields:
@@ -127,7 +126,7 @@ def _plain(f: Facts) -> bool:
     return once and f.objective.kl_coef > 0 and not f.sampled and f.setting("task", "max_turns", 1) == 1
 
 
-_DEFAULTS = {spec.name: getattr(AlgorithmConfig(), spec.name) for spec in fields(AlgorithmConfig)}
+_DEFAULTS = vars(AlgorithmConfig())
 _FREE = ("preset", "old_log_probs")
 
 
