@@ -129,7 +129,6 @@ FAULTS = (
     ("clip_sides_swapped", "dapo", "mbs4", "clip-sides"),
     ("ratio_inverted", "dense", "mbs4", "ratio-inverted"),
     ("loss_divided_by_microbatches", "dense", "mbs4", "token-gradient-of-microbatches"),
-    ("clipping_left_out", "dense", "mbs4", "clip-of-gradients-left-out"),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -85,21 +85,29 @@ def diagnose(
     """Return the causes that the rules know of a divergence, the most specific first; if none matches, unknown.
 
     Args:
-        exchanged: asked where no value of the actual side is explained: neither of two dumps is known to be right, and
-            the values of the golden one may be.
+        exchanged: asked where the wrong values of the actual side are not explained: neither of two dumps is known to
+            be right, and those of the golden one may be.
     """
     known = scene or RunContext()
     told = _likely(divergence, known, RULES if rules is None else rules)
-    if exchanged is not None and not _explained(told) and (other := exchanged()) is not None:
-        theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _explained([row])]
+    mine = _proof(told)
+    if exchanged is not None and mine < _VALUES_EXPLAINED and (other := exchanged()) is not None:
+        theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _proof([row]) > mine]
         if theirs:
             return [replace(_told(rule, other[0], why, other[1]), of="golden") for rule, why in theirs]
     return [_told(rule, divergence, why, known) for rule, why in told] or [_unknown(divergence, known)]
 
 
-def _explained(told: Iterable[tuple[Rule, list[str]]]) -> bool:
-    """Return True if the first cause is proven, and not one of several that are possible."""
-    return any(proven(rule) and not rule.hint and not rule.otherwise for rule, _ in [*told][:1])
+_VALUES_EXPLAINED = 2
+
+
+def _proof(told: Sequence[tuple[Rule, list[str]]]) -> int:
+    """Return how the first cause is proven: 2 by wrong values that it explains, 1 by their places, 0 by neither."""
+    if not told or not proven(told[0][0]) or told[0][0].hint or told[0][0].otherwise:
+        return 0
+    rule = told[0][0]
+    values = {id for id in (*rule.patterns, *rule.any_of) if id.partition(":")[0] in VALUES or id in VALUES}
+    return _VALUES_EXPLAINED if rule.what or values else 1
 
 
 def _likely(divergence: Divergence, known: RunContext, rules: Iterable[Rule]) -> list[tuple[Rule, list[str]]]:
