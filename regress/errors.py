@@ -6,7 +6,6 @@ The command line prints them without a traceback and exits with ``exit_code``. N
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from regress.printed import printable
 from regress.redaction import redacted
@@ -137,6 +136,8 @@ class TaskError(RegressError):
 
 def meant(name: str, known: Iterable[str], most: int = 2) -> str:
     """Return ``did you mean a or b? `` for a name that is none of the known ones; empty where none of them is near."""
+    from difflib import get_close_matches  # every run of pytest loads this module, and few need it
+
     near = get_close_matches(name, [*dict.fromkeys(known)], n=most)
     return f"did you mean {' or '.join(near)}? " if near else ""
 

@@ -99,7 +99,7 @@ def test_no_case_at_all_fails(stubbed: Any) -> None:
         ('"base"', "the marker regress takes cases= and variants=, each a pattern or several with commas"),
         ('variant="base"', "the marker regress takes cases= and variants=, each a pattern or several with commas"),
         ('variants=["base"]', "the marker regress takes cases= and variants=, each a pattern or several with commas"),
-        ('variants="bse"', "'bse' matches none of base, left"),
+        ('variants="bse"', "did you mean base? 'bse' matches none of base, left"),
         ('cases="dense"', f"'dense' matches none of {CASE}; give a name, or a pattern"),
         (
             'variants="ep2"',

@@ -41,7 +41,7 @@ def test_a_tracker_that_is_not_installed_says_how_to_install_it(
     config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing(monkeypatch, "wandb")
-    with pytest.raises(ConfigError, match=r"wandb is not installed .* pip install 'grpo-regress\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"wandb is not installed .* pip install 'wandb>="):
         open_log(config("tracking.trackers=[wandb]"), main=True, warn=print)
 
 

@@ -154,5 +154,5 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     monkeypatch.setitem(sys.modules, missing, None)
     from regress.service.client.connect import open_model
 
-    with pytest.raises(ConfigError, match=rf"{missing}.*pip install 'grpo-regress\[service\]'"):
+    with pytest.raises(ConfigError, match=rf"{missing}.*pip install 'fastapi>=.* 'httpx>=.* 'protobuf>="):
         open_model(Endpoint(wire, "http://127.0.0.1:9", KEY, "base", None, 0, "own", 1.0))
