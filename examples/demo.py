@@ -24,7 +24,7 @@ RECORDED, REPLAYED = (RUNS / name / "debug_dump" for name in ("demo", "demo_repl
 def main() -> int:
     """Run the commands and tell what they have shown; return the exit code."""
     for command in (
-        ["replay", "--matrix", "reduced", "--report", str(PAGE.parent), *sys.argv[1:]],
+        ["replay", "--matrix", "reduced", "--jobs", "2", "--report", str(PAGE.parent), *sys.argv[1:]],
         ["train", "--config-name", "demo", "--overwrite"],
         ["train", "--config-name", "demo_replay", "--overwrite"],
         ["dump", "show", str(RECORDED)],

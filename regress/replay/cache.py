@@ -99,6 +99,14 @@ class ReplayCache:
             self._outcomes[replay.name] = self._shared_outcome(replay)
         return self._outcomes[replay.name]
 
+    def claim(self, replay: Replay) -> bool:
+        """Return True to the first process that asks for a replay, which is to run it."""
+        try:
+            (self._folder(replay) / "claimed").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def dump(self, replay: Replay) -> DumpReader:
         """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
         if replay.variant.wire is not None:

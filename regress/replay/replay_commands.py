@@ -116,6 +116,13 @@ _RANKS, _MICROS = 8, 8
     show_default=True,
     help="Seconds that a launcher has for a replay.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes of this machine that run replays at a time; each holds an engine.",
+)
 @click.pass_context
 def replay(
     ctx: click.Context,
@@ -135,6 +142,7 @@ def replay(
     rdzv_endpoint: str | None,
     work: str | None,
     timeout: float,
+    jobs: int,
 ) -> None:
     """Replay golden cases under other computations.
 
@@ -167,6 +175,10 @@ def replay(
     from regress.replay.settings import parse_settings, with_settings
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
+    if launch is not None and jobs > 1:
+        raise ConfigError(
+            f"--launcher {launcher} runs one replay at a time; leave --jobs away, or take --launcher pool"
+        )
     own = parse_settings(settings)
     plain = variant_table()
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
@@ -192,7 +204,7 @@ def replay(
         for one in chosen:
             machine.attend(one)
         return
-    results = _run(chosen, table, overrides, machine, cases)
+    results = _run(chosen, table, overrides, machine, cases, jobs)
     layouts = told_layouts(chosen, results.calls, {**refused, **results.unsupported})
     _tell(results, report, console, layouts)
     _tell_left_out(results, None if adapter is None else adapter.name)
@@ -223,16 +235,31 @@ def _run(
     overrides: Overrides,
     machine: Machine,
     named: Sequence[str],
+    jobs: int,
 ) -> Results:
+    from regress.replay.jobs import helpers, take
     from regress.replay.session import Results
     from regress.replay.token_tables import chosen_tables
 
     results = Results()
-    with progress(total=len(chosen)) as bar, machine.cache(table, overrides) as cache:
+    with (
+        machine.cache(table, overrides) as cache,
+        helpers(cache, chosen, jobs - 1),
+        progress(total=len(chosen)) as bar,
+    ):
+        counted: set[str] = set()
+
+        def count(one: Replay) -> None:
+            if one.name not in counted:
+                bar.advance()
+            counted.add(one.name)
+
+        if jobs > 1:
+            take(cache, chosen, count)
         for one in chosen:
             bar.name(one.name)
             results.add(one, cache.outcome(one))
-            bar.advance()
+            count(one)
         results.require(named)
         results.tokens = chosen_tables(cache.root, results.all_calls)
     return results
