@@ -43,6 +43,7 @@ def test_it_is_short() -> None:
     assert max(map(len, lines)) <= 120
 
 
+@pytest.mark.extended  # the page that it is about runs it, too
 def test_it_is_exact(run: Callable[[str], tuple[int, str]]) -> None:
     code_, told = run(code())
     assert code_ == 0, told
