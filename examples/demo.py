@@ -51,9 +51,14 @@ def told(replays: dict[str, Any], bitwise: dict[str, Any]) -> None:
 What this has shown:
   replayed      recorded GRPO steps under {layouts} layouts: {replays["summary"]}
   closest call  {near["quantity"]} of case {case} under layout {layout}, {share}
-  left out      {"; ".join(replays["notes"]) or "nothing"}
+  left out      {"; ".join(map(short, replays["notes"])) or "nothing"}
   bit by bit    steps recorded on a real task, against their replay: {bitwise["summary"]}
   look at it    open {PAGE} in a browser: each quantity of each rank and microbatch""")
+
+
+def short(note: str) -> str:
+    """Return a note on replays that are not possible without its first words and its remedy."""
+    return note.removeprefix("not supported: ").partition("; run ")[0]
 
 
 if __name__ == "__main__":
