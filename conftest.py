@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _named(requirement: str) -> str:
-    return re.match(r"[\w.-]+", requirement)[0]  # type: ignore[index]
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
 def _is_installed(requirement: str) -> bool:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from regress import __version__
 from regress.doctor.commands import doctor
-from regress.dump.outputs import Output, OutputFile, errors_written, write_output
+from regress.dump.outputs import Output, errors_written, json_option, write_output
 from regress.engine.config.flag_options import flag_options
 from regress.engine.tracking.commands import track
 from regress.errors import RegressError
@@ -196,14 +196,7 @@ def dump() -> None:
 
 @dump.command()
 @click.argument("path")
-@click.option(
-    "--json",
-    "--output",
-    "json_file",
-    type=OutputFile(),
-    metavar="FILE|URL|-",
-    help="Write the same as JSON; - is standard output, and the table then goes to standard error.",
-)
+@json_option
 def show(path: str, json_file: Output | None) -> None:
     """Show a dump directory, or one of its files, as a table.
 

@@ -21,7 +21,7 @@ def install(extra: str) -> str:
 
 def missing(extra: str) -> str | None:
     """Return why an extra cannot be used, as the end of a sentence with its remedy; None if it can."""
-    names = [one.name for one in _requirements(extra) if not _installed(one.name)]
+    names = [one.name for one in _requirements(extra) if not installed(one.name)]
     if not names:
         return None
     verb = "is" if len(names) == 1 else "are"
@@ -41,7 +41,8 @@ def _only_for(extra: str, marker: Marker) -> bool:
     return marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """Return True if a distribution is installed, in whatever version."""
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:

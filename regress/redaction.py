@@ -30,7 +30,7 @@ _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*):/+|^//", re.I)
 _BARE = re.compile(
     r"(?!golden:)(?:[a-z][a-z0-9+.-]*::)*(?P<scheme>[a-z][a-z0-9+.-]+):(?!:)(?=[^\s]*(?:@|%40))", re.I
 )
-"""What has no slashes; a golden case with its revision (``golden:dense@pending``) is none."""
+"""Match a protocol without slashes; a golden case with its revision (``golden:dense@pending``) is none."""
 _SAVE = re.compile(r"(?:tinker|weaver)://[\w.-]+(?::[\w.-]+)*/\w+/[\w.-]+", re.ASCII)
 """Address of a save of a service, whose model's id has colons: ``tinker://s1:train:0/weights/x``."""
 _BEHIND = re.compile(r"([?#;]|%3f)(?=[^\s]*\w)", re.I)

@@ -1,4 +1,4 @@
-"""Where a command writes what it was asked for: files and folders of this machine or of a store, or standard output.
+"""Write the outputs of commands: to files and folders of this machine or of a store, or to standard output.
 
 A regular file is replaced as a whole. A device or a named pipe is written to, a link is followed, and none of them is
 ever replaced.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -63,6 +63,7 @@ class StandardOutput:
 
 
 Output: TypeAlias = "Location | StandardOutput"
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ class OutputFile(_Type):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Output:
         if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]  # converted before
+            converted: Output = value  # a default, or the result of an earlier call
+            return converted
         if value == STANDARD or _descriptor(Path(value)) == 1:
             output = StandardOutput()
             if ctx is not None:
@@ -97,7 +99,8 @@ class OutputFolder(_Type):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]  # converted before
+            converted: Location = value
+            return converted
         found = self._place(value)
         if isinstance(found, Path) and found.exists() and not found.is_dir():
             self.fail(f"Directory {value!r} is a file.", param, ctx)
@@ -128,6 +131,18 @@ def errors_written(text: Callable[[dict[str, str]], str], *places: Output | None
             if place is not None:
                 write_output(place, text(error.to_json()))
         raise
+
+
+def json_option(command: F) -> F:
+    """Add --json, with its other name, to a command whose output is also data: the argument `json_file`."""
+    return click.option(
+        "--json",
+        "--output",
+        "json_file",
+        type=OutputFile(),
+        metavar="FILE|URL|-",
+        help="Write the same as JSON; - is standard output, and the rest then goes to standard error.",
+    )(command)
 
 
 def write_output(place: Output, text: str) -> None:

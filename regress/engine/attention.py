@@ -26,7 +26,7 @@ MASKED = ("eager", "sdpa")
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers that the masks serve, as transformers calls them."""
 _BEYOND = ("softcap", "s_aux", "position_bias")
-"""What transformers' attention functions may be asked to do to scores beyond a mask: soft caps, sinks, biases."""
+"""Name the changes of scores beyond a mask that transformers asks of attention: soft caps, sinks, biases."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from regress.engine.tracking import backup, state
 from regress.errors import RegressError
 
 Earlier = Literal["keep", "refuse", "replace"]
-"""What becomes of an earlier run: its files stay and metrics are appended, the new run is refused, or replaces it."""
+"""Choose the fate of an earlier run: keep its files and append metrics, refuse the new run, or replace it."""
 
 _REPLACED = (METRICS, TABLE, curriculum.STATE, state.STATE, backup.FOLDER)
 """Files that a new run makes anew; ``final/`` stays until the new one is whole."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from regress.dump.outputs import Output, OutputFile, errors_written, write_output
+from regress.dump.outputs import Output, errors_written, json_option, write_output
 from regress.printed import echo
 
 
@@ -15,14 +15,7 @@ from regress.printed import echo
 @click.option(
     "--preset", metavar="NAME", help="The objective that the trainer should follow, such as trl:dapo."
 )
-@click.option(
-    "--json",
-    "--output",
-    "json_file",
-    type=OutputFile(),
-    metavar="FILE|URL|-",
-    help="Write the explanation as JSON; - is standard output, and the rest then goes to standard error.",
-)
+@json_option
 @click.pass_context
 def explain(
     ctx: click.Context,

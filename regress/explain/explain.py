@@ -86,7 +86,7 @@ def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, R
 
 @dataclass(frozen=True)
 class _Read:
-    """What is known of an update before anything is said: its masks and policies, and what explains its gradients."""
+    """Hold the masks and policies of an update, and what explains its gradients, before anything is said of it."""
 
     mask: Mask
     known: Policies

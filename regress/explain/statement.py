@@ -55,7 +55,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class UpdateExplanation:
-    """What one update of a trainer shows.
+    """Hold what one update of a trainer shows.
 
     Attributes:
         step, update: its place; `update` is None where a step has one.

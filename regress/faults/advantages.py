@@ -232,5 +232,5 @@ def variance_by_cancellation(patch: Patch) -> None:
     blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
 )
 def equal_rewards_not_set_to_zero(patch: Patch) -> None:
-    """What equal rewards differ from their mean by is divided by a deviation of 0 and its epsilon, not set to 0."""
+    """Rounding of equal rewards about their mean is divided by a deviation of 0 and its epsilon, not set to 0."""
     patch.setattr(estimators, "_centred", lambda samples: samples.rewards - samples.group.mean)

@@ -67,7 +67,7 @@ def read_sealed(path: Path, parse: Callable[[dict[str, Any]], T], remedy: str) -
 
 
 _UNPARSED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What the content of a damaged document raises."""
+"""Exceptions that the content of a damaged document raises."""
 
 
 def _is_converted(data: bytes) -> bool:

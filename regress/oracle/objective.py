@@ -140,8 +140,9 @@ def _proven(recorded: Recorded, path: str, old: OldOf) -> tuple[str, dict[str, A
 
 @dataclass(frozen=True)
 class _Shown:
-    """What one update shows of the objective: presets that it may be, and values; the first ones have no ratio but 1,
-    and no KL where they start at the reference.
+    """Hold what one update shows of the objective: presets that it may be, and values.
+
+    First updates have no ratio but 1, and no KL where they start at the reference.
 
     Attributes:
         changed: the preset has other values than its own.

@@ -8,18 +8,63 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
+from regress.progress import progress
 from regress.replay.pool import close_shared_pool
 
 if TYPE_CHECKING:
+    from regress.compare.verdicts.overrides import Overrides
     from regress.replay.cache import ReplayCache
     from regress.replay.matrix import Replay
+    from regress.replay.session import Machine, Results
+    from regress.replay.variants import Variant
 
 _PATIENCE = 10.0
 """Seconds that a process has to end after it was asked to."""
 
 
+def run_all(
+    chosen: Sequence[Replay],
+    table: dict[str, Variant],
+    overrides: Overrides,
+    machine: Machine,
+    named: Sequence[str],
+    jobs: int,
+) -> Results:
+    """Run and judge replays in so many processes, this one among them, with a line of progress.
+
+    Args:
+        table: variants in which bitwise references are looked up.
+        named: cases that were asked for by name, of each of which something has to be judged.
+    """
+    from regress.replay.session import Results
+    from regress.replay.token_tables import chosen_tables
+
+    results = Results()
+    with (
+        machine.cache(table, overrides) as cache,
+        _helpers(cache, chosen, jobs - 1),
+        progress(total=len(chosen)) as bar,
+    ):
+        counted: set[str] = set()
+
+        def count(one: Replay) -> None:
+            if one.name not in counted:
+                bar.advance()
+            counted.add(one.name)
+
+        if jobs > 1:
+            _take(cache, chosen, count)
+        for one in chosen:
+            bar.name(one.name)
+            results.add(one, cache.outcome(one))
+            count(one)
+        results.require(named)
+        results.tokens = chosen_tables(cache.root, results.all_calls)
+    return results
+
+
 @contextmanager
-def helpers(cache: ReplayCache, chosen: Sequence[Replay], count: int) -> Iterator[None]:
+def _helpers(cache: ReplayCache, chosen: Sequence[Replay], count: int) -> Iterator[None]:
     """Have further processes run replays meanwhile, and end with the block.
 
     They are forked, so this process must not have started threads or loaded torch yet.
@@ -42,7 +87,7 @@ def helpers(cache: ReplayCache, chosen: Sequence[Replay], count: int) -> Iterato
                 process.join()
 
 
-def take(cache: ReplayCache, chosen: Sequence[Replay], done: Callable[[Replay], None]) -> None:
+def _take(cache: ReplayCache, chosen: Sequence[Replay], done: Callable[[Replay], None]) -> None:
     """Run each replay that no other process has taken; ``done`` is told of it."""
     for one in chosen:
         if cache.claim(one):
@@ -56,7 +101,7 @@ def _help(cache: ReplayCache, chosen: Sequence[Replay], parent: int) -> None:
             raise SystemExit
 
     try:
-        take(cache, chosen, going_on)
+        _take(cache, chosen, going_on)
     except KeyboardInterrupt:  # the command tells of it
         pass
     finally:

@@ -23,15 +23,13 @@ from regress.golden.location import open_store
 from regress.golden.names import CASE_FILE
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
-from regress.progress import progress
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.compare.verdicts.overrides import Overrides
     from regress.replay.adapter import Adapter
     from regress.replay.matrix import Replay
-    from regress.replay.session import Machine, Results
+    from regress.replay.session import Results
 
 POOL = "pool"
 EVERYTHING = "*"
@@ -164,6 +162,7 @@ def replay(
     Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
     from regress.dump.location import location
+    from regress.replay.jobs import run_all
     from regress.replay.judged_by import told_layouts
     from regress.replay.session import (
         Machine,
@@ -204,7 +203,7 @@ def replay(
         for one in chosen:
             machine.attend(one)
         return
-    results = _run(chosen, table, overrides, machine, cases, jobs)
+    results = run_all(chosen, table, overrides, machine, cases, jobs)
     layouts = told_layouts(chosen, results.calls, {**refused, **results.unsupported})
     _tell(results, report, console, layouts)
     _tell_left_out(results, None if adapter is None else adapter.name)
@@ -227,42 +226,6 @@ def _launch(
             "several nodes need one folder for their dumps; give --work, a new folder that all of them see"
         )
     return launch
-
-
-def _run(
-    chosen: list[Replay],
-    table: dict[str, Variant],
-    overrides: Overrides,
-    machine: Machine,
-    named: Sequence[str],
-    jobs: int,
-) -> Results:
-    from regress.replay.jobs import helpers, take
-    from regress.replay.session import Results
-    from regress.replay.token_tables import chosen_tables
-
-    results = Results()
-    with (
-        machine.cache(table, overrides) as cache,
-        helpers(cache, chosen, jobs - 1),
-        progress(total=len(chosen)) as bar,
-    ):
-        counted: set[str] = set()
-
-        def count(one: Replay) -> None:
-            if one.name not in counted:
-                bar.advance()
-            counted.add(one.name)
-
-        if jobs > 1:
-            take(cache, chosen, count)
-        for one in chosen:
-            bar.name(one.name)
-            results.add(one, cache.outcome(one))
-            count(one)
-        results.require(named)
-        results.tokens = chosen_tables(cache.root, results.all_calls)
-    return results
 
 
 def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:

@@ -76,7 +76,7 @@ class Facts:
 
     @property
     def columns(self) -> dict[str, int]:
-        """What tensor parallelism divides, by its key in the model's configuration."""
+        """Sizes that tensor parallelism divides, by their keys in the model's configuration."""
         found = self.attention
         if not self.experts:
             wide = self._size("intermediate_size", "n_inner") or 4 * self._size("n_embd")

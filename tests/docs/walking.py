@@ -107,7 +107,7 @@ def _copied(
         os.environ.update(environ)
         for file, number in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (errors, 2)):
             os.dup2(file, number)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115  # for the life of the copy
         sys.argv = list(words)
         work()
         return 0

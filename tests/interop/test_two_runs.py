@@ -1,4 +1,4 @@
-"""What a user meets first: runs of another model or batch, the folder of a run, and misspelt names."""
+"""Check what a user meets first: runs of another model or batch, the folder of a run, and misspelt names."""
 
 from __future__ import annotations
 

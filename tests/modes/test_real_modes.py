@@ -120,7 +120,7 @@ def test_the_three_modes_are_equal(base: Base, tmp_path: Path, monkeypatch: pyte
 def test_the_options_of_the_document_are_enough(
     base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the documented options leave out is noted; a sum is not compared with a mean."""
+    """Note what the documented options leave out, and compare no sum with a mean."""
     monkeypatch.setattr("tests.modes.test_real_modes.SERVICE", "forward_data,loss,is_loss_debug")
     own = [f"debug.dump_options.{name}=true" for name in OWN[:4]]
     train(config(tmp_path / "self", *_of(base.model), *own), QUIET)

@@ -1,4 +1,4 @@
-"""How a session ends in which golden replays fail: the last screen, GitHub's annotations, JUnit's properties."""
+"""Check the end of a session in which golden replays fail: last screen, GitHub's annotations, JUnit's properties."""
 
 from __future__ import annotations
 

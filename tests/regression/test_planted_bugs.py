@@ -150,7 +150,7 @@ EXPLAINED = {
     "mean-of-means": "denominator_scope 'microbatch' in place of 'global'",
     "leak": "",
 }
-"""What `regress explain --preset dapo` says; empty where the loss is as it should be and other tokens were read."""
+"""Words of `regress explain --preset dapo`; empty where the loss is as it should be and other tokens were read."""
 DEPARTURES = ("uncentred", "positions", "kl-sign", "mean-of-means")
 """Bugs that the loss of an update shows by itself; old log-probs and what was attended to are not in it."""
 

@@ -193,7 +193,7 @@ WORDS = [
 def test_nothing_that_the_command_prints_holds_a_credential(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its own errors say it, or those of click."""
+    """Errors of the command and those of click hold no credential."""
     monkeypatch.chdir(tmp_path)
     for form in (
         f"s3://KEY:{SECRET}@bucket/x",

@@ -1,4 +1,4 @@
-"""Whether two dumps that differ are of one computation at all: of the same model, weights and batch."""
+"""Tell dumps of two different runs, with another model, weights or batch, from two computations of one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in every update, in words, and what a dump has to tell so that it can be asked."""
+"""State in words what must hold in every update, and name the records that each check needs."""
 
 from __future__ import annotations
 

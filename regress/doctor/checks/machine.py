@@ -14,6 +14,7 @@ from regress.doctor.issue import Issue, shown
 from regress.doctor.types import issue
 from regress.dump.manifest import DETERMINISM_VARIABLES, Provenance, environment
 from regress.engine.provenance import settings
+from regress.extras import installed
 
 DISTRIBUTION = "grpo-regress"
 
@@ -64,8 +65,8 @@ def _now(context: CheckContext, recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_dependencies(context: CheckContext) -> Iterator[Issue]:
     """Check that the packages that a run needs are installed, in the versions that the checkpoint was made with."""
-    missing = [name for name in _required() if not _installed(name)]
-    if context.target.checkpoint is not None and is_adapter(context) and not _installed("peft"):
+    missing = [name for name in _required() if not installed(name)]
+    if context.target.checkpoint is not None and is_adapter(context) and not installed("peft"):
         missing.append("peft")
     if missing:
         yield issue(
@@ -109,15 +110,6 @@ def _required() -> list[str]:
     except metadata.PackageNotFoundError:  # run from its source folder
         return []
     return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
-
-
-@cache
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def check_disk(context: CheckContext) -> Iterator[Issue]:

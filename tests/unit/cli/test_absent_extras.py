@@ -1,4 +1,4 @@
-"""What needs an absent extra is left out with the command that installs it, unless it was asked for by name."""
+"""Leave out what needs an absent extra, with the command that installs it, unless it was asked for by name."""
 
 from __future__ import annotations
 

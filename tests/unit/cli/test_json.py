@@ -1,4 +1,4 @@
-"""What a program reads: the JSON of commands is what its schema says, where they refuse, too, and holds what failed."""
+"""Check the JSON that programs read: it follows its schema, on refusals too, and holds what failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `regress replay` prints of replays that fail: one entry for those that broke alike."""
+"""Check what `regress replay` prints of replays that fail: one entry for those that broke alike."""
 
 from __future__ import annotations
 

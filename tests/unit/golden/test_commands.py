@@ -182,7 +182,7 @@ def test_an_update_that_git_took_back_is_one_line(store: GoldenStore) -> None:
 def test_a_clone_with_other_line_endings_is_told_so(
     store: GoldenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where core.autocrlf is set git rewrites every manifest on checkout, unless .gitattributes forbids it."""
+    """Git rewrites every manifest on checkout under core.autocrlf, unless .gitattributes forbids it."""
     manifest = store.root.resolve() / "tiny" / "manifest.json"
     before = manifest.read_bytes()
     manifest.write_bytes(before.replace(b"\n", b"\r\n"))

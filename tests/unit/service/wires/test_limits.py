@@ -281,7 +281,7 @@ LARGE = Limits(body_bytes=1 << 20, expanded_bytes=1 << 20, held_bytes=1 << 21)
 @pytest.mark.parametrize("encoding", ["", "Content-Encoding: zstd\r\n"])
 @pytest.mark.parametrize("sent", [1, 600_000])
 def test_bodies_that_do_not_go_on_stall_nobody_else(encoding: str, sent: int) -> None:
-    """Of however many connections; their own owner's large ones wait, small ones and those of others do not."""
+    """Make only large bodies of the same owner wait, whatever the number of connections."""
     app = create_app(Unigrams(), Settings(KEYS, limits=LARGE))
     head = f"POST /api/v1/telemetry HTTP/1.1\r\nHost: x\r\nX-API-Key: {KEYS['bob']}\r\n{encoding}"
     body = b'{"a": "' + b"x" * 900_000 + b'"}'
