@@ -17,14 +17,12 @@ from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
-from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, replays
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Extent, Precision
 
 _COMPOSING = threading.Lock()
 """Hydra composes one configuration of a process at a time."""
-TABLE = {**VARIANTS, **LAYOUTS}
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class Cases:
                 self._cases[case] = (GoldenStore(ROOT / "golden").case(case), {})
             if (case, variant) not in self._replays:
                 opened, truths = self._cases[case]
-                replay = Replay(opened, TABLE[variant], Precision.FLOAT64)
+                replay = Replay(opened, VARIANTS[variant], Precision.FLOAT64)
                 assert replay.plan  # made while the layout is as it is
                 self._replays[case, variant] = Prepared(replay, truths)
             return self._replays[case, variant]
@@ -135,7 +133,7 @@ def _enumerated(extent: Extent) -> Iterator[tuple[tuple[str, str], int]]:
     cases = [store.case(name) for name in store.names()]
     rows = {
         name: variant
-        for name, variant in TABLE.items()
+        for name, variant in VARIANTS.items()
         if not variant.program and variant.wire is None and variant.resume_at is None
     }
     for replay in replays(cases, rows, [Precision.FLOAT64], extent):

@@ -13,7 +13,7 @@ from mutation.unit_tests import collect
 from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.run import run_steps
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 FIRST = "dense"

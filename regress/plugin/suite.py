@@ -185,7 +185,7 @@ class Suite:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
                 tolerance is set for what nobody recorded.
         """
-        from regress.replay.expression import select
+        from regress.replay.names import select
         from regress.replay.variants import Extent
 
         if self.overrides.rows:

@@ -38,9 +38,9 @@ from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.shares import keeps_microbatches
 from regress.replay.spread import spread
+from regress.replay.table import BASE, VARIANTS
 from regress.replay.truth import canonical
-from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import BASE, Precision
+from regress.replay.variants import Precision
 
 LAYOUTS = (BASE, VARIANTS["mbs1"])
 SEEDS = 5

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from regress.replay.validation import Validation
 
 
-_LISTED = 40  # settings that are told after a recording
 _WIDTH = 160  # columns of a table where there is no terminal
 
 
@@ -213,9 +212,7 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
     every quantity are computed, twice. A case in which some faults could not show is made with other seeds, and the
     one that shows them all is stored in its case.yaml; where none does, the key to change is named, and nothing on
-    disk changes. Settings that no case
-    or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
-    next: regress golden calibrate CASE.
+    disk changes. Measure the tolerances of the case next: regress golden calibrate CASE.
     """
     from regress.replay.judged_by import layouts_of
     from regress.replay.recipe import has_inputs

@@ -19,7 +19,8 @@ from regress.layout import Mesh, RankPlan
 from regress.replay.one import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.shares import has_other_values, planned, shares
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 
 if TYPE_CHECKING:
     from regress.engine.build import Run

@@ -35,7 +35,8 @@ from regress.replay.export_readme import readme
 from regress.replay.exported import FORMAT
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
 
 DERIVED = {"advantages": "advantages", "token_weights": "weights"}

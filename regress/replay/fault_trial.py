@@ -21,15 +21,13 @@ from regress.replay.common_practice import measured, noticed
 from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
-from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, belongs
-from regress.replay.parts import overrides_of
+from regress.replay.names import overrides_of
 from regress.replay.plan import PlannedUpdate
-from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.shares import keeps_microbatches
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision, Variant
 from regress.replay.workspace import Workspace
 from regress.report.fault_rows import FaultRow
@@ -91,7 +89,7 @@ def variant_named(name: str) -> Variant:
     Raises:
         ConfigError: for a name that does neither.
     """
-    known = VARIANTS.get(name) or LAYOUTS.get(name) or ROLLOUTS.get(name)
+    known = VARIANTS.get(name)
     overrides = overrides_of(name)
     if known is not None:
         return known

@@ -27,7 +27,8 @@ from regress.layout import SampleKey
 from regress.replay.configure import replay_config
 from regress.replay.plan import PlannedUpdate
 from regress.replay.run import torch_settings
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:

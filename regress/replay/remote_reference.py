@@ -24,7 +24,8 @@ from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.remote import RemoteReplay
 from regress.replay.run import no_progress, torch_settings
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 from regress.service.api import Array, Datum, PassRequest
 from regress.service.host.datums import Limits, prepare
 from regress.service.host.losses import loss_of, objective_of

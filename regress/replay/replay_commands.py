@@ -333,7 +333,7 @@ def variants(pattern: str) -> None:
 
     Lists those of this package, and those of [tool.regress.variants] in pyproject.toml.
     """
-    from regress.replay.expression import choose
+    from regress.replay.names import choose
     from regress.replay.session import variant_table
     from regress.replay.size import mesh_sizes
 

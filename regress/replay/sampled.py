@@ -12,7 +12,8 @@ from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import replay_config
 from regress.replay.recipe import Recipe
 from regress.replay.run import run_steps, write_rollouts
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 
 MARGIN = 1e-6
 """Least probability between a decision and another outcome: what rounds differently in float64 differs by 1e-12."""

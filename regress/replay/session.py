@@ -22,10 +22,9 @@ from regress.parallel.launch.launchers import Launch
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config
-from regress.replay.expression import choose, select
 from regress.replay.matrix import Replay, replays
+from regress.replay.names import choose, overrides_of, select
 from regress.replay.outcome import ReplayOutcome
-from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant
 from regress.replay.workspace import Workspace

@@ -21,7 +21,8 @@ from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
 
 Truth = dict[str, dict[str, dict[str, Array]]]

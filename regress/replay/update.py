@@ -20,8 +20,9 @@ from regress.errors import RegressError
 from regress.golden.case import GoldenCase
 from regress.replay.judge import stored_tolerances
 from regress.replay.matrix import Replay
+from regress.replay.table import BASE
 from regress.replay.truth import Truth, compute_truth, flat, require_case_signal
-from regress.replay.variants import BASE, Precision
+from regress.replay.variants import Precision
 
 Selected = Callable[[str, str], bool]
 """Predicate of (``where``, ``quantity``): True if that quantity of an update is to be updated."""

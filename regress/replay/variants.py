@@ -1,7 +1,7 @@
 """Variants: the same training step computed in another way, as a name and overrides of the configuration.
 
-The table is the project's; users add rows of their own as ``[tool.regress.variants.NAME]`` in pyproject.toml, or with
-the hook ``pytest_regress_variants`` in conftest.py.
+Those of this package are the rows of ``variants.toml``; users add rows of their own as ``[tool.regress.variants.NAME]``
+in pyproject.toml, or with the hook ``pytest_regress_variants`` in conftest.py.
 """
 
 from __future__ import annotations
@@ -173,11 +173,3 @@ def _has(case: GoldenCase, pattern: str) -> bool:
     from regress.replay.traits import traits_of
 
     return pattern == ANY or pattern in traits_of(case)
-
-
-BASE = Variant(
-    "base",
-    "right padded, one microbatch: the golden values were computed so, in float64",
-    precisions=(*EVERY, Precision.BITWISE),
-    twin="base",
-)

@@ -9,7 +9,7 @@ import pytest
 
 from regress.errors import ConfigError
 from regress.replay.settings import conflict, parse_settings, told, with_settings
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Variant
 from tests.foreign.foreign_project import ForeignProject
 

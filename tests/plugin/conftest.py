@@ -176,7 +176,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import regress.replay.calibrate
     import regress.replay.record  # with torch, see above
     from regress.replay.run import replay
-    from regress.replay.variants import BASE, Precision
+    from regress.replay.table import BASE
+    from regress.replay.variants import Precision
 
     case = regress.golden.store.GoldenStore(GOLDEN).case(GoldenProject.CASE)
     return replay(case, BASE, Precision.FLOAT64, tmp_path_factory.mktemp("made")).folder

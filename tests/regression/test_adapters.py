@@ -12,10 +12,9 @@ import pytest
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
-from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, replays
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import SEMANTICS, Extent, Precision, Variant
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -38,12 +37,11 @@ def verdicts(
     return [verdict for verdict in found if not verdict.ok]
 
 
-TABLE = VARIANTS | LAYOUTS
 FULL, DEFAULT = (
-    {one.variant.name for one in replays([GoldenStore(GOLDEN).case(CASE)], TABLE, SEMANTICS, extent)}
+    {one.variant.name for one in replays([GoldenStore(GOLDEN).case(CASE)], VARIANTS, SEMANTICS, extent)}
     for extent in (Extent.FULL, Extent.DEFAULT)
 )
-OTHERS = [TABLE[name] for name in TABLE if name in FULL - DEFAULT - {"tp2-hf"}]
+OTHERS = [VARIANTS[name] for name in VARIANTS if name in FULL - DEFAULT - {"tp2-hf"}]
 
 
 @pytest.mark.extended

@@ -20,7 +20,7 @@ from regress.dump.reader import DumpReader
 from regress.dump.record import replace_tensors
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 from tests.regression.test_compared_dumps import rewritten
 

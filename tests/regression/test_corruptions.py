@@ -20,7 +20,7 @@ from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay, judge_twin
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"

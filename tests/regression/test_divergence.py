@@ -34,7 +34,7 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"

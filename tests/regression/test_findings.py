@@ -18,7 +18,7 @@ from regress.engine.build import Run
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
-from regress.replay.parts import overrides_of
+from regress.replay.names import overrides_of
 from regress.replay.run import replay
 from regress.replay.variants import Precision, Variant
 

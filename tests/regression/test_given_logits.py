@@ -17,7 +17,7 @@ from regress.grpo.logprobs import TokenLogProbs
 from regress.replay.judge import judge_replay, records_of
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"

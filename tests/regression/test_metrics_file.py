@@ -14,7 +14,7 @@ from regress.replay.judge import records_of
 from regress.replay.matrix import Replay
 from regress.replay.metrics_file import judge_metrics_file
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -18,8 +18,8 @@ from regress.replay import sampled
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
+from regress.replay.table import VARIANTS
 from regress.replay.truth import require_rollouts
-from regress.replay.variant_rows import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -164,7 +164,7 @@ TORCH_FREE = [
     "regress.replay.pool",
     "regress.replay.run",
     "regress.replay.session",
-    "regress.replay.variant_rows",
+    "regress.replay.table",
     "regress.replay.variants",
     "regress.engine.config.compose",
     "regress.engine.config.show",

@@ -16,8 +16,8 @@ from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.configure import overlaid, replay_config
-from regress.replay.rows import flat
-from regress.replay.variants import BASE, Precision, Variant
+from regress.replay.table import BASE, flat
+from regress.replay.variants import Precision, Variant
 
 KEYS = st.sampled_from("abc")
 TREES = st.dictionaries(

@@ -16,14 +16,13 @@ from regress.engine.build import Run
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
-from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay, replays
 from regress.replay.plan import PlannedUpdate
 from regress.replay.run import replay
 from regress.replay.size import mesh_sizes
-from regress.replay.table import project_variants
+from regress.replay.table import BASE, VARIANTS, project_variants
 from regress.replay.traits import facts_of, traits_of
-from regress.replay.variants import BASE, TIERS, Extent, Precision, Variant
+from regress.replay.variants import TIERS, Extent, Precision, Variant
 
 ROOT = Path(__file__).parents[3]
 STORE = GoldenStore(ROOT / "golden")
@@ -140,7 +139,7 @@ def test_experts_without_tokens_are_met(tmp_path: Path) -> None:
     overrides = {"batching.micro_batch_size": 1}
     variant = Variant("one-sample", BASE.why, overrides)
     replay(case, variant, Precision.FLOAT64, tmp_path, steps=1, prepare=watch)
-    assert "ep2-mbs1" in LAYOUTS
+    assert "ep2-mbs1" in VARIANTS
     assert empty["experts"] > 0
 
 

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from regress.engine.config import load_config
 from regress.engine.config.leaves import leaves
-from regress.replay.layouts import LAYOUTS
-from regress.replay.parts import NUMBERS, WORDS, overrides_of
-from regress.replay.rows import check_name
+from regress.replay.names import NUMBERS, WORDS, overrides_of
 from regress.replay.session import spelled_out
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS, check_name
 
 
 @pytest.mark.parametrize(
@@ -66,12 +64,12 @@ def test_a_word_sets_values_that_the_configuration_knows(word: str) -> None:
         assert isinstance(value, str | bool | int)
 
 
-@pytest.mark.parametrize("name", [*LAYOUTS])
+@pytest.mark.parametrize("name", [*VARIANTS])
 def test_the_engine_takes_every_layout(name: str) -> None:
     """No rule of the configuration refuses it."""
     given = [
         f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in LAYOUTS[name].overrides.items()
+        for key, value in VARIANTS[name].overrides.items()
     ]
     load_config(
         overrides=(
@@ -85,7 +83,6 @@ def test_the_engine_takes_every_layout(name: str) -> None:
 
 
 def test_a_name_in_a_list_that_no_table_has() -> None:
-    known = {**VARIANTS, **LAYOUTS}
-    found = spelled_out("packed, dp2, fsdp8-tp4, nonsense", known)
+    found = spelled_out("packed, dp2, fsdp8-tp4, nonsense", VARIANTS)
     assert [*found] == ["fsdp8-tp4"]
     assert found["fsdp8-tp4"].overrides == {"parallel.fsdp": 8, "parallel.tp": 4}

@@ -10,8 +10,7 @@ import pytest
 from regress.engine.tracking import availability
 from regress.golden.location import open_store
 from regress.replay.cache import ReplayCache
-from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import BASE
+from regress.replay.table import BASE, VARIANTS
 
 
 def impossible(name: str, foreign: object = None) -> str | None:

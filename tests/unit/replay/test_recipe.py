@@ -15,7 +15,8 @@ from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.replay.recipe import Recipe, make_inputs
 from regress.replay.run import replay
-from regress.replay.variants import BASE, Precision
+from regress.replay.table import BASE
+from regress.replay.variants import Precision
 
 Tiny = Callable[..., GoldenCase]
 

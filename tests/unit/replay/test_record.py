@@ -22,7 +22,7 @@ from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, items
 from regress.replay.record import add, record
 from regress.replay.run import replay
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -19,8 +19,7 @@ from regress.replay.remote import inexpressible, replay_remote
 from regress.replay.remote_judge import judged
 from regress.replay.remote_variants import REMOTE, quantities
 from regress.replay.session import Machine
-from regress.replay.table import project_variants
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS, project_variants
 from regress.replay.variants import Extent, Precision, Variant
 
 STORE = GoldenStore(Path(__file__).parents[3] / "golden")

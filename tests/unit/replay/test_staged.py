@@ -13,7 +13,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.program import run_program
 from regress.replay.staged import staged
-from regress.replay.variant_rows import VARIANTS
+from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -8,15 +8,14 @@ import pytest
 
 from regress.engine.config import load_config
 from regress.errors import ConfigError
+from regress.golden.store import GoldenStore
 from regress.replay.configure import overlaid
-from regress.replay.expression import select
-from regress.replay.layouts import LAYOUTS
+from regress.replay.names import select
 from regress.replay.remote_variants import REMOTE
-from regress.replay.rollout_variants import ROLLOUTS
-from regress.replay.rows import flat, parse_variants
-from regress.replay.table import project_variants
-from regress.replay.variant_rows import VARIANTS
-from regress.replay.variants import Precision, Variant
+from regress.replay.table import VARIANTS, flat, parse_variants, project_variants
+from regress.replay.variants import Extent, Precision, Variant
+
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
@@ -100,9 +99,23 @@ def test_a_name_that_reads_as_a_precision_is_refused(name: str) -> None:
         parse_variants({name: {"why": "x"}}, "conftest.py")
 
 
+def test_a_name_that_spells_out_its_settings_needs_no_overrides() -> None:
+    rows = {"fsdp2-mbs3": {"why": "x"}, "mine": {"why": "x"}, "mbs3": {"why": "x", "overrides": {}}}
+    found = {name: variant.overrides for name, variant in parse_variants(rows, "x").items()}
+    assert found["fsdp2-mbs3"] == {"parallel.fsdp": 2, "batching.micro_batch_size": 3}
+    assert found["mine"] == found["mbs3"] == {}
+
+
+def test_a_variant_of_the_full_matrix_alone() -> None:
+    one = parse_variants({"mine": {"why": "x", "cases": [], "possible": ["dense"]}}, "x")["mine"]
+    case = GoldenStore(GOLDEN).case("dense")
+    assert not one.applies_to(case)
+    assert one.applies_to(case, Extent.FULL)
+
+
 def test_built_in_variants_pass_the_checks_of_others(tmp_path: Path) -> None:
-    built_in = {**VARIANTS, **LAYOUTS, **REMOTE}
-    assert project_variants(tmp_path, built_in.values()) == {**built_in, **ROLLOUTS}
+    built_in = {**VARIANTS, **REMOTE}
+    assert project_variants(tmp_path, built_in.values()) == built_in
 
 
 def test_variants_of_a_hook_are_checked_and_completed(tmp_path: Path) -> None:

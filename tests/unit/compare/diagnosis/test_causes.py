@@ -20,7 +20,7 @@ from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.replay.expression import choose
+from regress.replay.names import choose
 from regress.replay.session import spelled_out, variant_table
 
 NAMES = (
