@@ -23,8 +23,7 @@ from regress.parallel.fit import (
     stages_refusal,
     tensor_refusal,
 )
-from regress.replay.coverage import section_values
-from regress.replay.plan import FOLDED, section
+from regress.replay.plan import FOLDED, section, section_values
 from regress.replay.traits import Facts, facts_of
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from regress.compare.updates.plan import Plan
 from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason
+from regress.grpo.presets import preset_values
 from regress.layout import (
     DIMENSIONS,
     BatchPlan,
@@ -137,6 +138,13 @@ def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) 
         key.removeprefix(f"{name}."): value for key, value in overrides.items() if key.startswith(f"{name}.")
     }
     return {**(config.get(name) or {}), **given}
+
+
+def section_values(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a section that a configuration sets, by itself or by a preset."""
+    given = section(config, overrides, name)
+    preset = given.pop("preset", None)
+    return {**(preset_values(preset) if preset else {}), **given}
 
 
 def _batch_plan(values: Mapping[str, Any]) -> BatchPlan:

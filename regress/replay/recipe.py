@@ -29,8 +29,8 @@ from regress.engine.rollout import TRAIN
 from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import compose
-from regress.replay.coverage import section_values
 from regress.replay.mishaps import MISHAPS, asked, returned
+from regress.replay.plan import section_values
 from regress.replay.run import FORMAT, no_progress, torch_settings, write_rollouts
 
 

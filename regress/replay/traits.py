@@ -17,8 +17,8 @@ from regress.engine.config.schema import AlgorithmConfig
 from regress.golden.case import GoldenCase
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.presets import preset_values
-from regress.replay.coverage import section_values
 from regress.replay.partition import depends_on_microbatches
+from regress.replay.plan import section_values
 
 
 @dataclass(frozen=True)

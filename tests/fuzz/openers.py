@@ -61,7 +61,6 @@ OWN: Mapping[str, str] = {
     "replay/staging.py read_staged": "a file of a worker of this session",
     "replay/token_tables.py _read": "a file of a worker of this session",
     "replay/recipe.py _take_inputs": "a file that this process has just written",
-    "replay/reads.py __init__": "source of this package",
     "replay/workspace.py _new": "a folder, for its lock",
     "replay/workspace.py _remove_unless_locked": "a folder, for its lock",
     "report/github.py append_step_summary": "appends",

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from regress.golden.store import GoldenStore
-from regress.replay import reads
-from regress.replay.coverage import Setting, missing, settings_of, shown, universe
-from regress.replay.exercised import Unexercised, exercised, unexercised
-from regress.replay.possible import forbidden
 from regress.replay.table import project_variants
+from tests.unit.replay.covering import reads
+from tests.unit.replay.covering.coverage import Setting, missing, settings_of, shown, universe
+from tests.unit.replay.covering.exercised import Unexercised, exercised, unexercised
+from tests.unit.replay.covering.possible import forbidden
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_key_that_is_added_shows_up(sets: set[frozenset[Setting]], monkeypatch
     without = {
         frozenset(s for s in one if s.key not in ("optimizer.betas", "reference.path")) for one in sets
     }
-    monkeypatch.setattr("regress.replay.coverage.functions", lambda: (function,))
+    monkeypatch.setattr("tests.unit.replay.covering.coverage.functions", lambda: (function,))
     found = missing(without)
     assert {str(setting) for setting in found.settings} >= {"optimizer.betas", "reference.path"}
     assert [(shown(one), shown(other)) for one, other in found.pairs] == [

@@ -1,4 +1,4 @@
-"""Fields of the configuration that each function of the computation reads, found in the source. Imports no torch.
+"""Fields of the configuration that each function of the computation reads, found in the source.
 
 Types are followed where they are written: annotations of parameters, attributes and results, and assignments of them.
 A property counts as the fields that it reads itself. Of a field that holds one of several texts, the source also says
@@ -16,7 +16,7 @@ from pathlib import Path
 from regress.grpo import catalogue
 from regress.grpo.catalogue import Part
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(catalogue.__file__).parents[1]
 
 ROOMS = ("grpo", "engine", "parallel", "layout")
 """Rooms that compute."""

@@ -1,7 +1,7 @@
 """Settings that no case or variant exercises: single ones, and pairs that one function reads together.
 
 A setting is a key of a section with a value other than its default: each choice of a key that has choices, any other
-value of the rest. Imports no torch.
+value of the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from regress.engine.config.schema import (
     ReferenceConfig,
 )
 from regress.grpo.catalogue import REJECTIONS
-from regress.grpo.presets import preset_values
-from regress.replay.plan import section
-from regress.replay.reads import Function, functions
+from regress.replay.plan import section_values
+from tests.unit.replay.covering.reads import Function, functions
 
 CLASSES: Mapping[str, type] = {
     "algorithm": AlgorithmConfig,
@@ -95,13 +94,6 @@ def settings_of(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> froz
             if key in universe() and own in values and values[own] != default_of(spec):
                 found |= _settings(key, values[own])
     return frozenset(found)
-
-
-def section_values(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the values of a section that a configuration sets, by itself or by a preset."""
-    given = section(config, overrides, name)
-    preset = given.pop("preset", None)
-    return {**(preset_values(preset) if preset else {}), **given}
 
 
 def _settings(key: str, value: Any) -> set[Setting]:

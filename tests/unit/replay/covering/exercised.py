@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import product
 
 from regress.golden.case import GoldenCase
-from regress.replay.coverage import Alike, Missing, Pair, Setting, missing, settings_of, shown
 from regress.replay.matrix import replays
-from regress.replay.possible import forbidden
 from regress.replay.variants import Extent, Precision, Variant
+from tests.unit.replay.covering.coverage import Alike, Missing, Pair, Setting, missing, settings_of, shown
+from tests.unit.replay.covering.possible import forbidden
 
 
 @dataclass(frozen=True)

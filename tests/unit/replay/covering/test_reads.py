@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from regress.replay.reads import Function, functions
+from tests.unit.replay.covering.reads import Function, functions
 
 SOURCE = {
     "grpo/objective.py": """

@@ -1,4 +1,4 @@
-"""Which settings can be chosen together at all, by the rules of the configuration. Imports no torch."""
+"""Which settings can be chosen together at all, by the rules of the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regress.engine.config.rollout_rules import Rule
 from regress.engine.config.rules import RULES
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
-from regress.replay.coverage import CLASSES, OTHER, Setting, default_of, universe
+from tests.unit.replay.covering.coverage import CLASSES, OTHER, Setting, default_of, universe
 
 EXAMPLES: Mapping[str, Any] = {
     "algorithm.clip_high": 1.5,
