@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import shutil
+import weakref
 from pathlib import Path
-from tempfile import gettempdir, mkdtemp
+from secrets import token_hex
+from tempfile import gettempdir
 from types import TracebackType
 
 PREFIX = "regress-work-"
@@ -23,12 +25,23 @@ class Workspace:
     def __init__(self) -> None:
         for left in Path(gettempdir()).glob(f"{PREFIX}*"):
             _remove_unless_locked(left)
-        self.path, self._handle = _new()
+        while True:
+            self.path = Path(gettempdir()) / f"{PREFIX}{token_hex(8)}"
+            # before it is made: a signal may end this process at any place from there on
+            self._end = weakref.finalize(self, _end, self.path, os.getpid(), handles := [])
+            self.path.mkdir(0o700)
+            handles.append(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY))
+            with contextlib.suppress(
+                OSError
+            ):  # without locks on the file system, no process removes it either
+                fcntl.flock(handles[0], fcntl.LOCK_EX)
+            if self.path.is_dir():
+                return
+            self._end()  # another process removed it as abandoned before it was locked
 
     def remove(self) -> None:
         """Remove the folder with all that it holds."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._handle)
+        self._end()
 
     def __enter__(self) -> Path:
         return self.path
@@ -39,16 +52,12 @@ class Workspace:
         self.remove()
 
 
-def _new() -> tuple[Path, int]:
-    """Return a folder and the handle that holds its lock."""
-    while True:
-        path = Path(mkdtemp(prefix=PREFIX))
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # without locks on the file system, no process removes it either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if path.is_dir():
-            return path, handle
-        os.close(handle)  # another process removed it as abandoned before it was locked
+def _end(path: Path, process: int, handles: list[int]) -> None:
+    if os.getpid() != process:
+        return  # a fork of the process that made it
+    shutil.rmtree(path, ignore_errors=True)
+    for handle in handles:
+        os.close(handle)
 
 
 def _remove_unless_locked(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import tempfile
@@ -69,3 +70,18 @@ def test_folders_of_others_are_left_alone(temporary: Path) -> None:
     (temporary / f"{PREFIX}file").write_text("")
     Workspace().remove()
     assert len(list(temporary.iterdir())) == 2
+
+
+def test_that_of_a_process_that_a_signal_ends_while_it_is_made_is_removed(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(self: Path, mode: int) -> None:
+        mkdir(self, mode)
+        raise SystemExit(143)
+
+    mkdir = Path.mkdir
+    monkeypatch.setattr(Path, "mkdir", ended)
+    with pytest.raises(SystemExit):
+        Workspace()
+    gc.collect()
+    assert list(temporary.iterdir()) == []
