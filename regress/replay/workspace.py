@@ -8,7 +8,6 @@ import os
 import shutil
 import weakref
 from pathlib import Path
-from secrets import token_hex
 from tempfile import gettempdir
 from types import TracebackType
 
@@ -26,7 +25,7 @@ class Workspace:
         for left in Path(gettempdir()).glob(f"{PREFIX}*"):
             _remove_unless_locked(left)
         while True:
-            self.path = Path(gettempdir()) / f"{PREFIX}{token_hex(8)}"
+            self.path = Path(gettempdir()) / f"{PREFIX}{os.urandom(8).hex()}"
             # before it is made: a signal may end this process at any place from there on
             self._end = weakref.finalize(self, _end, self.path, os.getpid(), handles := [])
             self.path.mkdir(0o700)
