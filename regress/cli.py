@@ -23,6 +23,7 @@ from regress.engine.config.flag_options import flag_options
 from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
+from regress.faults.trials.commands import faults
 from regress.golden.commands import code_option, golden, hint_at
 from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
@@ -30,7 +31,6 @@ from regress.printed import echo
 from regress.redaction import redacted_output
 from regress.replay.commands import calibrate, record, validate
 from regress.replay.export_commands import export
-from regress.replay.fault_commands import faults
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.judge_options import json_calls_option, json_file_option

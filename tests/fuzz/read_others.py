@@ -125,9 +125,9 @@ def adapter(path: Path, whole: Path) -> None:
 
 def results(path: Path, whole: Path) -> None:
     from regress.faults.fault import CATEGORIES, COMMON
-    from regress.replay.curves import read, verdicts
-    from regress.report.fault_rows import read_fault_rows
-    from regress.report.faults import markdown
+    from regress.faults.trials.curves import read, verdicts
+    from regress.faults.trials.report import markdown
+    from regress.faults.trials.rows import read_fault_rows
     from regress.systems.table import read_rows, text_of
 
     for line in text_of(read_rows(path / "rows.json")):

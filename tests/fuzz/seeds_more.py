@@ -77,7 +77,7 @@ def adapter(folder: Path) -> None:
 @seed
 def results(folder: Path) -> None:
     """Rows of a conformance table, rows of injected faults, and reward curves."""
-    from regress.report.fault_rows import FaultRow, to_json
+    from regress.faults.trials.rows import FaultRow, to_json
     from regress.systems.protocol import Cell, Layout
     from regress.systems.row import Error, Result, Row
     from regress.systems.table import write_rows

@@ -23,8 +23,8 @@ from regress.compare.dumps.session import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
 from regress.faults.registry import corpus
+from regress.faults.trials.trial import variant_named
 from regress.golden.store import GoldenStore
-from regress.replay.fault_trial import variant_named
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay

@@ -28,8 +28,8 @@ from regress.faults import (
 )
 from regress.faults.fault import Inject, injected
 from regress.faults.ranks import data, pipeline, state, sums, tensor
+from regress.faults.trials.trial import scheduled, variant_named
 from regress.golden.store import GoldenStore
-from regress.replay.fault_trial import scheduled, variant_named
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay

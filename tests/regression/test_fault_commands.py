@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.report.fault_rows import from_json
+from regress.faults.trials.rows import from_json
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Place, Status
 from regress.faults.fault import REFUSED, Fault, Shown
 from regress.faults.registry import corpus
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
-from regress.replay.common_practice import measured, noticed
-from regress.replay.fault_trial import (
+from regress.faults.trials.common_practice import measured, noticed
+from regress.faults.trials.rows import MARGINS
+from regress.faults.trials.trial import (
     Judged,
     Trial,
     judged,
@@ -35,10 +34,11 @@ from regress.replay.fault_trial import (
     trials_of,
     variant_named,
 )
+from regress.golden.case import GoldenCase
+from regress.golden.store import GoldenStore
 from regress.replay.matrix import Replay
 from regress.replay.size import world_size
 from regress.replay.variants import Precision
-from regress.report.fault_rows import MARGINS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Hit = NDArray[np.bool_]

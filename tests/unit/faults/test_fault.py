@@ -23,7 +23,7 @@ from regress.faults import registry
 from regress.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
 from regress.faults.patch import Patch
 from regress.faults.registry import corpus, fault_named, faults_named, installed
-from regress.replay.fault_trial import Judged, Trial, row_of
+from regress.faults.trials.trial import Judged, Trial, row_of
 from regress.replay.variants import Precision
 
 LOCAL = [fault for fault in corpus().values() if not fault.of_run and "ranks" not in fault.inject.__module__]
@@ -192,7 +192,7 @@ def test_a_fault_is_caught_by_verdicts_or_by_the_refusal_that_was_written_down(
     bad = Verdict(Status.DRIFT, "weights", "weights", Place(0, None, 0, 0), multiple=1e4, over=9, count=9)
     verdicts = [bad] if failed else []
     found = Judged(mock.Mock(), verdicts, find_divergence(verdicts), problem=problem)
-    with mock.patch("regress.replay.fault_trial.measured", return_value={}):
+    with mock.patch("regress.faults.trials.trial.measured", return_value={}):
         row = row_of(Trial(one, shown, Precision.FLOAT64), found, 0.0)
     assert row.caught == caught
     assert (row.margin > 0) == caught

@@ -11,7 +11,7 @@ import pytest
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.faults.fault import COMMON
-from regress.replay.common_practice import LIMITS, measured, noticed
+from regress.faults.trials.common_practice import LIMITS, measured, noticed
 
 
 def verdict(quantity: str, golden: Any, actual: Any, *, micro: int | None = None) -> Verdict:

@@ -15,9 +15,10 @@ from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.reader import DumpReader
 from regress.errors import ConfigError, RankError
 from regress.faults.fault import REFUSED, Fault, Shown
+from regress.faults.trials.common_practice import measured, noticed
+from regress.faults.trials.rows import FaultRow
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
-from regress.replay.common_practice import measured, noticed
 from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
@@ -30,7 +31,6 @@ from regress.replay.shares import keeps_microbatches
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision, Variant
 from regress.replay.workspace import Workspace
-from regress.report.fault_rows import FaultRow
 
 HARMLESS_STEPS = None
 """Steps of a replay that must not be flagged, and of one whose schedule depends on their number: all of them."""

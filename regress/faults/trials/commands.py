@@ -21,9 +21,9 @@ from regress.progress import progress
 
 if TYPE_CHECKING:
     from regress.faults.fault import Fault
+    from regress.faults.trials.rows import FaultRow
+    from regress.faults.trials.trial import Trial
     from regress.golden.store import GoldenStore
-    from regress.replay.fault_trial import Trial
-    from regress.report.fault_rows import FaultRow
 
 _WIDTH = 170  # columns of a table where there is no terminal
 PARTS = ("all", "tuning", "held-out")
@@ -145,9 +145,9 @@ def run(
     Exit codes: 0 all caught and nothing else flagged, 1 a fault escaped or a refactoring was flagged.
     """
     from regress.faults.fault import CATEGORIES, COMMON
-    from regress.replay.fault_trial import trials_of
-    from regress.report.fault_rows import score
-    from regress.report.faults import markdown, summary, table, write
+    from regress.faults.trials.report import markdown, summary, table, write
+    from regress.faults.trials.rows import score
+    from regress.faults.trials.trial import trials_of
 
     chosen = [
         one
@@ -185,7 +185,7 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Ou
     regress faults curves --out outputs/curves.json
     regress faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
     """
-    from regress.replay.curves import NAMED, drawn, verdicts
+    from regress.faults.trials.curves import NAMED, drawn, verdicts
 
     chosen = [one.name for one in _chosen(names)] if names else [*NAMED]
     with progress(total=healthy + seeds * len(chosen)) as bar:
@@ -221,14 +221,14 @@ def kill_matrix(runs: tuple[Path, ...], out: Output, drawn_before: Path | None) 
     Of a replay that is in several, the last counts.
     """
     from regress.faults.fault import CATEGORIES, COMMON
-    from regress.report.fault_rows import read_fault_rows
-    from regress.report.faults import markdown
+    from regress.faults.trials.report import markdown
+    from regress.faults.trials.rows import read_fault_rows
 
     rows = {row.name: row for path in runs for row in read_fault_rows(path)}
     ordered = sorted(rows.values(), key=lambda row: (row.category, row.fault))
     told: list[tuple[str, float, float, float, bool]] = []
     if drawn_before is not None:
-        from regress.replay.curves import read, verdicts
+        from regress.faults.trials.curves import read, verdicts
 
         found = verdicts(read(drawn_before))
         told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
@@ -242,7 +242,7 @@ def _chosen(names: Sequence[str]) -> list[Fault]:
 
 
 def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool) -> list[FaultRow]:
-    from regress.replay.fault_trial import tried
+    from regress.faults.trials.trial import tried
     from regress.replay.pool import close_shared_pool, shared_pool
 
     rows = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regress.faults.registry import corpus
-from regress.replay import curves
+from regress.faults.trials import curves
 
 
 def test_the_named_faults_exist_and_run_in_one_process() -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from regress.dump.location import Location
 from regress.dump.outputs import write_outputs
-from regress.report.fault_rows import FaultRow, FaultScore, score, to_json
+from regress.faults.trials.rows import FaultRow, FaultScore, score, to_json
 from regress.report.numbers import plural, short
 
 _PAGE = """<!doctype html>
