@@ -31,7 +31,7 @@ from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:
     from regress.replay.foreign import ForeignReplays
-    from regress.replay.remote import RemoteReplay
+    from regress.service.replay.remote import RemoteReplay
 
 SERVED = "served"
 """File that tells that the dumps of a replay through a service are complete."""
@@ -48,7 +48,7 @@ def _run_here(replay: Replay, folder: Path) -> DumpReader:
 
 def _serve_here(replay: Replay, folder: Path) -> RemoteReplay:
     _import_engine()
-    from regress.replay.remote import replay_remote
+    from regress.service.replay.remote import replay_remote
 
     return replay_remote(replay.case, replay.variant, replay.precision, folder)
 
@@ -195,8 +195,8 @@ class ReplayCache:
 
     def _judge_remote(self, replay: Replay) -> ReplayOutcome:
         """Judge a replay through a service: in float32 by the truth, else by the engine's step on what was sent."""
-        from regress.replay.remote_judge import compare_with_reference, compare_with_truth, judged, scene_of
-        from regress.replay.remote_reference import replay_sent
+        from regress.service.replay.judge import compare_with_reference, compare_with_truth, judged, scene_of
+        from regress.service.replay.reference import replay_sent
 
         folder, golden = self._folder(replay), self.golden(replay.case)
         found = self._remote(replay)
@@ -221,7 +221,7 @@ class ReplayCache:
 
     def _served(self, replay: Replay) -> RemoteReplay:
         """Run a replay through a service unless its dumps are there; the caller holds its lock."""
-        from regress.replay.remote import RemoteReplay
+        from regress.service.replay.remote import RemoteReplay
 
         folder = self._folder(replay)
         if (folder / SERVED).is_file():

@@ -17,10 +17,10 @@ from regress.layout import RankLayout
 from regress.replay.fits import refusal
 from regress.replay.one import Replay as Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.remote_variants import quantities
 from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.shares import keeps_microbatches
 from regress.replay.variants import Extent, Precision, Variant
+from regress.service.replay.variants import quantities
 
 
 def belongs(replay: Replay) -> bool:

@@ -35,7 +35,7 @@ from regress.report.tokens import TokenTable
 if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
     from regress.replay.foreign import ForeignReplays
-    from regress.replay.remote import RemoteReplay
+    from regress.service.replay.remote import RemoteReplay
 
 
 @dataclass
@@ -301,7 +301,7 @@ class Machine:
         )
 
     def _serve(self, replay: Replay, folder: Path) -> RemoteReplay:
-        from regress.replay.remote import replay_remote
+        from regress.service.replay.remote import replay_remote
 
         self._require_here(replay)
         overrides = None if self.device is None else {"device": self.device}

@@ -12,9 +12,9 @@ from typing import Any
 from regress.errors import ConfigError
 from regress.project import project_section
 from regress.replay.names import overrides_of
-from regress.replay.remote_variants import REMOTE
 from regress.replay.traits import TRAITS
 from regress.replay.variants import ANY, SEMANTICS, TRAIT, Precision, Variant
+from regress.service.replay.variants import REMOTE
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:

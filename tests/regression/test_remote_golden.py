@@ -11,9 +11,9 @@ from regress.faults.fault import injected
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
-from regress.replay.remote_variants import REMOTE
 from regress.replay.table import project_variants
 from regress.replay.variants import Precision
+from regress.service.replay.variants import REMOTE
 
 ROOT = Path(__file__).parents[2]
 STORE = GoldenStore(ROOT / "golden")

@@ -11,9 +11,9 @@ from regress.errors import ConfigError
 from regress.golden.store import GoldenStore
 from regress.replay.configure import overlaid
 from regress.replay.names import select
-from regress.replay.remote_variants import REMOTE
 from regress.replay.table import VARIANTS, flat, parse_variants, project_variants
 from regress.replay.variants import Extent, Precision, Variant
+from regress.service.replay.variants import REMOTE
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 

@@ -15,11 +15,11 @@ from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import CompareError
 from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay
-from regress.replay.remote import RemoteReplay
-from regress.replay.remote_variants import quantities
 from regress.replay.run_context import commands
 from regress.replay.variants import Precision
 from regress.report.comparison import run_context_of
+from regress.service.replay.remote import RemoteReplay
+from regress.service.replay.variants import quantities
 
 MASKS = ("response_mask", "effective_valid")
 """Tensors of the inputs that Weaver's losses of ratios alone have: elsewhere a weight of 0 leaves a token out."""

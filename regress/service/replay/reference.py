@@ -22,13 +22,13 @@ from regress.interop.payloads import read_payload
 from regress.layout import BatchPlan
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
-from regress.replay.remote import RemoteReplay
 from regress.replay.run import no_progress, torch_settings
 from regress.replay.table import BASE
 from regress.replay.variants import Precision
 from regress.service.api import Array, Datum, PassRequest
 from regress.service.host.datums import Limits, prepare
 from regress.service.host.losses import loss_of, objective_of
+from regress.service.replay.remote import RemoteReplay
 
 TAKES = {"surrogate": "surrogate_weights", "cross_entropy": "advantages"}
 """Loss -> array of the client's dump that stands for the advantages; the others take advantages and log-probs."""

@@ -15,14 +15,14 @@ from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
-from regress.replay.remote import inexpressible, replay_remote
-from regress.replay.remote_judge import judged
-from regress.replay.remote_variants import REMOTE, quantities
 from regress.replay.session import Machine
 from regress.replay.table import VARIANTS, project_variants
 from regress.replay.variants import Extent, Precision, Variant
+from regress.service.replay.judge import judged
+from regress.service.replay.remote import inexpressible, replay_remote
+from regress.service.replay.variants import REMOTE, quantities
 
-STORE = GoldenStore(Path(__file__).parents[3] / "golden")
+STORE = GoldenStore(Path(__file__).parents[4] / "golden")
 CISPO = Replay(STORE.case("cispo"), REMOTE["remote-tinker"], Precision.FLOAT32)
 
 

@@ -1,0 +1,1 @@
+"""Replays through a service of this machine, and how they are judged."""
