@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from regress.compare.dumps.bounds import Bounds
     from regress.compare.dumps.options import Options
     from regress.compare.dumps.session import Comparison, Engine
-    from regress.compare.modes.find import Found
     from regress.compare.verdicts.verdict import Verdict
-    from regress.report.documented import Directories
+    from regress.interop.modes.documented import Directories
+    from regress.interop.modes.find import Found
     from regress.report.model import Report
     from regress.report.tokens import TokenTable
 
@@ -179,7 +179,7 @@ def _pairs(
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """Return the pairs of golden and actual sources, by name."""
     from regress.compare.dumps.golden import located
-    from regress.report.documented import Directories
+    from regress.interop.modes.documented import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
     if self_hosted is None:
@@ -236,7 +236,7 @@ def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Com
 
 def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, tuple[str, str]]]:
     """Return the directories as they can be compared, and the pairs of them."""
-    from regress.report.three_modes import comparable, pairs_of
+    from regress.interop.modes.three_modes import comparable, pairs_of
 
     found = comparable(dirs, options)
     return found, pairs_of(found)
@@ -245,7 +245,7 @@ def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, 
 def _between(dirs: Directories | None, options: Options) -> Found | None:
     if dirs is None:
         return None
-    from regress.report.three_modes import found_between
+    from regress.interop.modes.three_modes import found_between
 
     return found_between(dirs, options)
 
@@ -253,7 +253,7 @@ def _between(dirs: Directories | None, options: Options) -> Found | None:
 def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
     if dirs is None:
         return {}
-    from regress.report.documented import sections
+    from regress.interop.modes.documented import sections
 
     return sections(dirs, options)
 
@@ -284,8 +284,8 @@ def tell(
         again: command that makes the golden dump and compares again, where that dump is not kept.
     """
     from regress.compare.dumps.two_runs import APART
+    from regress.interop.modes.documented_text import lines_of
     from regress.report.comparison import MODES, report_of
-    from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report, write_report_files
 

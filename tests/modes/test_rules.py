@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.modes.datums import Client
-from regress.compare.modes.discrepancy import Discrepancy
-from regress.compare.modes.rows import MASK, OLD, Floats, Row
-from regress.compare.modes.step_context import StepContext
-from regress.compare.modes.values import values
+from regress.interop.modes.datums import Client
+from regress.interop.modes.discrepancy import Discrepancy
+from regress.interop.modes.rows import MASK, OLD, Floats, Row
+from regress.interop.modes.step_context import StepContext
+from regress.interop.modes.values import values
 
 
 def row(key: tuple[str, int], seed: int, size: int = 9) -> Row:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from regress.compare.modes.discrepancy import SERVICE, Discrepancy, some
-from regress.compare.modes.rows import OLD, Floats, Row
-from regress.compare.modes.step_context import StepContext
+from regress.interop.modes.discrepancy import SERVICE, Discrepancy, some
+from regress.interop.modes.rows import OLD, Floats, Row
+from regress.interop.modes.step_context import StepContext
 
 _CLOSE = 1e-4
 

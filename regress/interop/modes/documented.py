@@ -26,8 +26,8 @@ from regress.compare.dumps.unit import Unit
 from regress.dump.arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError
+from regress.interop.modes.documented_text import with_statistics
 from regress.layout import SampleKey
-from regress.report.documented_text import with_statistics
 
 ATOL, RTOL, SCALAR = 1e-5, 1e-4, 1e-5
 """Thresholds of the script."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from regress.compare.dumps.sent import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
 from regress.compare.dumps.sides import Side
-from regress.compare.modes.datums import client_of
-from regress.compare.modes.rows import Row, pairs_of, rows_of
+from regress.interop.modes.datums import client_of
+from regress.interop.modes.rows import Row, pairs_of, rows_of
 from regress.interop.service import ServiceDump
 from regress.layout import SampleKey
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from regress.compare.dumps.sent import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
 from regress.compare.dumps.sides import open_side
-from regress.compare.modes.discrepancy import Discrepancy, some
-from regress.compare.modes.presence import dropped, files, order, presence
-from regress.compare.modes.replies import replies
-from regress.compare.modes.settings import settings
-from regress.compare.modes.step_context import StepContext
-from regress.compare.modes.values import values
+from regress.interop.modes.discrepancy import Discrepancy, some
+from regress.interop.modes.presence import dropped, files, order, presence
+from regress.interop.modes.replies import replies
+from regress.interop.modes.settings import settings
+from regress.interop.modes.step_context import StepContext
+from regress.interop.modes.values import values
 
 
 @dataclass

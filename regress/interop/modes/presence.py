@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.compare.dumps.sides import Side
-from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
-from regress.compare.modes.rows import Row
-from regress.compare.modes.step_context import Link, StepContext
 from regress.dump.requests import VARIABLES
+from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
+from regress.interop.modes.rows import Row
+from regress.interop.modes.step_context import Link, StepContext
 from regress.interop.nexrl import NexrlDump
 from regress.interop.service import PER_MICROBATCH, ServiceDump
 

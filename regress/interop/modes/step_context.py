@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.modes.datums import Client, client_of
-from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER
-from regress.compare.modes.rows import Row, pairs_of, rows_of
 from regress.dump.requests import DumpedRequest, Operation
+from regress.interop.modes.datums import Client, client_of
+from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER
+from regress.interop.modes.rows import Row, pairs_of, rows_of
 from regress.interop.service import ServiceDump
 
 WEIGHTS = "weights of log-probs"

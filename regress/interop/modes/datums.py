@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.sides import Side
-from regress.compare.modes.rows import MASK, OLD, Row
 from regress.dump.requests import REQUESTED
 from regress.errors import DumpError
+from regress.interop.modes.rows import MASK, OLD, Row
 
 SURROGATE = "surrogate_weights"
 INPUTS = {"loss_mask": MASK, "logprobs": OLD, "advantages": "advantages", SURROGATE: SURROGATE}

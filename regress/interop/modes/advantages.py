@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.compare.modes.rows import Floats, Row, moved
-from regress.compare.modes.step_context import Link, StepContext
+from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
+from regress.interop.modes.rows import Floats, Row, moved
+from regress.interop.modes.step_context import Link, StepContext
 
 _EXPLAINS = ("advantages", "token_loss", "policy_loss", "loss", "gradient", "batch_inputs")
 Mask = NDArray[np.bool_]

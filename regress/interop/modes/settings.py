@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy
-from regress.compare.modes.step_context import StepContext
+from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy
+from regress.interop.modes.step_context import StepContext
 
 ENTROPY = "entropy_coeff"
 _NOT_OF_THE_LOSS = ("enable_debug_dump",)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.sent import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
 from regress.compare.dumps.sides import open_side
-from regress.compare.modes.find import Found, discrepancies
-from regress.compare.modes.form import flags_for, is_custom
-from regress.compare.modes.step_context import is_indexed
 from regress.errors import CompareError, RegressError
-from regress.report.documented import Directories, steps_in
+from regress.interop.modes.documented import Directories, steps_in
+from regress.interop.modes.find import Found, discrepancies
+from regress.interop.modes.form import flags_for, is_custom
+from regress.interop.modes.step_context import is_indexed
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"
 

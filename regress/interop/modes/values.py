@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.modes.advantages import advantages
-from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.compare.modes.rows import OLD, Floats, Row, moved
-from regress.compare.modes.step_context import WEIGHTS, Link, StepContext
+from regress.interop.modes.advantages import advantages
+from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
+from regress.interop.modes.rows import OLD, Floats, Row, moved
+from regress.interop.modes.step_context import WEIGHTS, Link, StepContext
 
 ENOUGH = 3
 """Fewest different values that prove where values come from."""
