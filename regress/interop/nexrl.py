@@ -19,13 +19,14 @@ from regress.dump.damage import CUT_OFF, Damage
 from regress.dump.location import Location, children
 from regress.dump.nexrl import foreign_trajectories
 from regress.dump.record import Record
+from regress.dump.requests import INDEX
+from regress.dump.sources import Reader, Source
 from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.nexrl_batch import Batch
 from regress.interop.nexrl_batches import Batches
 from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
-from regress.interop.readers import Reader, Source
 
 BEFORE = -1
 """Step number of files that a worker writes before it knows the step."""
@@ -192,6 +193,8 @@ class NexrlDump(Source):
 
 def is_nexrl(folder: Location) -> bool:
     """Return True if a folder has sub-folders of NexRL with records of its format."""
+    if (folder / INDEX).is_file():  # of a service
+        return False
     first = next(_files(folder), None)
     return first is not None and not is_own(folder / first[0])
 

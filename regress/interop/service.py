@@ -19,9 +19,9 @@ from regress.dump.location import Location
 from regress.dump.reader import files_within, is_dump_file, read
 from regress.dump.record import Record
 from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
+from regress.dump.sources import Reader, Source
 from regress.dump.sums import Span
 from regress.errors import DumpError
-from regress.interop.readers import Reader, Source
 from regress.layout import Segment, TokenLayout
 from regress.printed import printable
 from regress.schema import conform

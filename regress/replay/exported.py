@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from regress.dump.arrays import Array
+from regress.dump.tensorfiles import tensors_in
 from regress.dump.trajectory import Trajectory
 from regress.errors import DumpError, GoldenError, reason
 from regress.golden.exported import read_index, read_objective, read_rollouts
-from regress.interop.tensorfiles import tensors_in
 
 FORMAT = 1
 

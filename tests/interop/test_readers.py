@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from regress import plugins
 from regress.compare.dumps.session import compare_dumps
 from regress.compare.dumps.sides import open_side
 from regress.errors import DumpError
-from regress.interop import readers
 
 Register = Callable[..., None]
-ROOT = Path(__file__).parents[2]
 
 READER = """
 import numpy as np
@@ -58,12 +56,14 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     monkeypatch.syspath_prepend(tmp_path)
 
     def points(*names: str) -> None:
-        found = [EntryPoint(name.lower(), f"lines_reader:{name}", readers.GROUP) for name in names]
-        monkeypatch.setattr(readers, "entry_points", lambda group: found)
+        found = [EntryPoint(name.lower(), f"lines_reader:{name}", plugins.SOURCES) for name in names]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: found)
+        plugins.registered.cache_clear()
         open_side.cache_clear()
 
     yield points
     sys.modules.pop("lines_reader", None)
+    plugins.registered.cache_clear()
     open_side.cache_clear()
 
 
@@ -82,18 +82,6 @@ def test_a_reader_of_somebody_else(tmp_path: Path, register: Register) -> None:
     assert found.exit_code == 1
     assert "golden dump: lines tell no mesh" in found.notes
     assert compare_dumps(golden, golden).exit_code == 0
-
-
-def test_our_own_are_known_where_the_metadata_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "entry_points", lambda group: [])
-    assert [point.name for point in readers._points()] == ["nexrl", "service", "files"]
-
-
-def test_our_own_are_registered_like_those_of_others() -> None:
-    registered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
-        readers.GROUP
-    ]
-    assert registered == dict(readers.BUILT_IN)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from regress.compare.dumps.sides import HELD, Side, open_side
 from regress.compare.updates.record_index import RecordIndex
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.interop.readers import Source
+from regress.dump.sources import Source
 from regress.layout import TokenLayout
 
 

@@ -15,8 +15,8 @@ from regress.compare.dumps.sides import open_side
 from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
+from regress.dump.sources import Source
 from regress.errors import CompareError
-from regress.interop.readers import Source
 from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 PLACES = 1 << 24

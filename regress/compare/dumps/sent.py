@@ -18,8 +18,8 @@ from regress.compare.dumps.view import SourceView
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sources import Source
 from regress.dump.trajectory import rollouts_in
-from regress.interop.readers import Source
 from regress.layout import SampleKey
 
 PREFIX = "sent-"

@@ -33,8 +33,8 @@ from regress.compare.dumps.weight_distance import spread, weight_distances
 from regress.compare.quantities import QUANTITIES, source_or_other
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.sources import spans_of
 from regress.errors import CompareError
-from regress.interop.readers import spans_of
 
 _OF_LOGITS = frozenset(("log_probs", "entropy"))
 Scales: TypeAlias = Mapping[tuple[str, str], float]

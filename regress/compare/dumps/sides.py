@@ -19,11 +19,10 @@ from regress.dump.manifest import MANIFEST, dump_inside
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.requests import INDEX
+from regress.dump.sources import Source, open_source
 from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.golden.names import CASE_FILE
-from regress.interop.readers import Source, open_source
-from regress.interop.service import ServiceDump
 from regress.layout import DIMENSIONS, Mesh
 
 Side: TypeAlias = Source
@@ -122,13 +121,12 @@ def open_side(path: str) -> Side:
     folder = location(path)
     if isinstance(folder, Path) and (folder / CASE_FILE).is_file():
         return GoldenSide(f"{GOLDEN}{folder.absolute()}")
-    if (folder / INDEX).is_file():  # its own index tells more than a manifest
-        return ServiceDump(folder)
-    if (folder / MANIFEST).is_file():
-        return OwnDump(folder)
-    source = open_source(folder)
+    own, indexed = (folder / MANIFEST).is_file(), (folder / INDEX).is_file()
+    source = None if own and not indexed else open_source(folder)  # an index tells more than a manifest
     if source is not None:
         return source
+    if own:
+        return OwnDump(folder)
     if not folder.is_dir():
         raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
     inside = dump_inside(folder)

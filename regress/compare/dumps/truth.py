@@ -20,11 +20,11 @@ from regress.compare.quantities import (
     source_of,
     sources_in,
 )
+from regress.dump import sources
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.interop import readers
 from regress.layout import TokenFrame
 
 
@@ -58,7 +58,7 @@ class Tensors(Mapping[str, Array]):
         return len([*iter(self)])
 
 
-class TruthSide(readers.Source):
+class TruthSide(sources.Source):
     """Canonical values of updates.
 
     Attributes:

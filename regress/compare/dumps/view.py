@@ -7,8 +7,8 @@ from typing import Any
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sources import Source, spans_of, verify_span
 from regress.dump.sums import Span
-from regress.interop.readers import Source, spans_of, verify_span
 
 
 class SourceView(Source):

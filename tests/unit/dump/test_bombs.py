@@ -17,9 +17,9 @@ import torch
 
 from regress.dump.files import Stamp, file_stamp, stamp_of
 from regress.dump.reader import read_all
+from regress.dump.tensorfiles import tensors_in
 from regress.errors import DumpError, RegressError
 from regress.interop.payloads import read_payload
-from regress.interop.tensorfiles import tensors_in
 
 HUGE = 1 << 33
 """Elements."""

@@ -13,27 +13,22 @@ A reader is an object with a name and two functions, in a file of its own::
 
     READER = MyReader()
 
-It registers itself in the ``pyproject.toml`` of its package, under the group `GROUP`::
-
-    [project.entry-points."regress.sources"]
-    mysystem = "mypackage.regress_reader:READER"
+It is registered under the group `regress.plugins.SOURCES`.
 
 A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.stages`) and coordinates of
 each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards with
 ``meta["shards"]``. Unknown facts become notes. Damaged files are a `DumpError` of one sentence. A source
 is opened by its path alone, in each of the processes that share the work.
 
-The readers of this package are registered in the same way, and are known where its metadata is stale, too. Dumps of our
-own are asked for first, bare files of tensors last.
+Dumps of our own are asked for first, bare files of tensors last.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from typing import Any, Protocol
 
@@ -42,15 +37,7 @@ from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.dump.sums import Span
 from regress.errors import DumpError, reason
-
-GROUP = "regress.sources"
-
-BUILT_IN: Mapping[str, str] = {
-    "nexrl": "regress.interop.nexrl:READER",
-    "service": "regress.interop.service:READER",
-    "files": "regress.interop.files:READER",
-}
-"""Readers of this package, as `pyproject.toml` registers them."""
+from regress.plugins import REPAIR, SOURCES, is_own, load, registered
 
 LAST = "files"
 """Reader of any files of tensors, which is asked last."""
@@ -149,16 +136,18 @@ def open_source(path: Location) -> Source | None:
     Raises:
         DumpError: if the source is damaged, a reader is broken, or several know the path.
     """
-    found = [point for point in _points() if point.name != LAST and _matches(point, path)]
+    points = registered(SOURCES)
+    found = [point for point in points.values() if point.name != LAST and _matches(point, path)]
     if len(found) > 1:
         names = " and ".join(_named(point) for point in found)
         raise DumpError(f"{path} is claimed by {names}: uninstall one of them, or correct its matches()")
-    last = [point for point in _points() if point.name == LAST and not found and _matches(point, path)]
-    for point in (*found, *last):
+    if not found and _matches(points[LAST], path):
+        found = [points[LAST]]
+    for point in found:
         source = _guarded(point, "open", path)
         missing = [name for name in _PARTS if getattr_static(source, name, _PARTS) is _PARTS]
         if missing:
-            raise DumpError(f"{_named(point)} opens {path} as something without {missing[0]}: {_REPAIR}")
+            raise DumpError(f"{_named(point)} opens {path} as something without {missing[0]}: {REPAIR}")
         opened: Source = source
         return opened
     return None
@@ -168,15 +157,6 @@ _PARTS = (
     *("folder", "system", "mesh", "config", "precision", "notes", "entries"),
     *("read", "raw", "verify", "root", "writes"),
 )
-_REPAIR = "repair or uninstall the package that registers it"
-
-
-def _points() -> Iterator[EntryPoint]:
-    """Yield the entry points of this package's readers, then those of others by name."""
-    yield from (EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items())
-    others = {point.value: point for point in entry_points(group=GROUP)}
-    own = set(BUILT_IN.values())
-    yield from sorted((point for point in others.values() if point.value not in own), key=lambda p: p.name)
 
 
 def _matches(point: EntryPoint, path: Location) -> bool:
@@ -186,14 +166,13 @@ def _matches(point: EntryPoint, path: Location) -> bool:
 def _guarded(point: EntryPoint, name: str, path: Location) -> Any:
     """Call a reader; any error of another package's reader becomes a sentence that names it."""
     try:
-        module, _, attribute = point.value.partition(":")
-        return getattr(getattr(import_module(module), attribute), name)(path)
+        return getattr(load(point), name)(path)
     except DumpError:
         raise
     except Exception as error:
-        if point.value in BUILT_IN.values():
+        if is_own(point):
             raise
-        raise DumpError(f"{_named(point)} failed in {name}({path}) ({reason(error)}): {_REPAIR}") from error
+        raise DumpError(f"{_named(point)} failed in {name}({path}) ({reason(error)}): {REPAIR}") from error
 
 
 def _named(point: EntryPoint) -> str:

@@ -14,10 +14,10 @@ from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, children, read_bytes
 from regress.dump.record import Record
+from regress.dump.sources import Reader, Source
+from regress.dump.tensorfiles import is_tensor_file, tensors_in
 from regress.errors import DumpError
 from regress.inputs import parse_json
-from regress.interop.readers import Reader, Source
-from regress.interop.tensorfiles import is_tensor_file, tensors_in
 
 STAGE = "param"
 NAME = "tensors"

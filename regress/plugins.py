@@ -1,0 +1,84 @@
+"""Parts that stand on the core and register what they bring: this project's own by a table, others by entry points.
+
+The core imports none of them, and asks for a group when it needs something of it. Another package registers in its
+``pyproject.toml``::
+
+    [project.entry-points."regress.sources"]
+    mysystem = "mypackage.regress_reader:READER"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from regress.errors import ConfigError, reason
+
+SOURCES = "regress.sources"
+"""System -> `regress.dump.sources.Reader` of its dumps."""
+
+OWN: Mapping[str, Mapping[str, str]] = {
+    SOURCES: {
+        "nexrl": "regress.interop.nexrl:READER",
+        "service": "regress.interop.service:READER",
+        "files": "regress.dump.bare_files:READER",
+    },
+}
+"""Parts of this package by group and name, each of which may be left out."""
+
+REPAIR = "repair or uninstall the package that registers it"
+
+
+@cache
+def registered(group: str) -> Mapping[str, EntryPoint]:
+    """Return what is registered in a group, by name: parts of this package that are there, then those of others.
+
+    Raises:
+        ConfigError: if a name is registered twice.
+    """
+    own = {name: EntryPoint(name, value, group) for name, value in OWN.get(group, {}).items()}
+    found = {name: point for name, point in own.items() if _is_there(point)}
+    others = {point.value: point for point in entry_points(group=group) if not is_own(point)}
+    for point in sorted(others.values(), key=lambda point: point.name):
+        known = found.setdefault(point.name, point)
+        if known is not point:
+            raise ConfigError(
+                f"{point.name!r} of {group} is registered by {known.value} and by {point.value}: uninstall one of them"
+            )
+    return found
+
+
+def load(point: EntryPoint) -> Any:
+    """Return the object that is registered.
+
+    Raises:
+        ConfigError: if another package registers something that cannot be imported.
+    """
+    module, _, attribute = point.value.partition(":")
+    try:
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except Exception as error:
+        if is_own(point):
+            raise
+        raise ConfigError(
+            f"{point.name!r} of {point.group} is {point.value}, which cannot be loaded ({reason(error)}): {REPAIR}"
+        ) from error
+
+
+def is_own(point: EntryPoint) -> bool:
+    """Return True for a part of this package, which the table lists, whatever metadata of an installation says."""
+    return point.value.startswith("regress.")
+
+
+def _is_there(point: EntryPoint) -> bool:
+    """Return True if the room of a part of this package is there: found, not imported."""
+    try:
+        spec = find_spec(".".join(point.value.split(".")[:2]))
+    except ModuleNotFoundError:
+        return False
+    return spec is not None and spec.origin is not None  # a folder of nothing but caches has none
