@@ -1,7 +1,7 @@
-"""Scales of metrics: the size of the numbers that a metric is the mean of, which bounds the rounding of the mean.
+"""Scales of metrics: the size of the numbers that a metric is made of, which bounds its rounding.
 
 The mean of numbers that cancel, such as the loss of a group whose advantages add up to 0, has no relative accuracy, so
-its own size is no scale.
+its own size is no scale; nor is that of the least of them, such as a ratio that is computed as a change of 1.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _MEANS: Mapping[str, str] = {
     "training_step/policy_loss": "policy_loss",
     "training_step/kl": "kl",
     "training_epoch/kl_*": "kl",
+    "training_step/ratio/*": "ratio",
     "rollouts/advantages_*": "advantages",
 }
-"""Means and deviations of the values of a quantity, one a loss token."""
+"""Means, deviations and extremes of the values of a quantity, one a loss token."""
 
 _LOG_RATIOS = "training_step/approx_kl/*"
 _FRACTIONS = ("training_step/clip_ratio/*", "training_step/kept", "rollouts/truncated_ratio")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
+from regress.compare.dumps.bounds import Bounds
 from regress.compare.metrics.ulps import spacing
 from regress.compare.quantities import ROUTER, SHARES
 from regress.compare.updates.checked import Checked
@@ -28,7 +29,7 @@ from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
 from regress.compare.updates.statements import STATEMENTS
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import Array
+from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import Mesh, TokenFrame
 
@@ -40,6 +41,11 @@ _RATIO = 8
 """Spacings at the size of the numbers that a ratio is made of: its log-probs, and 1, which it is a change of.
 
 Measured: healthy replays reach 0.5, and those with 1 + expm1(x) in place of exp(x) as much.
+"""
+_LOGITS = 64.0
+"""Size of the largest logits that models have: soft caps are 15 to 50. A log-prob is off by their rounding.
+
+Measured: a log-softmax in base 2, as fused kernels have it, is above 0 by up to 1.0 spacings at the largest logit.
 """
 _TERMS = {
     "loss": "elementwise_loss",
@@ -222,14 +228,20 @@ class _Update:
                 bound = 64 * size * eps * max(1.0, *(abs(value) for value in own))
                 known.number(0.0, math.fsum(own), bound, f"the sum over group {group}")
 
+    @property
+    def _computed(self) -> list[str]:
+        """Dtype that the model computes in, where the configuration tells it."""
+        told = (self.config.get("model") or {}).get("dtype")
+        return [told] if isinstance(told, str) else []
+
     # log-probs, entropies, ratios
 
     def _log_probs(self, known: Checked) -> None:
         for stage in ("forward_data", "is_loss_debug"):
             for name in _LOG_PROBS:
                 for _, canonical, (values,) in self._values(stage, [name]):
-                    wide = values.astype(np.float64)
-                    known.elements(np.minimum(wide, 0.0), wide, 0.0, self._token(canonical, name))
+                    wide, bound = values.astype(np.float64), _LOGITS * _eps(values)
+                    known.elements(np.minimum(wide, 0.0), wide, bound, self._token(canonical, name))
 
     def _token_ids(self, known: Checked) -> None:
         rows = (row for stage in _NAMING for row in self._records(stage, once=False))
@@ -297,10 +309,11 @@ class _Update:
         if source != "current" and (source != "recompute" or (self.place.update or 0) > 0):
             return
         for _, canonical, (new, old) in self._values("is_loss_debug", ["log_probs", "old_log_probs"]):
-            wide = np.exp(new.astype(np.float64) - old.astype(np.float64))
-            # without the tokens that were rejected since, products have other sizes, which may round otherwise
-            bound = 0.0 if not self._objective.get("rejection") else 1024 * max(_eps(new), _eps(old))
-            known.elements(np.ones(wide.shape), wide, bound, self._token(canonical, "the ratio"))
+            wide = [array.astype(np.float64) for array in (new, old)]
+            relative = Bounds().of("log_probs", [*self._computed, *(dtype_name(a.dtype) for a in (new, old))])
+            bound = np.expm1(relative.relative * float(np.abs(wide).max(initial=0.0)))
+            ratio = np.exp(wide[0] - wide[1])
+            known.elements(np.ones(ratio.shape), ratio, bound, self._token(canonical, "the ratio"))
 
     def _ratios(self, known: Checked) -> None:
         objective = self._objective
@@ -348,7 +361,7 @@ class _Update:
             for key, _, (values,) in self._values(stage, [tensor]):
                 part = told.get((key.rank, key.micro), {}).get(name)
                 if part is not None:
-                    check_part(known, name, part, values.astype(np.float64), f"of {key}")
+                    check_part(known, name, part, values, f"of {key}")
 
     # the model
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.checked import Checked
+from regress.dump.arrays import Array, is_float
 from regress.dump.record import Record
 
 PREFIX = "training_step/"
@@ -30,7 +31,11 @@ TOKENS: Mapping[str, tuple[str, str]] = {
 }
 """Metric -> record type and tensor of the values, one a loss token, that it is the mean or extreme of."""
 
-_SLACK = 64 * float(np.finfo(np.float64).eps)
+_SPACINGS = 64
+"""Spacings of the coarsest dtype at the size of what a metric is made of: its sum may be taken in any order.
+
+Measured: sums in the dtype of their values, and extremes of 1 + expm1(x) in place of exp(x), reach 1.5.
+"""
 
 
 @dataclass(frozen=True)
@@ -82,31 +87,39 @@ def check_combined(known: Checked, losses: Iterable[Record], reports: Mapping[st
         return
     names = dict.fromkeys(name for one in parts for name in one)
     expected = {name: joined(one[name] for one in parts if name in one) for name in names}
+    of_loss = [share for record in told if (share := record.tensors.get("loss")) is not None]
+    shares = [float(share.reshape(-1)[0]) for share in of_loss]
     for words, record in reports.items():
         for name, whole in expected.items():
             actual = record.tensors.get(PREFIX + name)
             if whole is None or actual is None or actual.size != 1:
                 continue
             part, size = whole
-            bound = _SLACK * size / part.count if part.kind == "mean" else 0.0
+            scale = size / part.count if part.kind == "mean" else max(1.0, abs(part.value))
+            bound = _rounding(actual, *of_loss) * scale
             known.number(part.value, float(actual.reshape(-1)[0]), bound, f"{PREFIX}{name} {words}")
         actual = record.tensors.get(f"{PREFIX}loss")
-        shares = [float(s.reshape(-1)[0]) for r in told if (s := r.tensors.get("loss")) is not None]
         if actual is not None and actual.size == 1 and len(shares) == len(told):
-            bound = _SLACK * math.fsum(map(abs, shares))
+            bound = _rounding(actual, *of_loss) * math.fsum(map(abs, shares))
             known.number(math.fsum(shares), float(actual.reshape(-1)[0]), bound, f"{PREFIX}loss {words}")
 
 
-def check_part(known: Checked, name: str, part: MetricPart, values: NDArray[np.float64], words: str) -> None:
+def check_part(known: Checked, name: str, part: MetricPart, values: Array, words: str) -> None:
     """Check a microbatch's part of a metric against the values of its loss tokens."""
     if part.count != values.size or not values.size:
         return
+    wide = values.astype(np.float64)
     if part.kind == "mean":
-        bound = _SLACK * math.fsum(np.abs(values).tolist())
-        known.number(math.fsum(values.tolist()), part.total, bound, f"the sum of {name} {words}")
+        bound = _rounding(values) * math.fsum(np.abs(wide).tolist())
+        known.number(math.fsum(wide.tolist()), part.total, bound, f"the sum of {name} {words}")
     else:
-        extreme = values.min() if part.kind == "min" else values.max()
-        known.number(float(extreme), part.total, 0.0, f"{name} {words}")
+        extreme = float(wide.min() if part.kind == "min" else wide.max())
+        known.number(extreme, part.total, _rounding(values) * max(1.0, abs(extreme)), f"{name} {words}")
+
+
+def _rounding(*arrays: Array) -> float:
+    """Return the error that rounding may leave of numbers of size 1, in the coarsest dtype of some arrays."""
+    return _SPACINGS * max(spacing(array.dtype) for array in arrays if is_float(array.dtype))
 
 
 def _number(value: Any) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # names bfloat16 for numpy
 import numpy as np
 import pytest
+import torch
 
 from regress.compare.updates.selftest import judge_rolled
 from regress.compare.updates.single_dump import check_records
@@ -77,13 +80,13 @@ def check(found: list[Record], config: dict[str, Any] = CONFIG) -> dict[str, Ver
     }
 
 
-def changed(stage: str, name: str, change: Callable[[Array], Array]) -> list[Record]:
+def changed(stage: str, name: str, change: Callable[[Array], Array], dtype: str = "float64") -> list[Record]:
     def of(record: Record) -> Record:
         if record.type != stage or record.micro != 0:
             return record
         return replace(record, tensors={**record.tensors, name: change(record.tensors[name].copy())})
 
-    return [of(record) for record in records()]
+    return [of(record) for record in records(dtype=dtype)]
 
 
 def put(value: float) -> Callable[[Array], Array]:
@@ -138,6 +141,47 @@ def test_what_is_wrong_is_told_with_its_place(name: str) -> None:
 def test_a_rolled_tensor_fails(stage_and_name: tuple[str, str]) -> None:
     found = check(changed(*stage_and_name, lambda a: np.roll(a, 1, axis=1)))
     assert any(not verdict.ok for verdict in found.values())
+
+
+def in_base_2(logits: torch.Tensor) -> torch.Tensor:
+    """Log-probs of the last column, as kernels with exp2 compute them."""
+    scaled = logits * torch.tensor(1 / math.log(2), dtype=logits.dtype)
+    top = scaled.amax(-1)
+    normal = top + torch.log2(torch.exp2(scaled - top[:, None]).sum(-1))
+    return logits[:, -1] - normal * torch.tensor(math.log(2), dtype=logits.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_log_probs_may_round_above_0_and_no_further(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(400, 50, generator=generator, dtype=torch.float64).mul(8).to(dtype)
+    logits[:, -1] = logits.amax(-1) + 4 + 50 * torch.rand(400, generator=generator).to(dtype)
+    top = float(in_base_2(logits).max())
+    assert top > 0, "nothing is rounded"
+
+    def verdict(value: float) -> Verdict:
+        return check(changed("forward_data", "log_probs", put(value), str(dtype).split(".")[1]))["log_probs"]
+
+    assert verdict(top).ok
+    partial = logits[:, -1] - logits[:, :-1].logsumexp(-1)  # without the column of the target
+    assert not verdict(float(partial.max())).ok
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_old_log_probs_of_the_same_weights_may_be_computed_in_another_order(dtype: str) -> None:
+    spacing = float(np.finfo(dtype).eps)
+    moved = changed("is_loss_debug", "old_log_probs", lambda a: a * (1 + spacing), dtype)
+    assert check(moved)["on_policy"].ok
+    assert not check(changed("is_loss_debug", "old_log_probs", lambda a: a * 1.001, dtype))["on_policy"].ok
+
+
+def test_log_probs_on_policy_are_as_coarse_as_the_model() -> None:
+    """A model in bfloat16 whose log-probs are stored in float32."""
+    moved = changed("is_loss_debug", "old_log_probs", lambda a: a * (1 + 2.0**-9), "float32")
+    assert not check(moved)["on_policy"].ok
+    assert check(moved, CONFIG | {"model": {"dtype": "bfloat16"}})["on_policy"].ok
+    wrong = changed("is_loss_debug", "old_log_probs", lambda a: a * 2, "float32")
+    assert not check(wrong, CONFIG | {"model": {"dtype": "bfloat16"}})["on_policy"].ok
 
 
 def test_an_entropy_below_zero_is_none() -> None:

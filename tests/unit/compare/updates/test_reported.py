@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from regress.compare.alignment.metric_scale import metric_scale
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.reported import MetricPart, check_combined, check_part, joined, parts_of
 from regress.dump.coordinates import Coordinates
-from regress.dump.record import Record
+from regress.dump.record import Record, replace_tensors
 
 KINDS = ("mean", "min", "max")
 values = st.lists(st.integers(-6400, 6400).map(lambda number: number / 64), min_size=1, max_size=30)
@@ -87,6 +89,41 @@ def test_a_part_is_that_of_its_tokens() -> None:
     assert [one.where for one in known.broken] == ["ratio/max here"]
 
 
+RATIOS = np.exp(np.random.default_rng(0).normal(0, 2, 300))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_part_may_be_computed_in_any_order_in_the_dtype_of_its_tokens(dtype: torch.dtype) -> None:
+    log_ratio = torch.from_numpy(np.log(RATIOS)).to(dtype)
+    values = log_ratio.exp()
+    known, others = Checked(), 1 + torch.expm1(log_ratio)
+    total = float(functools.reduce(torch.add, values.flip(0)))
+    check_part(known, "ratio/mean", MetricPart(total, 300, "mean"), values.numpy(), "here")
+    check_part(known, "ratio/min", MetricPart(float(others.min()), 300, "min"), values.numpy(), "here")
+    check_part(known, "ratio/max", MetricPart(float(others.max()), 300, "max"), values.numpy(), "here")
+    assert not known.broken
+    lost, second = values[1:], values.sort().values[1]
+    check_part(known, "ratio/mean", MetricPart(float(lost.sum()), 300, "mean"), values.numpy(), "here")
+    check_part(known, "ratio/min", MetricPart(float(second), 300, "min"), values.numpy(), "here")
+    assert [one.where for one in known.broken] == ["the sum of ratio/mean here", "ratio/min here"]
+
+
+def test_metrics_of_a_run_in_float32_may_be_put_together_in_float32() -> None:
+    found = [float(value) for value in RATIOS]
+    parts = [loss(micro, cut) for micro, cut in enumerate(cuts(found, [70, 200]))]
+    narrow = [replace_tensors(r, {"loss": np.asarray(r.tensors["loss"], np.float32)}) for r in parts]
+    whole = report(found)
+    rounded = {name: np.asarray(np.float32(value), np.float64) for name, value in whole.tensors.items()}
+    known, wide = Checked(), Checked()
+    check_combined(known, narrow, {"of rank 0": replace_tensors(whole, rounded)})
+    assert not known.broken
+    check_combined(wide, parts, {"of rank 0": replace_tensors(whole, rounded)})
+    assert wide.broken
+    off = {name: 1.001 * value + 1e-3 for name, value in rounded.items()}
+    check_combined(known, narrow, {"of rank 0": replace_tensors(whole, off)})
+    assert len(known.broken) == 4
+
+
 def test_scales_are_those_of_what_a_mean_is_of() -> None:
     truth = {"kl": {"kl": np.array([0.0, -3.0])}, "ratio": {"prob_ratio": np.array([1.0, np.exp(2.0)])}}
 
@@ -94,6 +131,7 @@ def test_scales_are_those_of_what_a_mean_is_of() -> None:
         return metric_scale(name, np.array(value), truth, lambda _: 7.0)
 
     assert scale("training_step/kl", 1e-3) == 3.0
+    assert scale("training_step/ratio/min", 1e-4) == pytest.approx(np.exp(2.0))
     assert scale("training_step/loss", 1e-9) == 7.0
     assert scale("training_step/clip_ratio/high", 0.0) == 1.0
     assert scale("training_step/approx_kl/k1", 0.1) == pytest.approx(2.0)
