@@ -55,13 +55,16 @@ def test_an_unknown_sample_is_said_to_be_known_ones_one_behind_the_other(
     assert code == 1
     assert f"sample row/0 of the {has} dump is 3 samples, one behind the other (b/0, a/0, c/0)" in said
     assert "rule samples-in-one" in said
+    assert "let them begin again at each sample, or pass cu_seq_lens" in said
     assert "another batch or seed" not in said
+    assert "two different runs" not in said
 
 
 def test_other_samples_are_another_batch(tmp_path: Path) -> None:
     first = recorded(tmp_path / "first", ("a",), joined=False)
     code, said = ran("compare", first, recorded(tmp_path / "other", ("b", "c"), joined=True))
     assert code == 1
+    assert "two batches or seeds" in said
     assert "one behind the other" not in said
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from regress.compare.dumps.listing import headers
+from regress.compare.dumps.presence import JOINED
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.updates.coverage import QUANTITY as COVERAGE
 from regress.compare.verdicts.verdict import Status, Verdict
 
 APART = "these are dumps of two different runs"
@@ -51,7 +53,9 @@ def _models(golden: Side, actual: Side, verdicts: Sequence[Verdict]) -> Iterator
 
 
 def _samples(golden: Side, actual: Side, comparison: Comparison) -> Iterator[str]:
-    """Yield how many samples have no counterpart, where most of them have none."""
+    """Yield how many samples have no counterpart, where most of them have none and none is made of known ones."""
+    if any(JOINED in verdict.detail for verdict in comparison.failed if verdict.quantity == COVERAGE):
+        return
     alone = len(comparison.golden_only), len(comparison.actual_only)
     if not all(alone):
         return
