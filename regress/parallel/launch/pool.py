@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,8 +24,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from regress.errors import ReplayError
+from regress.parallel.launch.forkserver_process import END, Forkserver, read
 from regress.parallel.launch.rank_failure import RankState, rank_failure
-from regress.parallel.launch.reports import Done, Ended, Failed, Forked, Ready, Signal, Start, Tapped
+from regress.parallel.launch.reports import Done, Ended, Failed, Forked, Signal, Start, Tapped
 from regress.parallel.launch.standstill import Standstill
 
 TIMEOUT = 300.0
@@ -44,16 +44,6 @@ _GRACE = 1.0
 _STACKS = 0.3
 """Seconds to print the stacks of ranks that hang."""
 
-_END = 30.0
-"""Seconds until killed processes must be gone; slower ones hang in the kernel."""
-
-_PROGRAM = """
-import socket, sys
-sys.path[:] = {path!r}
-from regress.parallel.launch.forkserver import serve
-serve(socket.socket(fileno={handle}), {modules!r})
-"""
-
 
 class RankPool:
     """Runs jobs of several ranks, one after another.
@@ -67,7 +57,7 @@ class RankPool:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._modules = tuple(modules)
-        self._server: _Forkserver | None = None
+        self._server: Forkserver | None = None
         self._lock = threading.Lock()
 
     @property
@@ -150,9 +140,9 @@ class RankPool:
     ) -> None:
         self.close()
 
-    def _started(self) -> _Forkserver:
+    def _started(self) -> Forkserver:
         if self._server is None:
-            self._server = _Forkserver(self._modules)
+            self._server = Forkserver(self._modules)
             weakref.finalize(self, self._server.close)  # also at the end of the interpreter
         return self._server
 
@@ -172,77 +162,6 @@ class RankPool:
             self._server = None
 
 
-class _Forkserver:
-    """Process of `regress.parallel.launch.forkserver` and the socket to it."""
-
-    def __init__(self, modules: Sequence[str]) -> None:
-        self.control, other = socket.socketpair()
-        self.messages = Connection(os.dup(self.control.fileno()))
-        self._owner = os.getpid()
-        self._ready = False
-        self._closed = False
-        program = _PROGRAM.format(path=sys.path, handle=other.fileno(), modules=list(modules))
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=self._printed,
-                pass_fds=[other.fileno()],
-                start_new_session=True,  # an interrupt of this process does not reach it
-                env=environment,
-            )
-
-    @property
-    def process(self) -> int:
-        return self._process.pid
-
-    def require_ready(self) -> None:
-        """Wait until everything is imported; raises `ReplayError` if it cannot be."""
-        if self._ready:
-            return
-        try:
-            message = self.messages.recv()
-        except (EOFError, OSError):
-            message = Ready(f"the forkserver ended {self.end}")
-        assert isinstance(message, Ready)
-        if message.problem is not None:
-            raise ReplayError(f"no ranks can be started: {message.problem}")
-        self._ready = True
-
-    @property
-    def end(self) -> str:
-        """Close the process, and return how it ended and its last output."""
-        self.close()
-        code = self._process.returncode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return f"{how} ({self._words})" if self._words else how
-
-    def close(self) -> None:
-        """End the process, and with it all ranks."""
-        if self._closed:
-            return
-        self._closed = True
-        self.messages.close()
-        self.control.close()  # which it notices, and ends its ranks
-        if self._owner != os.getpid():
-            return
-        try:
-            self._process.wait(_END if self._ready else 1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._words = " ".join(_read(self._printed)[-300:].split())
-        self._printed.close()
-
-
 class _Job:
     """One job of a pool, from its start until all of its processes are gone.
 
@@ -252,9 +171,7 @@ class _Job:
         still: True if no rank did anything.
     """
 
-    def __init__(
-        self, server: _Forkserver, start: Start, logs: list[IO[bytes]], resources: ExitStack
-    ) -> None:
+    def __init__(self, server: Forkserver, start: Start, logs: list[IO[bytes]], resources: ExitStack) -> None:
         self.states = [RankState(rank) for rank in range(start.world_size)]
         self.lost = self.still = False
         self._server, self._start, self._logs = server, start, logs
@@ -317,7 +234,7 @@ class _Job:
         if not self._started or self.lost:
             return
         self._signal(signal.SIGKILL, [state for state in self.states if state.status is None])
-        end = time.monotonic() + _END
+        end = time.monotonic() + END
         while not self.lost and not self._all(lambda state: state.status is not None):
             if not self._take(end):
                 self.lost = True
@@ -333,7 +250,7 @@ class _Job:
         limit = f"after {timeout:g} s {{}} had not come to an end"
         if self.still:
             limit = f"for {standstill:g} s {{}} did nothing (parallel.timeout sets the seconds)"
-        raise rank_failure(self.states, [_read(log) for log in self._logs], what, limit)
+        raise rank_failure(self.states, [read(log) for log in self._logs], what, limit)
 
     @property
     def _failed(self) -> bool:
@@ -403,8 +320,3 @@ def _logs(folder: Path | None, world_size: int, resources: ExitStack) -> list[IO
         return [resources.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(world_size)]
     folder.mkdir(parents=True, exist_ok=True)
     return [resources.enter_context((folder / f"rank{rank}.log").open("w+b")) for rank in range(world_size)]
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
