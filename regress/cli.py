@@ -3,85 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from regress import __version__
-from regress.doctor.commands import doctor
+from regress.command_group import Commands, FriendlyGroup, renamed
 from regress.dump.outputs import Output, errors_written, json_option, write_output
 from regress.engine.config.flag_options import flag_options
-from regress.engine.tracking.commands import track
-from regress.errors import RegressError
-from regress.explain.commands import explain
-from regress.faults.trials.commands import faults
-from regress.golden.commands import code_option, golden, hint_at
-from regress.grpo.commands import objective
-from regress.oracle.commands import oracle
+from regress.golden.options import code_option
 from regress.printed import echo
-from regress.redaction import redacted_output
-from regress.replay.commands import calibrate, record, validate
-from regress.replay.export_commands import export
-from regress.replay.replay_commands import replay, variants
-from regress.report.compare_commands import compare
 from regress.report.judge_options import json_calls_option, json_file_option
-from regress.report.run_commands import report
-from regress.service.commands import serve
-from regress.systems.commands import systems
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """End the command by an exception on SIGTERM, so that nothing it made for its time stays behind.
-
-    A rank of a launcher ends at once as before: it may wait for others in a library, and its launcher cleans up.
-    """
-    here = threading.current_thread() is threading.main_thread() and "RANK" not in os.environ
-    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+_OLD = {
+    "calibrate": ("regress.replay.commands:calibrate", "regress golden calibrate CASE"),
+    "study": ("regress.replay.commands:validate", "regress golden validate CASE"),
+}
+"""Hidden spelling of a command -> where it is, and how it is spelled now."""
 
 
-class FriendlyGroup(click.Group):
-    """Prints the errors of users in one line, without a traceback, and exits with their code; prints no credential."""
-
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        with redacted_output():  # click's own errors, too
-            return super().main(*arguments, **options)
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            with _ended_by_sigterm():
-                return super().invoke(ctx)
-        except RegressError as error:
-            if not error.on_all_ranks or os.environ.get("RANK", "0") == "0":
-                sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-                echo(f"error: {' '.join(sentences.splitlines())}", err=True)
-            ctx.exit(error.exit_code)
-
-
-@click.group(cls=FriendlyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=FriendlyGroup, commands=Commands(_OLD), context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="regress")
 def main() -> None:
     """Did you change how it is computed, or what is computed?
@@ -276,48 +223,6 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
-def renamed(command: click.Command, old: str, new: str) -> click.Command:
-    """Return the old spelling of a command: it does the same, prints a hint at the new spelling, and is
-    hidden in help.
-
-    Args:
-        old: words after ``regress``, the last of which is its name.
-        new: the command that takes its place, as it is typed.
-    """
-    again = copy(command)
-    again.name, again.hidden, again.deprecated = old.split()[-1], True, False
-    run = command.callback
-    assert run is not None
-
-    @wraps(run)
-    def hinted(*arguments: object, **options: object) -> object:
-        hint_at(old, new)
-        return run(*arguments, **options)
-
-    again.callback = hinted
-    return again
-
-
-for command in (record, export, calibrate, validate):
-    golden.add_command(command)
-for command in (
-    golden,
-    replay,
-    faults,
-    variants,
-    compare,
-    report,
-    explain,
-    objective,
-    oracle,
-    doctor,
-    track,
-    systems,
-    code_option(serve),
-):
-    main.add_command(command)
-main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
-main.add_command(renamed(validate, "study", "regress golden validate CASE"))
 dump.add_command(renamed(diff, "dump diff", "regress compare --bitwise GOLDEN ACTUAL"))
 
 

@@ -18,10 +18,27 @@ from typing import Any
 
 from regress.errors import ConfigError, reason
 
+COMMANDS = "regress.commands"
+"""Command -> `click.Command`, below ``regress``."""
 SOURCES = "regress.sources"
 """System -> `regress.dump.sources.Reader` of its dumps."""
 
 OWN: Mapping[str, Mapping[str, str]] = {
+    COMMANDS: {
+        "compare": "regress.report.compare_commands:compare",
+        "doctor": "regress.doctor.commands:doctor",
+        "explain": "regress.explain.commands:explain",
+        "faults": "regress.faults.trials.commands:faults",
+        "golden": "regress.replay.commands:golden",
+        "objective": "regress.grpo.commands:objective",
+        "oracle": "regress.oracle.commands:oracle",
+        "replay": "regress.replay.replay_commands:replay",
+        "report": "regress.report.run_commands:report",
+        "serve": "regress.service.commands:serve",
+        "systems": "regress.systems.commands:systems",
+        "track": "regress.engine.tracking.commands:track",
+        "variants": "regress.replay.replay_commands:variants",
+    },
     SOURCES: {
         "nexrl": "regress.interop.nexrl:READER",
         "service": "regress.interop.service:READER",
@@ -29,6 +46,24 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Parts of this package by group and name, each of which may be left out."""
+
+HELP: Mapping[str, str] = {
+    "compare": "Compare two sources; the first judges the second.",
+    "doctor": "Examine a checkpoint and its run before it is resumed, and repair what can be repaired.",
+    "explain": "Say what a recorded trainer really does.",
+    "faults": "List faults, and inject them.",
+    "golden": "Record, show, verify and update golden cases.",
+    "objective": "Say what a preset reproduces, and what the fields of an objective mean.",
+    "oracle": "Judge a recorded trainer without a baseline.",
+    "replay": "Replay golden cases under other computations.",
+    "report": "Show the course of a run: reward, pass rate, curriculum, lengths, KL, clip fraction, gradient norm, "
+    "samples.",
+    "serve": "Serve the engine as a remote training API, for the SDKs of Weaver and Tinker.",
+    "systems": "Judge released trainers by the float64 truth of a recorded batch.",
+    "track": "Send the metrics of a run to trackers.",
+    "variants": "List the variants and the faults they could reveal.",
+}
+"""Line of each command of this package in ``regress --help``, which loads none of them."""
 
 REPAIR = "repair or uninstall the package that registers it"
 

@@ -62,3 +62,9 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     import click
 
     click.echo(printable(str(text)), err=err, nl=nl)
+
+
+def hint_at(old: str, *new: str) -> None:
+    """Print the new spelling of a command to stderr, where no program reads the output."""
+    instead = " or ".join(f"'{command}'" for command in new)
+    echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from regress.dump.outputs import LocalFolder
 from regress.errors import GoldenError
 from regress.golden.location import open_store
-from regress.printed import echo
+from regress.golden.options import directory_option
+from regress.printed import echo, hint_at
 
 if TYPE_CHECKING:
     from regress.golden.difference import Difference, Side
     from regress.golden.store import GoldenStore
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
@@ -29,41 +26,7 @@ def golden() -> None:
     """
 
 
-def directory_option(command: F) -> F:
-    """Add --golden-dir."""
-    return click.option(
-        "--golden-dir",
-        type=LocalFolder(),
-        metavar="DIR",
-        help="Golden directory; otherwise regress_golden_dir in pyproject.toml, or golden/ beside that file.",
-    )(command)
-
-
-def code_option(command: F) -> F:
-    """Add --allow-code."""
-
-    def allow(_: click.Context, __: click.Parameter, value: bool) -> None:
-        if value:
-            from regress.trust import allow_all_code
-
-            allow_all_code()
-
-    return click.option(
-        "--allow-code",
-        is_flag=True,
-        expose_value=False,
-        callback=allow,
-        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
-    )(command)
-
-
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-
-
-def hint_at(old: str, *new: str) -> None:
-    """Print the new spelling of a command to stderr, where no program reads the output."""
-    instead = " or ".join(f"'{command}'" for command in new)
-    echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
 
 
 def _print_json(value: Any) -> None:

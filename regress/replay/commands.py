@@ -11,11 +11,13 @@ from rich.console import Console
 
 from regress.dump.location import Location
 from regress.dump.outputs import OutputFolder, write_outputs
-from regress.golden.commands import code_option, directory_option
+from regress.golden.commands import golden
 from regress.golden.location import open_store
 from regress.golden.names import CASE_FILE, MANIFEST, TRUTH
+from regress.golden.options import code_option, directory_option
 from regress.printed import echo
 from regress.progress import progress
+from regress.replay.export_commands import export
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -244,3 +246,7 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
     echo(f"next: regress golden calibrate {case}{told}")
     echo(layouts_of(store.case(case), variant_table()))
+
+
+for command in (record, export, calibrate, validate):
+    golden.add_command(command)

@@ -15,7 +15,7 @@ from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.dump.location import Location
 from regress.dump.outputs import Output, errors_written
 from regress.errors import ConfigError
-from regress.golden.commands import directory_option
+from regress.golden.options import directory_option
 from regress.printed import echo
 from regress.progress import progress
 from regress.report.judge_options import (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regress.errors import ConfigError
+from regress.golden.options import code_option
 from regress.service.core.limits import Limits
 from regress.service.core.operation_log import FORMATS
 from regress.service.wires.settings import Limits as RequestLimits
@@ -84,6 +85,7 @@ def _limit_options(
     return add
 
 
+@code_option
 @click.command()
 @click.option("--config-path", "--config_path", metavar="PATH", help="As of regress train.")
 @click.option(

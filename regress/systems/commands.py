@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from regress.dump.outputs import LocalFolder, Output, OutputFile, write_output
-from regress.golden.commands import directory_option
+from regress.golden.options import directory_option
 from regress.printed import echo
 
 

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
-from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
+from regress.golden.options import code_option, directory_option
 from regress.printed import echo
 from regress.progress import progress
 

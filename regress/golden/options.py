@@ -1,0 +1,40 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from regress.dump.outputs import LocalFolder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def directory_option(command: F) -> F:
+    """Add --golden-dir."""
+    return click.option(
+        "--golden-dir",
+        type=LocalFolder(),
+        metavar="DIR",
+        help="Golden directory; otherwise regress_golden_dir in pyproject.toml, or golden/ beside that file.",
+    )(command)
+
+
+def code_option(command: F) -> F:
+    """Add --allow-code."""
+
+    def allow(_: click.Context, __: click.Parameter, value: bool) -> None:
+        if value:
+            from regress.trust import allow_all_code
+
+            allow_all_code()
+
+    return click.option(
+        "--allow-code",
+        is_flag=True,
+        expose_value=False,
+        callback=allow,
+        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
+    )(command)
