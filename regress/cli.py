@@ -14,6 +14,7 @@ from regress.command_group import Commands, FriendlyGroup, renamed
 from regress.dump.outputs import Output, errors_written, json_option, write_output
 from regress.engine.config.flag_options import flag_options
 from regress.golden.options import code_option
+from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
 from regress.printed import echo
 from regress.report.judge_options import json_calls_option, json_file_option
 
@@ -109,14 +110,13 @@ def train(
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
-    from regress.doctor.gate import before_resume
 
     def examined() -> None:
-        before_resume(loaded.config, console, allow_change)
+        for check in registered(RESUME_CHECKS).values():
+            load(check)(loaded.config, console, allow_change)
 
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
-    from regress.service.client.run import train as run  # torch starts here, after the environment is set
-
+    run = load(named(TRAINERS, loaded.config.trainer.type))  # torch starts here, after the environment is set
     result = run(
         loaded.config,
         console,

@@ -20,6 +20,13 @@ from regress.errors import ConfigError, reason
 
 COMMANDS = "regress.commands"
 """Command -> `click.Command`, below ``regress``."""
+TRAINERS = "regress.trainers"
+"""Value of ``trainer.type`` -> function like `regress.parallel.run.train`."""
+RESUME_CHECKS = "regress.resume_checks"
+"""Any name -> function of a configuration, a console and the keys whose change is accepted. It is called before a run
+goes on, and raises for a checkpoint that it cannot go on from."""
+MODES = "regress.modes"
+"""System -> function of directories and options that returns the `regress.report.modes.Modes` of a training."""
 SOURCES = "regress.sources"
 """System -> `regress.dump.sources.Reader` of its dumps."""
 
@@ -39,6 +46,9 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "track": "regress.engine.tracking.commands:track",
         "variants": "regress.replay.replay_commands:variants",
     },
+    TRAINERS: {"local": "regress.parallel.run:train", "remote": "regress.service.client.run:train"},
+    RESUME_CHECKS: {"doctor": "regress.doctor.gate:before_resume"},
+    MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
         "nexrl": "regress.interop.nexrl:READER",
         "service": "regress.interop.service:READER",
@@ -85,6 +95,21 @@ def registered(group: str) -> Mapping[str, EntryPoint]:
                 f"{point.name!r} of {group} is registered by {known.value} and by {point.value}: uninstall one of them"
             )
     return found
+
+
+def named(group: str, name: str) -> EntryPoint:
+    """Return what is registered under a name.
+
+    Raises:
+        ConfigError: if nothing is.
+    """
+    known = registered(group)
+    if name not in known:
+        raise ConfigError(
+            f"nothing that is installed provides {name!r} of {group} (there is {', '.join(known) or 'none'}): install "
+            "the package that registers it"
+        )
+    return known[name]
 
 
 def load(point: EntryPoint) -> Any:

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from regress.compare.dumps.options import Options
     from regress.compare.dumps.session import Comparison, Engine
     from regress.compare.verdicts.verdict import Verdict
-    from regress.interop.modes.documented import Directories
-    from regress.interop.modes.find import Found
     from regress.report.model import Report
+    from regress.report.modes import Directories, Modes
     from regress.report.tokens import TokenTable
 
 _WIDTH = 110  # where there is no terminal
@@ -151,6 +150,7 @@ def compare(
     from regress.compare.dumps.averaged import averaged
     from regress.compare.request import bounds_of
     from regress.report.comparison import refused
+    from regress.report.modes import modes_of
 
     with errors_written(refused, json_file, json_calls):
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
@@ -159,13 +159,11 @@ def compare(
         if ranks_average:
             pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
-        if dirs is not None:
-            dirs, pairs = _modes(dirs, options)
-        found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
-        told = _sections(dirs, options)
-        modes = _between(dirs, options)
+        modes = None if dirs is None else modes_of(dirs, options)
+        compared = pairs if modes is None else modes.pairs
+        found = {name: _compared(one, other, options, work) for name, (one, other) in compared.items()}
         tables = [] if report is json_file is json_calls is None else _tables(found, options)
-        code = tell(found, told, tables, modes, report, json_file, json_calls, options)
+        code = tell(found, tables, modes, report, json_file, json_calls, options)
     ctx.exit(code)
 
 
@@ -179,7 +177,7 @@ def _pairs(
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """Return the pairs of golden and actual sources, by name."""
     from regress.compare.dumps.golden import located
-    from regress.interop.modes.documented import Directories
+    from regress.report.modes import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
     if self_hosted is None:
@@ -234,30 +232,6 @@ def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Com
         return compare_dumps(golden, actual, options, engine=engine, advance=advance)
 
 
-def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, tuple[str, str]]]:
-    """Return the directories as they can be compared, and the pairs of them."""
-    from regress.interop.modes.three_modes import comparable, pairs_of
-
-    found = comparable(dirs, options)
-    return found, pairs_of(found)
-
-
-def _between(dirs: Directories | None, options: Options) -> Found | None:
-    if dirs is None:
-        return None
-    from regress.interop.modes.three_modes import found_between
-
-    return found_between(dirs, options)
-
-
-def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
-    if dirs is None:
-        return {}
-    from regress.interop.modes.documented import sections
-
-    return sections(dirs, options)
-
-
 def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTable]:
     from regress.report.comparison_tokens import comparison_tables
 
@@ -266,9 +240,8 @@ def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTabl
 
 def tell(
     found: Mapping[str, Comparison],
-    sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
-    modes: Found | None = None,
+    modes: Modes | None = None,
     folder: Location | None = None,
     json_file: Output | None = None,
     json_calls: Output | None = None,
@@ -279,20 +252,22 @@ def tell(
 
     Args:
         found: the comparisons by name.
+        modes: the modes of a training, of which these are comparisons.
         folder, json_file, json_calls: where the report is written, if anywhere; to `json_file` what failed alone.
         options: those of the comparisons.
         again: command that makes the golden dump and compares again, where that dump is not kept.
     """
     from regress.compare.dumps.two_runs import APART
-    from regress.interop.modes.documented_text import lines_of
     from regress.report.comparison import MODES, report_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report, write_report_files
 
+    sections = {} if modes is None else modes.sections()
+    between = None if modes is None else modes.found()
     codes = [comparison.exit_code for comparison in found.values()]
-    codes += [1] if modes is not None and modes.discrepancies else []
+    codes += [1] if between is not None and between.discrepancies else []
     ended = 1 if 1 in codes else max(codes)
-    report = replace(report_of(found, sections or {}, tokens, modes, options, again), ended=ended)
+    report = replace(report_of(found, sections, tokens, between, options, again), ended=ended)
     for name, where in report.environment.items():
         echo(f"{name}: {where}")
     apart = [note for note in report.notes if APART in note]
@@ -302,7 +277,7 @@ def tell(
     width = console.width if console.is_terminal else _WIDTH
     colour = colourful(console.is_terminal)
     click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
-    for line in lines_of(sections or {}):
+    for line in () if modes is None else modes.lines(sections):
         echo(line)
     for one in report.diagnoses.get(MODES, ()):
         echo(str(one))

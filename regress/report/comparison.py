@@ -20,9 +20,9 @@ from regress.compare.dumps.session import Comparison, exchanged
 from regress.compare.dumps.sides import open_side
 from regress.compare.dumps.two_runs import two_runs
 from regress.compare.updates.statements import not_asked
-from regress.interop.modes.find import Found
 from regress.report.call import Call
 from regress.report.model import Report, Told
+from regress.report.modes import Found
 from regress.report.tokens import TokenTable
 
 MODES = "three modes"

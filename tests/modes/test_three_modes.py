@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from regress.cli import main
 from regress.compare.dumps.options import Options
-from regress.interop.modes.documented import Directories
 from regress.interop.modes.three_modes import comparable, found_between
+from regress.report.modes import Directories
 
 HERE = ("--engine", "local", "--step", "0")
 

@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "golden": {"dump", "layout"},
     "interop": {"compare", "report", "golden", "dump", "layout"},
     "compare": {"golden", "dump", "layout"},
-    "report": {"interop", "compare", "golden", "dump", "layout"},
+    "report": {"compare", "golden", "dump", "layout"},
     "explain": {"compare", "dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
@@ -118,9 +118,6 @@ ALLOWED: dict[str, set[str]] = {
     "command_group": set(),
     "cli": {
         "command_group",
-        "doctor",
-        "service",
-        "parallel",
         "engine",
         "golden",
         "compare",

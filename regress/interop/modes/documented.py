@@ -8,7 +8,6 @@ the verdicts of this package beside the script's fixed thresholds. Source of the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from regress.dump.trajectory import from_record
 from regress.errors import RegressError
 from regress.interop.modes.documented_text import with_statistics
 from regress.layout import SampleKey
+from regress.report.modes import Directories
 
 ATOL, RTOL, SCALAR = 1e-5, 1e-4, 1e-5
 """Thresholds of the script."""
@@ -36,17 +36,6 @@ FORWARD = ("log_probs", "entropy", "response_mask")
 LOSS = ("loss", "pg_loss", "entropy_loss")
 DEBUG = ("log_probs", "old_log_probs", "advantages", "prob_ratio", "elementwise_loss", "effective_valid")
 MASKS = ("response_mask", "effective_valid")
-
-
-@dataclass(frozen=True)
-class Directories:
-    """Directories to compare: the self-hosted dump with that of a client of a remote trainer, and that of
-    this trainer.
-    """
-
-    self_hosted: str
-    remote_api: str | None = None
-    weaver: str | None = None
 
 
 def sections(dirs: Directories, options: Options) -> dict[str, Any]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.sent import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
 from regress.compare.dumps.sides import open_side
 from regress.errors import CompareError, RegressError
-from regress.interop.modes.documented import Directories, steps_in
+from regress.interop.modes.documented import sections, steps_in
+from regress.interop.modes.documented_text import lines_of
 from regress.interop.modes.find import Found, discrepancies
 from regress.interop.modes.form import flags_for, is_custom
 from regress.interop.modes.step_context import is_indexed
+from regress.report.modes import Directories
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"
 
@@ -67,3 +71,23 @@ def found_between(dirs: Directories, options: Options) -> Found:
     if options.only.patterns:
         return Found(notes=["--only was given, so discrepancies between the three modes were not looked for"])
     return discrepancies(dirs.self_hosted, dirs.remote_api, dirs.weaver, steps_in(dirs, options))
+
+
+class ThreeModes:
+    """The modes of a training of NexRL: pairs of dumps, the sections of its script, and discrepancies."""
+
+    def __init__(self, dirs: Directories, options: Options) -> None:
+        self._dirs, self._options = comparable(dirs, options), options
+        self.pairs = pairs_of(self._dirs)
+
+    def sections(self) -> dict[str, Any]:
+        """Return the keys of the script's report."""
+        return sections(self._dirs, self._options)
+
+    def lines(self, sections: Mapping[str, Any]) -> Iterable[str]:
+        """Return these keys as lines for a reader."""
+        return lines_of(sections)
+
+    def found(self) -> Found:
+        """Return the discrepancies between the modes."""
+        return found_between(self._dirs, self._options)

@@ -37,7 +37,6 @@ from regress.engine.tokenizer import fingerprint
 from regress.engine.workers import make_worker, sampling_settings
 from regress.engine.world import SingleProcess, World
 from regress.errors import ConfigError
-from regress.parallel import run as local
 from regress.service.client.backend import RemoteModel
 from regress.service.client.connect import connect
 from regress.service.client.dumps import RemoteDumps
@@ -60,7 +59,7 @@ def train(
     earlier: Earlier = "keep",
     connect: Connect = connect,
 ) -> run.RunResult:
-    """Train as configured: in the service that ``trainer.type=remote`` asks for, or on this rank and its others.
+    """Train in the service that a configuration with ``trainer.type=remote`` names.
 
     Args:
         before_resume: called on the first rank before a run that goes on is opened.
@@ -70,15 +69,6 @@ def train(
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
-    if config.trainer.type == "local":
-        return local.train(
-            config,
-            console,
-            allow_change=allow_change,
-            stop_after=stop_after,
-            before_resume=before_resume,
-            earlier=earlier,
-        )
     return run.train(
         config,
         console,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from regress import plugins
 from regress.engine.config.sections.value import value
 
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
@@ -20,6 +21,7 @@ class TrainerConfig:
         "where the model is trained: in this process and its ranks, or in the training service that section service "
         "names",
         choices=TRAINERS,
+        more=lambda: plugins.registered(plugins.TRAINERS),
     )
     epochs: int = value(1, "passes over a rollout batch", minimum=1)
     mini_batch_size: int | None = value(
