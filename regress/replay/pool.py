@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from regress.engine.config.schema import Config
 from regress.engine.config.sections.layout import ParallelConfig
-from regress.parallel.launch.pool import STANDSTILL, RankPool
+from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.standstill import STANDSTILL
 
 MODULES = ("regress.replay.warm",)
 """Modules that replays need, imported once in the forkserver."""

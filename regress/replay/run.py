@@ -70,13 +70,13 @@ def replay(
     config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
     what = f"{case.name}/{variant.name}{precision.suffix}"
+    seconds = standstill_of(config)
     if launch is not None:
-        launch.run(folder / "config.yaml", ranks, folder / "ranks", what)
+        launch.run(folder / "config.yaml", ranks, folder / "ranks", what, standstill=seconds)
     elif ranks == 1:
         run_steps(config, prepare, fault)
     else:
         arguments = {"config": config, "prepare": prepare, "fault": fault}
-        seconds = standstill_of(config)
         shared_pool().run(run_steps, arguments, ranks, standstill=seconds, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
 

@@ -25,6 +25,7 @@ from regress.replay.configure import replay_config
 from regress.replay.matrix import Replay, replays
 from regress.replay.names import choose, overrides_of, select
 from regress.replay.outcome import ReplayOutcome
+from regress.replay.pool import standstill_of
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant
 from regress.replay.workspace import Workspace
@@ -285,8 +286,14 @@ class Machine:
         overrides = self._overrides(replay)
         steps = len(replay.case.trajectories())
         with Workspace() as folder:
-            replay_config(replay.case, replay.variant, replay.precision, steps, folder, overrides)
-            self.launch.run(folder / "config.yaml", replay.world_size, folder / "ranks", replay.name)
+            config = replay_config(replay.case, replay.variant, replay.precision, steps, folder, overrides)
+            self.launch.run(
+                folder / "config.yaml",
+                replay.world_size,
+                folder / "ranks",
+                replay.name,
+                standstill=standstill_of(config),
+            )
 
     def _run(self, replay: Replay, folder: Path) -> DumpReader:
         from regress.replay.run import replay as run

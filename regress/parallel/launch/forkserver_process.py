@@ -8,12 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import IO
 
 from regress.errors import ReplayError
 from regress.parallel.launch.reports import Ready
+from regress.parallel.launch.standstill import REMEDY, STOPPED, Standstill, halted
 
 END = 30.0
 """Seconds until killed processes must be gone; slower ones hang in the kernel."""
@@ -27,14 +28,17 @@ serve(socket.socket(fileno={handle}), {modules!r})
 
 
 class Forkserver:
-    """Process of `regress.parallel.launch.forkserver` and the socket to it."""
+    """Process of `regress.parallel.launch.forkserver` and the socket to it.
+
+    Attributes:
+        stopped: True if a signal has stopped it for too long.
+    """
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.control, other = socket.socketpair()
         self.messages = Connection(os.dup(self.control.fileno()))
         self._owner = os.getpid()
-        self._ready = False
-        self._closed = False
+        self.stopped = self._ready = self._closed = False
         program = _PROGRAM.format(path=sys.path, handle=other.fileno(), modules=list(modules))
         environment = {
             **os.environ,
@@ -58,14 +62,26 @@ class Forkserver:
     def process(self) -> int:
         return self._process.pid
 
-    def require_ready(self) -> None:
-        """Wait until everything is imported; raises `ReplayError` if it cannot be."""
-        if self._ready:
-            return
+    def wait(self, standstill: Standstill) -> None:
+        """Wait until it has imported everything and runs, or was stopped for too long; raises `ReplayError` if it
+        cannot import something.
+        """
+        while not self.stopped and (halted(self.process) or not self._ready):
+            if self.messages.poll(standstill.pause) and not self._ready:
+                self._receive_ready()
+            self.look(standstill)
+
+    def look(self, standstill: Standstill, ranks: Collection[int] = ()) -> int | None:
+        """Look at this process and those of ranks, as `Standstill.look` does."""
+        found = standstill.look([*ranks, self.process])
+        self.stopped = found == self.process
+        return found
+
+    def _receive_ready(self) -> None:
         try:
             message = self.messages.recv()
         except (EOFError, OSError):
-            message = Ready(f"the forkserver ended {self.end}")
+            message = Ready(f"the forkserver {self.end}")
         assert isinstance(message, Ready)
         if message.problem is not None:
             raise ReplayError(f"no ranks can be started: {message.problem}")
@@ -73,11 +89,13 @@ class Forkserver:
 
     @property
     def end(self) -> str:
-        """Close the process, and return how it ended and its last output."""
+        """Close the process, and return what became of it, with its last output."""
         self.close()
+        if self.stopped:
+            return f"(process {self.process}) {STOPPED}: {REMEDY}"
         code = self._process.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return f"{how} ({self._words})" if self._words else how
+        return f"ended {how}{f' ({self._words})' if self._words else ''}; run it again"
 
     def close(self) -> None:
         """End the process, and with it all ranks."""
@@ -88,6 +106,7 @@ class Forkserver:
         self.control.close()  # which it notices, and ends its ranks
         if self._owner != os.getpid():
             return
+        self._process.send_signal(signal.SIGCONT)  # stopped, it would not notice
         try:
             self._process.wait(END if self._ready else 1.0)
         except subprocess.TimeoutExpired:

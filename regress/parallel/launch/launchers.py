@@ -13,13 +13,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from regress.errors import ConfigError, RankError, ReplayError
+from regress.parallel.launch.standstill import REMEDY, STANDSTILL, STOPPED, Standstill
 
 LAUNCHERS = ("torchrun", "accelerate")
 
@@ -66,13 +67,18 @@ class Launch:
         """True if the dump is judged on this machine."""
         return not self.node_rank
 
-    def run(self, config: Path, world_size: int, folder: Path, what: str) -> None:
+    def run(
+        self, config: Path, world_size: int, folder: Path, what: str, *, standstill: float = STANDSTILL
+    ) -> None:
         """Start this node's agent, or those of all nodes, and wait for their end; ``folder`` keeps their output.
+
+        Args:
+            standstill: seconds after which it is given up if an agent or a rank is stopped.
 
         Raises:
             ConfigError: if the ranks cannot be shared out among the nodes.
-            RankError: if a rank failed.
-            ReplayError: if an agent failed, or there was no end.
+            RankError: if a rank failed or is stopped.
+            ReplayError: if an agent failed or is stopped, or there was no end.
         """
         if world_size % self.nnodes:
             raise ConfigError(
@@ -85,7 +91,7 @@ class Launch:
             _Agent(self._command(config, world_size, endpoint, node, folder), folder, node) for node in nodes
         ]
         try:
-            _wait(agents, self.timeout, what)
+            _wait(agents, self.timeout, what, Standstill(standstill, idle=False))
         finally:
             for agent in agents:
                 agent.end()
@@ -161,34 +167,64 @@ class _Agent:
             error.add_note(_OF_LAUNCHER.split(printed)[0].strip()[-_TAIL:])
         return error
 
+    def stopped(self, process: int, what: str) -> ReplayError:
+        """Return the error of the agent, or of a process below it, that a signal has stopped."""
+        how = f"(process {process}) {STOPPED}: {REMEDY}"
+        rank = None if process == self.process.pid else _rank(process)
+        if rank is None:
+            return ReplayError(f"{what}: the launcher of node {self.node} {how}")
+        return RankError(f"{what}: rank {rank} {how}", rank)
+
+    @property
+    def processes(self) -> list[int]:
+        """Processes of the agent and its ranks."""
+        return [self.process.pid, *_descendants(self.process.pid)]
+
     def end(self) -> None:
         """End the agent and its ranks, gracefully or by force."""
         if self.process.poll() is None:
-            ranks = list(_descendants(self.process.pid))
+            processes = self.processes
             self.process.terminate()
+            _signal(processes, signal.SIGCONT)  # stopped, none would notice
             try:
                 self.process.wait(_GRACE)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            for process in ranks:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+            _signal(processes[1:], signal.SIGKILL)
         self._log.close()
 
 
-def _wait(agents: list[_Agent], timeout: float, what: str) -> None:
+def _wait(agents: list[_Agent], timeout: float, what: str, standstill: Standstill) -> None:
     end = time.monotonic() + timeout
-    for agent in agents:
-        try:
-            agent.process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    while running := [agent for agent in agents if agent.process.poll() is None]:
+        with suppress(subprocess.TimeoutExpired):
+            running[0].process.wait(max(0.0, min(end, standstill.due) - time.monotonic()))
+            continue
+        if time.monotonic() >= end:
             raise ReplayError(
                 f"{what} did not come to an end within {timeout:g} s; see where it hangs, or raise --timeout"
-            ) from None
+            )
+        found = {process: agent for agent in running for process in agent.processes}
+        if stopped := standstill.look(found):
+            raise found[stopped].stopped(stopped, what)
     failed = [agent for agent in agents if agent.process.returncode]
     if failed:
         raise min((agent.error(what) for agent in failed), key=lambda error: not isinstance(error, RankError))
+
+
+def _signal(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _rank(process: int) -> int | None:
+    """Return the rank that a launcher has told a process."""
+    with suppress(OSError):
+        found = re.search(r"(?:^|\0)RANK=(\d+)", Path(f"/proc/{process}/environ").read_text(errors="replace"))
+        return None if found is None else int(found[1])
+    return None
 
 
 def _descendants(process: int) -> Iterator[int]:

@@ -27,13 +27,10 @@ from regress.errors import ReplayError
 from regress.parallel.launch.forkserver_process import END, Forkserver, read
 from regress.parallel.launch.rank_failure import RankState, rank_failure
 from regress.parallel.launch.reports import Done, Ended, Failed, Forked, Signal, Start, Tapped
-from regress.parallel.launch.standstill import Standstill
+from regress.parallel.launch.standstill import STANDSTILL, Standstill
 
 TIMEOUT = 300.0
 """Seconds after which a job is given up."""
-
-STANDSTILL = 60.0
-"""Seconds after which a job is given up one of whose ranks is stopped, or none of whose ranks does anything."""
 
 PATIENCE = 120.0
 """Seconds that a rank waits for others in a collective."""
@@ -93,8 +90,8 @@ class RankPool:
             world_size: number of ranks.
             timeout: seconds that the job may take, by default `TIMEOUT` or five times ``standstill``; ``math.inf`` for
                 as long as its ranks want, which may then wait for others than one another.
-            standstill: seconds after which it is given up if a rank is stopped or, unless ``timeout`` is infinite, no
-                rank does anything.
+            standstill: seconds after which it is given up if a rank or the forkserver is stopped or, unless ``timeout``
+                is infinite, no rank does anything.
             patience: seconds that a collective may take.
             backend: backend of the process group.
             folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
@@ -106,7 +103,7 @@ class RankPool:
 
         Raises:
             RankError: naming the rank that raised, died, or hangs; its notes are the traceback and what it printed.
-            ReplayError: if no ranks can be started.
+            ReplayError: if no ranks can be started, or the forkserver ends or is stopped.
         """
         if target.__module__ == "__main__":
             raise ValueError(
@@ -117,12 +114,11 @@ class RankPool:
         directory, path = os.getcwd(), tuple(sys.path)  # noqa: PTH109  # text, as it is sent
         start = Start(world_size, payload, dict(os.environ), path, directory, backend, patience)
         with self._lock, ExitStack() as resources:
-            server = self._started()
-            server.require_ready()
-            job = _Job(server, start, _logs(folder, world_size, resources), resources)
+            judge = Standstill(standstill, idle=not math.isinf(timeout))
+            job = _Job(self._started(), start, _logs(folder, world_size, resources), resources, judge)
             try:
                 job.start()
-                job.wait(timeout, given_up, Standstill(standstill, idle=not math.isinf(timeout)))
+                job.wait(timeout, given_up)
             finally:
                 self._end(job)
             return job.values(what, timeout, standstill)
@@ -171,17 +167,30 @@ class _Job:
         still: True if no rank did anything.
     """
 
-    def __init__(self, server: Forkserver, start: Start, logs: list[IO[bytes]], resources: ExitStack) -> None:
+    def __init__(
+        self,
+        server: Forkserver,
+        start: Start,
+        logs: list[IO[bytes]],
+        resources: ExitStack,
+        standstill: Standstill,
+    ) -> None:
         self.states = [RankState(rank) for rank in range(start.world_size)]
         self.lost = self.still = False
-        self._server, self._start, self._logs = server, start, logs
+        self._server, self._start, self._logs, self._standstill = server, start, logs, standstill
         self._reports: dict[Connection, RankState] = {}
         self._resources = resources
         self._started = False
         self._given_up: Connection | None = None
 
     def start(self) -> None:
-        """Fork the ranks."""
+        """Fork the ranks, unless the forkserver is lost."""
+        self.lost = True
+        self._server.wait(self._standstill)
+        self.lost = self._server.stopped
+        if self.lost:
+            return
+        self._standstill.moved()
         handles, writers = [], []
         for state, log in zip(self.states, self._logs, strict=True):
             reader, writer = Pipe(duplex=False)
@@ -198,36 +207,36 @@ class _Job:
             for writer in writers:
                 writer.close()
 
-    def wait(self, timeout: float, given_up: Connection | None, standstill: Standstill) -> None:
+    def wait(self, timeout: float, given_up: Connection | None) -> None:
         """Wait until every rank is done, or one has failed and the others had time to report, or nothing goes on."""
         end = time.monotonic() + timeout
         self._given_up = given_up
         while not self._failed and not self._all(lambda state: state.result is not None):
-            if self._take(min(end, standstill.due)):
-                standstill.moved()
+            if self._take(min(end, self._standstill.due)):
+                self._standstill.moved()
             elif time.monotonic() >= end or (given_up is not None and given_up.poll()):
                 break
-            if self._stands(standstill):
+            if self._stands():
                 break
         self._given_up = None
         end = min(end, time.monotonic() + _GRACE)
         while self._failed and not self._all(lambda state: not state.runs) and self._take(end):
             pass
         hanging = [state for state in self.states if state.runs]
-        if hanging:
+        if hanging and not self.lost:
             self._signal(signal.SIGUSR1, hanging)
             end = time.monotonic() + _STACKS
             while self._take(end):
                 pass
 
-    def _stands(self, standstill: Standstill) -> bool:
-        found = standstill.look({s.rank: s.process for s in self.states if s.process is not None and s.runs})
-        if found is None:
-            return False
-        self.still = found < 0
-        if not self.still:
-            self.states[found].stopped = True
-        return True
+    def _stands(self) -> bool:
+        ranks = {state.process: state for state in self.states if state.process is not None and state.runs}
+        found = self._server.look(self._standstill, ranks)
+        self.lost = self.lost or self._server.stopped
+        self.still = found == 0
+        if found in ranks:
+            ranks[found].stopped = True
+        return found is not None
 
     def end(self) -> None:
         """End every rank, and wait until all are gone."""
@@ -236,14 +245,15 @@ class _Job:
         self._signal(signal.SIGKILL, [state for state in self.states if state.status is None])
         end = time.monotonic() + END
         while not self.lost and not self._all(lambda state: state.status is not None):
-            if not self._take(end):
-                self.lost = True
+            if not self._take(min(end, self._standstill.due)):
+                self._server.look(self._standstill)
+                self.lost = self.lost or self._server.stopped or time.monotonic() >= end
 
     def values(self, what: str, timeout: float, standstill: float) -> list[Any]:
         """Return the values of the ranks; raises `RankError` unless all have returned."""
         if self.lost:
             head = f"{what}: " if what else ""
-            raise ReplayError(f"{head}the forkserver of the ranks ended {self._server.end}; run it again")
+            raise ReplayError(f"{head}the forkserver of the ranks {self._server.end}")
         results = [state.result.value for state in self.states if isinstance(state.result, Done)]
         if len(results) == len(self.states) and not any(state.died for state in self.states):
             return results

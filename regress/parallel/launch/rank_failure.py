@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from regress.errors import RankError
 from regress.parallel.launch.collectives import described, waiting
 from regress.parallel.launch.reports import Done, Failed, Tapped
+from regress.parallel.launch.standstill import REMEDY, STOPPED
 
 _TAIL = 4000
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
@@ -91,10 +92,7 @@ def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, li
 def _culprit(states: Sequence[RankState], logs: Sequence[str], limit: str) -> tuple[RankState, str]:
     for state in states:
         if state.stopped:
-            return (
-                state,
-                f"is stopped by a signal such as SIGSTOP, {state.since}: see who sent it, and run it again",
-            )
+            return state, f"(process {state.process}) {STOPPED}, {state.since}: {REMEDY}"
     own = [(_when(state), state.rank) for state in states if state.died or _raised(state)]
     if own:
         state = states[min(own)[1]]

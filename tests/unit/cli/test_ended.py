@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -103,7 +104,14 @@ def _of_session(leader: int) -> list[int]:
 
 
 @pytest.mark.extended
-def test_a_replay_one_of_whose_ranks_is_stopped_ends_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("generation", "name"),
+    [(1, "the forkserver of the ranks"), (2, r"rank \d of 2")],
+    ids=["forkserver", "rank"],
+)
+def test_a_replay_one_of_whose_processes_is_stopped_ends_by_itself(
+    tmp_path: Path, generation: int, name: str
+) -> None:
     """The seconds are those of parallel.timeout."""
     command = ("replay", "dense", "--variants", "dp2", "--tier", "semantics", "--set", "parallel.timeout=2")
     with subprocess.Popen(
@@ -113,14 +121,19 @@ def test_a_replay_one_of_whose_ranks_is_stopped_ends_by_itself(tmp_path: Path) -
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        _until(lambda: bool(_grandchildren(process.pid)) or process.poll() is not None)
-        rank = _grandchildren(process.pid)[0]
-        os.kill(rank, signal.SIGSTOP)
+        _until(lambda: bool(_descendants(process.pid, 2)) or process.poll() is not None)
+        family = [one for number in (1, 2) for one in _descendants(process.pid, number)]
+        stopped = _descendants(process.pid, generation)[0]
+        os.kill(stopped, signal.SIGSTOP)
         assert process.stdout is not None
         printed = process.stdout.read()
         assert process.wait() == 2, printed
-    assert " of 2 is stopped by a signal such as SIGSTOP" in printed
-    _until(lambda: not Path(f"/proc/{rank}").exists())
+    assert re.search(rf"{name} \(process {stopped}\) is stopped by a signal such as SIGSTOP", printed), (
+        printed
+    )
+    for one in family:
+        _until(lambda one=one: not Path(f"/proc/{one}").exists())
+    assert not [*tmp_path.glob("regress-*")]
 
 
 @pytest.mark.extended
@@ -135,10 +148,10 @@ def test_what_a_killed_replay_left_is_removed_by_the_next_one(tmp_path: Path) ->
     assert not [*tmp_path.glob("regress-*")]
 
 
-def _grandchildren(process: int) -> list[int]:
-    """Return the processes that the children of a process have started."""
+def _descendants(process: int, generation: int) -> list[int]:
+    """Return the children of a process, or the processes that these have started."""
     found = [process]
-    for _ in range(2):
+    for _ in range(generation):
         texts = (Path(f"/proc/{one}/task/{one}/children") for one in found)
         found = [int(word) for text in texts if text.exists() for word in text.read_text().split()]
     return found

@@ -110,6 +110,16 @@ def stops(culprit: int) -> float:
     return total()
 
 
+def stops_the_forkserver(file: str, waits: bool) -> float:
+    """Rank 0 stops the process that forked it; all ranks wait for ever, or go on to their end."""
+    Path(f"{file}{rank()}").write_text(str(os.getpid()))
+    if rank() == 0:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    if waits:
+        time.sleep(1000)
+    return total()
+
+
 def goes_on(how: str, seconds: float) -> float:
     """One rank waits for a thread or a process of its own, the others wait for it."""
     busy = f"import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"

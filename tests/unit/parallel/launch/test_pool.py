@@ -196,11 +196,54 @@ def test_a_stopped_rank_is_named_though_the_others_go_on(
 ) -> None:
     with pytest.raises(RankError) as caught:
         pool.run(targets.stops, {"culprit": 1}, 3, standstill=1.0)
-    assert str(caught.value) == (
-        "rank 1 of 3 is stopped by a signal such as SIGSTOP, before it recorded anything: see who sent it, and run it "
-        "again"
+    assert re.fullmatch(
+        r"rank 1 of 3 \(process \d+\) is stopped by a signal such as SIGSTOP, before it recorded anything: see who "
+        "sent it, and run it again",
+        str(caught.value),
     )
     assert left_of(pool) == []
+
+
+STOPPED = (
+    r"the forkserver of the ranks \(process (\d+)\) is stopped by a signal such as SIGSTOP: see who sent it, and run "
+    r"it again"
+)
+
+
+def test_a_forkserver_that_was_stopped_before_a_job_is_named_and_another_takes_its_place(
+    pool: RankPool, targets: Any
+) -> None:
+    assert pool.run(targets.total, {}, 1) == [1.0]
+    assert pool.process is not None
+    server = pool.process
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(ReplayError) as caught:
+        pool.run(targets.total, {}, 2, standstill=1.0, what="dense/tp2")
+    found = re.fullmatch(f"dense/tp2: {STOPPED}", str(caught.value))
+    assert found is not None
+    assert int(found[1]) == server
+    assert gone(server)
+    assert pool.run(targets.total, {}, 2) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["while ranks run", "when they are done"])
+def test_a_forkserver_that_is_stopped_in_a_job_is_named_and_its_ranks_end(
+    pool: RankPool, targets: Any, tmp_path: Path, waits: bool
+) -> None:
+    arguments = {"file": str(tmp_path / "pid"), "waits": waits}
+    with pytest.raises(ReplayError, match=f"^{STOPPED}$"):
+        pool.run(targets.stops_the_forkserver, arguments, 2, standstill=1.0)
+    assert all(gone(int((tmp_path / f"pid{rank}").read_text())) for rank in range(2))
+    assert pool.run(targets.total, {}, 2) == [3.0, 3.0]
+
+
+def test_a_forkserver_that_is_stopped_while_it_imports_is_named(
+    targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stopping.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with RankPool(("stopping",)) as pool, pytest.raises(ReplayError, match=f"^{STOPPED}$"):
+        pool.run(targets.total, {}, 1, standstill=1.0)
 
 
 def test_a_job_none_of_whose_ranks_does_anything_is_given_up(pool: RankPool, targets: Any) -> None:
