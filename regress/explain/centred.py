@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from regress.explain.mask import Mask
+from regress.explain.policies import Policies
 from regress.explain.search import NOISE, TOLERANCE
 from regress.explain.statement import Statement
-from regress.explain.terms import Policies
 from regress.explain.update import Floats, Ints
 from regress.explain.weights import Rule, rules
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from regress.explain.loss import either
 from regress.explain.mask import Mask
+from regress.explain.policies import Policies
 from regress.explain.readings import Reading
 from regress.explain.regions import RATIO, Region, regions
 from regress.explain.search import Found, clipped_tokens
 from regress.explain.selection import drawable
 from regress.explain.statement import Statement
-from regress.explain.terms import Policies
 from regress.explain.update import Bools, Floats
 
 Bounds = tuple[tuple[float, float], tuple[float, float]]

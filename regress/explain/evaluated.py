@@ -14,9 +14,9 @@ import numpy as np
 from regress.errors import CompareError, RegressError
 from regress.explain.advantages import groups_of
 from regress.explain.mask import Mask
+from regress.explain.policies import Policies
 from regress.explain.readings import Reading
 from regress.explain.search import Found
-from regress.explain.terms import Policies
 from regress.explain.update import Floats, Ints
 from regress.grpo.fields.advantages import AdvantageFields
 from regress.grpo.presets import make_objective

@@ -15,6 +15,7 @@ from regress.explain.advantages import Advantages, candidates, constant
 from regress.explain.centred import centred
 from regress.explain.entropy import entropies
 from regress.explain.mask import Mask, find_mask
+from regress.explain.policies import Policies, policies
 from regress.explain.presets import agreements, followed
 from regress.explain.readings import Reading, read
 from regress.explain.regions import regions
@@ -22,7 +23,6 @@ from regress.explain.search import Found, search
 from regress.explain.selection import without_drawn, without_low_entropy
 from regress.explain.source import chosen
 from regress.explain.statement import Explanation, Statement, UpdateExplanation
-from regress.explain.terms import Policies, policies
 from regress.explain.update import Bools, Floats, Update, read_update
 from regress.explain.weights import rules
 from regress.grpo.presets import make_objective, preset_values

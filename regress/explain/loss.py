@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from regress.explain.mask import Mask
+from regress.explain.policies import Policies
 from regress.explain.readings import EXACT, Reading, epsilons
 from regress.explain.recorded import configured, contradiction, named
 from regress.explain.search import Found
 from regress.explain.statement import ON_POLICY, Statement
-from regress.explain.terms import Policies, penalties, shifts
+from regress.explain.terms import penalties, shifts
 
 SHOWN = 4
 """Most readings that a sentence names."""

@@ -10,10 +10,10 @@ import numpy as np
 from regress.errors import CompareError, RegressError
 from regress.explain.evaluated import Evaluated
 from regress.explain.mask import Mask
+from regress.explain.policies import Policies
 from regress.explain.readings import EXACT, Reading
 from regress.explain.search import Found
 from regress.explain.statement import Statement
-from regress.explain.terms import Policies
 from regress.explain.weights import RESAMPLED
 from regress.grpo.presets import PRESETS, make_objective
 

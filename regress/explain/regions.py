@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.terms import Policies
+from regress.explain.policies import Policies
 from regress.explain.update import Floats
 
 RATIO = "the ratio"

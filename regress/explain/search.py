@@ -11,7 +11,8 @@ import numpy as np
 from regress.explain.advantages import Advantages
 from regress.explain.fit import Fit, fit_all, fit_clipped
 from regress.explain.mask import IDLE, Mask
-from regress.explain.terms import Factor, Penalty, Policies, factors, penalties
+from regress.explain.policies import Policies
+from regress.explain.terms import Factor, Penalty, factors, penalties
 from regress.explain.update import Bools, Floats, Ints
 from regress.explain.weights import Rule
 

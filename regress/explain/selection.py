@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from regress.explain.mask import Mask
-from regress.explain.terms import Policies
+from regress.explain.policies import Policies
 from regress.explain.update import Bools, Floats, Ints
 from regress.explain.weights import scopes
 
