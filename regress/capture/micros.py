@@ -156,14 +156,17 @@ def _by_row(output: tuple[Any, Any, Any], grid: tuple[int, int]) -> tuple[Any, A
     return array, part
 
 
-def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Add) -> None:
+def write_classified(
+    passes: Iterable[tuple[str, Pass]], naming: Naming, temperature: float, add: Add
+) -> None:
     """Write the log-probs of passes without gradients, all of one kind in one record of the step."""
     kinds: dict[str, list[Pass]] = {}
     for kind, p in passes:
         kinds.setdefault(kind, []).append(p)
     for kind, found in kinds.items():
         stack = _Stack.of(found, Naming(naming.root))
-        add(None, kind, {kind: stack.join("values", "log_probs")}, stack.meta(stack.targets))
+        told = {**stack.meta(stack.targets), "temperature": temperature}
+        add(None, kind, {kind: stack.join("values", "log_probs")}, told)
 
 
 def write_rewards(micros: Iterable[Micro], naming: Naming, add: Add) -> None:

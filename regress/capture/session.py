@@ -172,11 +172,11 @@ class Session:
 
     def _write(self) -> None:
         naming = Naming(self.world.root(self.anatomy.root))
+        temperature = self.settings.temperature or 1.0
         for number, micro in enumerate(self._micros):
-            temperature = self.settings.temperature or 1.0
             left_out = write_micro(micro, number, naming, self._backward_scale(), temperature, self._add)
             self.left_out |= dict.fromkeys(left_out)
-        write_classified(self._others, naming, self._add)
+        write_classified(self._others, naming, temperature, self._add)
         write_rewards(self._micros, naming, self._add)
 
     def _backward_scale(self) -> float:

@@ -15,30 +15,26 @@ EXPLAINED = 2e-2
 """Unexplained part from which a loss depends on more than log-probs and entropies (bfloat16 leaves 3e-3)."""
 EXPLAINED_FINE = 2e-4
 """The same where everything is computed in float32 or better, which leaves 1e-6."""
-SAME_TEMPERATURE = 1e-3
 
 
 def temperature(mask: Mask) -> Iterator[Statement]:
     """Yield the temperature that logits are divided by, found or given, and a departure if the sampler used another."""
-    told = mask.update.temperatures
+    update, told = mask.update, mask.update.temperatures
     if not told:
         return
-    errors = [meta.get("temperature_error") for meta in mask.update.meta]
-    known = [float(error) for error in errors if error is not None]
-    values = np.array(told, float)
-    evidence: dict[str, Any] = {"microbatches": len(mask.update.meta)}
-    if known:
-        evidence["error at most"] = max(known)
-    if np.ptp(values) > SAME_TEMPERATURE * values.min() + 2 * max(known, default=0.0):
-        text = f"logits are divided by different temperatures, {values.min():.6g} to {values.max():.6g}"
-        yield Statement("temperature", text, tuple(values.tolist()), evidence, departure=True)
+    evidence: dict[str, Any] = {"microbatches": len(update.meta)}
+    if update.temperature_errors:
+        evidence["error at most"] = max(update.temperature_errors)
+    value = update.temperature
+    if value is None:
+        text = f"logits are divided by different temperatures, {min(told):.6g} to {max(told):.6g}"
+        yield Statement("temperature", text, tuple(told), evidence, departure=True)
         return
-    value = float(np.median(values))
     yield Statement("temperature", f"logits are divided by {value:.6g}", (value,), evidence)
-    sampled = {t.temperature for t in mask.update.trajectories if t.temperature}
+    sampled = {t.temperature for t in update.trajectories if t.temperature}
     if len(sampled) == 1:
         other = float(next(iter(sampled)))
-        if abs(other - value) > SAME_TEMPERATURE * other + 2 * max(known, default=0.0):
+        if abs(other - value) > update.nearby(other):
             text = f"completions were sampled at {other:.6g}, but the loss takes log-probs at {value:.6g}"
             yield Statement("temperature", text, (value, other), evidence, departure=True)
 
@@ -81,15 +77,14 @@ def _shifts(mask: Mask) -> dict[str, float]:
     return found
 
 
-def masks(mask: Mask, *, selects: bool = True) -> Iterator[Statement]:
+def masks(mask: Mask, *, selects: bool = True, clips: bool = False) -> Iterator[Statement]:
     """Yield the tokens that the loss trains on, and where they are not the expected ones.
 
     Args:
         selects: False if the loss should leave no token out because of how it compares with others.
+        clips: True if tokens without a gradient may be clipped, and nothing tells which.
     """
-    strays = sum(
-        int(found) for meta in mask.update.meta if (found := _integer(meta.get("rows_without_target")))
-    )
+    strays = mask.strays
     if strays:
         text = f"{strays} positions that predict no token of their sample have a gradient, beside the tokens that do"
         yield Statement("mask", text, ("beyond the end",), {"positions": strays}, departure=True)
@@ -119,15 +114,16 @@ def masks(mask: Mask, *, selects: bool = True) -> Iterator[Statement]:
             evidence["clipped tokens"] = int(mask.clipped.sum())
         yield Statement("mask", text, ("as expected",), evidence)
         return
+    if clips and missing.any() and not mask.extra.any():
+        text = f"{live} tokens have a gradient; {int(missing.sum())} others of {mask.source} have none, or are clipped"
+        yield Statement("mask", text, (live,), evidence)
+        return
+    missing = np.zeros_like(missing) if clips else missing
     parts = [_where(mask, missing, "lacks"), _where(mask, mask.extra, "has in addition")]
     evidence |= {"missing": _listed(mask, missing), "additional": _listed(mask, mask.extra)}
     text = f"not {mask.source}: it " + " and ".join(part for part in parts if part)
     values = tuple(part for part in parts if part)
     yield Statement("mask", text, values, evidence, departure=True)
-
-
-def _integer(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _where(mask: Mask, tokens: Bools, verb: str) -> str:

@@ -51,7 +51,8 @@ class Evaluated:
     @property
     def whole(self) -> bool:
         """True if the tokens with a gradient are those that the loss mask asks for."""
-        return not self._mask.unexplained.any() and not self._mask.extra.any()
+        mask = self._mask
+        return not (mask.unexplained.any() or mask.extra.any() or mask.strays)
 
     @property
     def recorded(self) -> Floats:

@@ -14,14 +14,15 @@ from regress.explain import basics, clip, loss
 from regress.explain.advantages import Advantages, candidates, constant
 from regress.explain.centred import centred
 from regress.explain.entropy import entropies
+from regress.explain.logits import add_log_probs
 from regress.explain.mask import Mask, find_mask
-from regress.explain.policies import Policies, policies
+from regress.explain.policies import OLD, REFERENCE, Policies, policies
 from regress.explain.presets import agreements, followed
 from regress.explain.readings import Reading, read
 from regress.explain.regions import regions
 from regress.explain.search import Found, search
 from regress.explain.selection import without_drawn, without_low_entropy
-from regress.explain.source import chosen
+from regress.explain.source import Place, Source, chosen
 from regress.explain.statement import Explanation, Statement, UpdateExplanation
 from regress.explain.update import Bools, Floats, Update, read_update
 from regress.explain.weights import rules
@@ -46,8 +47,14 @@ def explain_dump(
     if preset is not None:
         preset_values(preset)
     source = open_side(str(path))
-    updates = (read_update(source, *place) for place in chosen(source, step, update))
-    return _explanation(str(path), updates, preset)
+    return _explanation(str(path), _updates(source, chosen(source, step, update)), preset)
+
+
+def _updates(source: Source, places: Iterable[Place]) -> Iterator[Update]:
+    for place in places:
+        update = read_update(source, *place)
+        add_log_probs(update, source)
+        yield update
 
 
 def explain_update(path: str, found: Update, preset: str | None = None) -> Explanation:
@@ -75,6 +82,10 @@ def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, R
         undetermined = _undetermined(read, statements)
         if preset is not None:
             try:
+                if read.unjudged:
+                    raise CompareError(
+                        read.known.note or "which tokens are clipped does not show: tap old_log_probs"
+                    )
                 statements.append(followed(read.mask, read.known, read.readings, read.found, preset))
             except CompareError as error:
                 undetermined["preset"] = str(error)
@@ -94,6 +105,11 @@ class _Read:
     found: Found
     readings: list[Reading]
 
+    @property
+    def unjudged(self) -> bool:
+        """True if the recorded log-probs leave open which tokens are clipped, and what the loss is."""
+        return self.known.unknown and not self.readings
+
 
 def _read(mask: Mask) -> _Read:
     mask, known = _with_clipped(mask)
@@ -104,7 +120,10 @@ def _read(mask: Mask) -> _Read:
 
 def _statements(read: _Read, preset: str | None) -> Iterator[Statement]:
     mask, known, found, readings = read.mask, read.known, read.found, read.readings
-    yield from basics.masks(mask, selects=preset is None or make_objective(preset).compares_tokens)
+    selects = preset is None or make_objective(preset).compares_tokens
+    yield from basics.masks(mask, selects=selects, clips=read.unjudged)
+    if read.unjudged:
+        mask = replace(mask, clipped=mask.missing)  # the loss has them, or had them before the clip
     yield from entropies(mask, rules(mask))
     if readings:
         yield from loss.statements(found, readings, mask, known)
@@ -194,19 +213,20 @@ def _undetermined(read: _Read, statements: list[Statement]) -> dict[str, str]:
     if "mask" not in said:
         out["mask"] = "no token has a gradient"
     without = update.get("is_loss_debug/advantages") is None and not update.trajectories
-    reference = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")
+    reference = update.get(*REFERENCE)
     hint = "" if reference is not None else " (for a KL term tap ref_log_probs)"
-    other = f"; {read.known.note}" if read.known.note else ""
+    note = read.known.note
     for subject in sorted({"aggregation", "advantages"} - said):
         why = update.notes.get("rewards", "tap rewards or advantages")
-        nothing = f"no known combination of advantages, weights and ratio explains it{hint}{other}"
+        nothing = note or f"no known combination of advantages, weights and ratio explains it{hint}"
         out[subject] = why if without else nothing
     if "kl" not in said and "detached" not in said:
-        agree = f"policy and reference agree, or nothing explains it{other}"
+        agree = note or "policy and reference agree, or nothing explains it"
         out["kl"] = agree if reference is not None else "tap ref_log_probs"
     if "ratio" not in said and "detached" not in said:
-        has = update.get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs") is not None
-        out["ratio"] = f"nothing explains it{other}" if has else "tap old_log_probs"
+        out["ratio"] = (
+            (note or "nothing explains it") if update.get(*OLD) is not None else "tap old_log_probs"
+        )
     if "entropy" not in said:
         out["entropy"] = "its derivatives are too small or follow no known weights"
     return out

@@ -130,7 +130,7 @@ def _ratio(found: Found, readings: list[Reading], known: Policies, mask: Mask) -
         evidence = _evidence(found, best)
         yield Statement("detached", wrong[0].departure, ("ratio",), evidence, departure=True)
         return
-    if known.on_policy(mask.effective) and not known.note:
+    if known.on_policy(mask.effective) and not known.assumed:
         text = "every ratio is 1: what the ratio is of, its clip range and the loss around it make no difference here"
         yield Statement("ratio", text, (ON_POLICY,), {"tokens": len(found.tokens)})
     elif known.on_policy(mask.effective) is False:

@@ -86,6 +86,12 @@ class Mask:
         total = float(np.sum(size**2))
         return float(np.sqrt(np.nansum((size * left) ** 2) / total)) if total > 0 else 0.0
 
+    @property
+    def strays(self) -> int:
+        """Number of positions that have a gradient and predict no token of their sample."""
+        told = (meta.get("rows_without_target") for meta in self.update.meta)
+        return sum(one for one in told if isinstance(one, int))
+
     @cached_property
     def speaking(self) -> Bools:
         """Samples ``[N]`` with any derivative by a log-prob."""

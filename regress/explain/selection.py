@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from regress.explain.logits import ENTROPY
 from regress.explain.mask import Mask
 from regress.explain.policies import Policies
 from regress.explain.update import Bools, Floats, Ints
@@ -25,7 +26,7 @@ def without_low_entropy(mask: Mask) -> Mask:
 
     Source: arXiv 2506.01939, eq. 6, over each microbatch or the whole update.
     """
-    entropy = mask.update.get("forward_data/entropy")
+    entropy = mask.update.of_loss("forward_data/entropy", ENTROPY)
     unexplained = mask.unexplained
     if entropy is None or not unexplained.any() or np.isnan(entropy[mask.missing | mask.policy]).any():
         return mask

@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+SAME_TEMPERATURE = 1e-3
+"""Relative difference up to which two temperatures count as one."""
 SAME = 1e-6
 """Relative difference up to which two ranks agree on the value of a token."""
 TEMPERATURE_ERROR = "token_gradient/temperature_error"
@@ -31,6 +33,8 @@ _READ: Mapping[str, tuple[str, ...]] = {
     "old_log_probs": ("old_log_probs",),
     "ref_log_probs": ("ref_log_probs",),
 }
+_ALONE = ("old_log_probs", "ref_log_probs")
+"""Types of passes without gradients, which are recorded as the forward pass is."""
 
 
 @dataclass
@@ -44,7 +48,7 @@ class Update:
         blocks: ``(rank, microbatch)`` of each block; ranks that share samples count as their first.
         meta: metadata of the token gradients' records, in order.
         losses: tensors of the loss records, summed over blocks.
-        forward_temperatures: those that log-probs of the forward pass are recorded at, where that was told.
+        recorded_at: record type -> temperatures that its log-probs and entropies are of, where that was told.
         trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
         rollout: index of each sample among them, -1 without.
         config: configuration of the run, as the manifest tells it.
@@ -58,7 +62,7 @@ class Update:
     blocks: tuple[tuple[int, int], ...]
     meta: list[Mapping[str, Any]]
     losses: dict[str, float]
-    forward_temperatures: set[float]
+    recorded_at: Mapping[str, set[float]]
     trajectories: list[Trajectory]
     rollout: Ints
     config: Mapping[str, Any]
@@ -84,6 +88,23 @@ class Update:
         return found
 
     @property
+    def temperature(self) -> float | None:
+        """Temperature that logits are divided by, found or given; None where microbatches differ, or nothing tells."""
+        told = self.temperatures
+        if not told or max(told) - min(told) > self.nearby(min(told)):
+            return None
+        return float(np.median(told))
+
+    @property
+    def temperature_errors(self) -> list[float]:
+        """Bounds of the errors of temperatures that were found."""
+        return [float(e) for meta in self.meta if (e := meta.get("temperature_error")) is not None]
+
+    def nearby(self, temperature: float) -> float:
+        """Return the largest distance at which another temperature counts as this one."""
+        return SAME_TEMPERATURE * temperature + 2 * max(self.temperature_errors, default=0.0)
+
+    @property
     def fine(self) -> bool:
         """True if the recording says that everything was computed in float32 or better."""
         model, capture = (self.config.get(name) for name in ("model", "capture"))
@@ -99,6 +120,18 @@ class Update:
             if values is not None and not np.isnan(values).all():
                 return values
         return None
+
+    def elsewhere(self, type: str) -> float | None:
+        """Return a temperature that log-probs of a record type are of, and that is not that of the loss."""
+        told = self.recorded_at.get(type) or (
+            self.recorded_at.get("forward_data") if type in _ALONE else None
+        )
+        pairs = [(one, used) for one in told or () for used in self.temperatures]
+        return next((one for one, used in pairs if abs(one - used) > self.nearby(used)), None)
+
+    def of_loss(self, *names: str) -> Floats | None:
+        """Return the first of some values that were recorded for any token, at the temperature of the loss."""
+        return self.get(*(name for name in names if self.elsewhere(name.partition("/")[0]) is None))
 
 
 def read_update(
@@ -152,7 +185,7 @@ def _gather(
     for record in records:
         if record.type not in _READ:
             continue
-        flat, local = _indices(record, frame, index)
+        flat, local = indices_of(record, frame, index)
         if record.type == samples_of:
             block[flat] = block_of[record.rank or 0, record.micro or 0]
             solved, error = (_number(record.meta.get(name)) for name in ("temperature", "temperature_error"))
@@ -184,12 +217,21 @@ def _gather(
         blocks,
         [record.meta for record in records if record.type == "token_gradient"],
         _losses(records, block_of),
-        {float(t) for r in records if r.type == "forward_data" and (t := _number(r.meta.get("temperature")))},
+        _temperatures(records),
         trajectories if (rollout >= 0).all() and trajectories else [],
         rollout,
         dump.config,
         {"rewards": note} if note else {},
     )
+
+
+def _temperatures(records: Sequence[Record]) -> dict[str, set[float]]:
+    found: dict[str, set[float]] = {}
+    for record in records:
+        told = _number(record.meta.get("temperature"))
+        if told and record.type != "token_gradient":
+            found.setdefault(record.type, set()).add(told)
+    return found
 
 
 def _number(value: object) -> float | None:
@@ -257,7 +299,7 @@ def _blocks(
     return tuple(names), places
 
 
-def _indices(record: Record, frame: TokenFrame, index: Mapping[SampleKey, int]) -> tuple[Ints, Ints]:
+def indices_of(record: Record, frame: TokenFrame, index: Mapping[SampleKey, int]) -> tuple[Ints, Ints]:
     """Return paired indices of the flat arrays and of a record's ``[B, T]`` tensors."""
     keys = _segments(record)
     if not keys:

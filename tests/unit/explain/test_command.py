@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +176,88 @@ def test_the_temperature_that_was_found_is_applied(tmp_path: Path) -> None:
     assert "record with temperature=0.8" in tree["undetermined"]["ratio"]
 
 
+OTHER = "log-probs of the policy were recorded at temperature 1 alone"
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05], ids=["", "kl"])
+def test_nothing_is_judged_off_policy_by_log_probs_of_another_temperature(
+    beta: float, tmp_path: Path
+) -> None:
+    """Clipped tokens are no fault of the mask, and a fit with ratio 1 that fails says nothing of the formulas."""
+    world = World(Run(off_policy=0.3, temperature=0.8, recorded=1.0))
+    dump = record(world, trl(beta=beta), trl_advantages(world), tmp_path / "dump")
+    code, tree, output = told(dump)
+    assert code == 0, output
+    assert not departures(tree), output
+    assert "no known combination" not in output
+    for subject in ("advantages", "aggregation", "ratio", "kl"):
+        assert tree["undetermined"][subject].startswith(OTHER), output
+        assert tree["undetermined"][subject].endswith("record with temperature=0.8")
+    code, tree, output = told(dump, "--preset", "trl:dapo")
+    assert code == 1
+    assert not departures(tree), output
+    assert tree["undetermined"]["preset"].startswith(OTHER), output
+
+
+@pytest.mark.parametrize("run", [Run(off_policy=0.3, accumulation=2), Run()], ids=["off", "on"])
+def test_log_probs_are_recomputed_from_recorded_logits(run: Run, tmp_path: Path) -> None:
+    """What is explained is what log-probs recorded at the temperature of the loss explain."""
+    said = []
+    for name, more in (("right", {}), ("logits", {"recorded": 1.0, "logits": True})):
+        world = World(replace(run, temperature=0.8, **more))
+        dump = record(world, trl(beta=0.05), trl_advantages(world), tmp_path / name / "dump")
+        code, tree, output = told(dump)
+        assert code == 0, output
+        said.append({one["subject"]: one["text"] for one in tree["statements"]})
+    assert said[0] == said[1]
+    assert "coefficient 0.05" in said[0]["kl"]
+
+
+def test_outputs_that_are_no_logits_of_the_log_probs_are_not_taken_for_them(tmp_path: Path) -> None:
+    """Those before a soft cap."""
+    run = Run(off_policy=0.3, temperature=0.8, recorded=1.0, logits=True)
+    world = World(run)
+    dump = record(world, trl(), trl_advantages(world), tmp_path / "dump", logits=lambda z: 3 * z)
+    code, tree, output = told(dump)
+    assert code == 0, output
+    assert tree["undetermined"]["ratio"].startswith(OTHER)
+
+
+@pytest.mark.parametrize(
+    ("off_policy", "beta"), [(0.0, 0.0), (0.0, 0.05), (0.3, 0.0)], ids=["on", "kl", "off"]
+)
+def test_policies_recorded_at_another_temperature_tell_at_most_that_they_agree(
+    off_policy: float, beta: float, tmp_path: Path
+) -> None:
+    """Equal log-probs at any temperature are those of one policy; the reference's say nothing of a KL."""
+    world = World(Run(off_policy=off_policy, temperature=0.8, recorded=1.0, classified=True))
+    code, tree, output = told(record(world, trl(beta=beta), trl_advantages(world), tmp_path / "dump"))
+    assert code == 0, output
+    said = {one["subject"] for one in tree["statements"]}
+    assert "no known combination" not in output
+    if off_policy or beta:
+        reason = "log-probs of the policy and the old policy and the reference were recorded at temperature 1"
+        assert tree["undetermined"]["kl"].startswith(reason), output
+        assert not {"advantages", "aggregation", "kl", "preset"} & said
+    else:
+        assert {"advantages", "aggregation", "ratio", "kl", "preset"} <= said, output
+
+
+def test_tokens_without_a_gradient_may_be_clipped_where_no_old_log_probs_are_tapped(tmp_path: Path) -> None:
+    world = World(Run(off_policy=0.3, old=False))
+    code, tree, output = told(record(world, trl(), trl_advantages(world), tmp_path / "dump"))
+    assert code == 0, output
+    assert "or are clipped" in output
+    assert tree["undetermined"]["ratio"] == "tap old_log_probs"
+
+
 def test_a_mask_with_positions_beyond_the_end_is_not_the_expected_one(tmp_path: Path) -> None:
     world = World(Run(strays=13))
     code, _, output = told(record(world, trl(), trl_advantages(world), tmp_path / "dump"))
     assert code == 1
     assert "13 positions that predict no token of their sample have a gradient" in output
     assert "exactly the loss mask" not in output
+    assert "in this update" not in output  # a preset has no such gradients
 
 
 @pytest.mark.parametrize("source", ["golden:dr_grpo", "golden/dr_grpo"])

@@ -31,6 +31,9 @@ OPTIONS = {
     "token_gradient": True,
     "forward_data": True,
     "is_loss_debug": True,
+    "activations": True,
+    "old_log_probs": True,
+    "ref_log_probs": True,
     "trajectory": True,
     "loss": True,
 }
@@ -55,6 +58,9 @@ class Run:
     coarse: bool = False
     zeros: bool = False
     recorded: float | None = None  # temperature of the recorded log-probs, where it is not that of the loss
+    old: bool = True
+    logits: bool = False  # the head's output is recorded, too
+    classified: bool = False  # old and reference log-probs are those of the recorder, not of the trainer
     strays: int = 0  # positions that predict no token and have a gradient
 
 
@@ -222,13 +228,27 @@ def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> No
     mask = batch.mask
     forward = {"log_probs": batch.log_probs.detach() * mask, "entropy": batch.entropies.detach() * mask}
     at_temperature: dict[str, Any] = {}
+    told_as = batch
     if run.recorded is not None:
         elsewhere = World(replace(run, temperature=run.recorded))
-        own, entropies, _ = elsewhere._distribution(elsewhere.hidden[rows].detach(), rows)
-        forward = {"log_probs": own * mask, "entropy": entropies * mask}
+        told_as = elsewhere.batch(batch.samples, torch.zeros(len(world.trajectories)))
+        forward = {
+            "log_probs": told_as.log_probs.detach() * mask,
+            "entropy": told_as.entropies.detach() * mask,
+        }
         at_temperature = {"temperature": run.recorded}
-    tap("forward_data", **forward, response_mask=mask, layout=layout, meta=meta | at_temperature)
+    if run.logits:
+        seen = facts.get("logits", torch.clone)(world.hidden.detach()[rows] @ world.head.T)
+        tap("activations", lm_head=seen, layout=layout, meta=meta)
+    ids = {"input_ids": world.ids[rows]}
+    tap("forward_data", **forward, **ids, response_mask=mask, layout=layout, meta=meta | at_temperature)
     debug = {"old_log_probs": batch.old * mask, "ref_log_probs": batch.ref * mask}
+    if not run.old:
+        del debug["old_log_probs"]
+    if run.classified:
+        for name, values in (("old_log_probs", told_as.old), ("ref_log_probs", told_as.ref)):
+            tap(name, **{name: values * mask}, layout=layout, meta=meta | at_temperature)
+        debug = {"effective_valid": mask}
     if run.advantages:
         advantages = batch.advantages.reshape(len(mask), -1)
         debug["advantages"] = advantages.expand_as(mask) * mask
