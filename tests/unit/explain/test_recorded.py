@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from regress import explain_dump
+from regress.capture.batch import tap_batch
 from regress.capture.recording import record
 from regress.dump.trajectory import Trajectory, to_record
 from regress.explain.statement import Explanation
@@ -22,7 +24,9 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Loss of log-probs ``[B, T, V]``, ids ``[B, T]``, loss mask ``[B, T]`` and advantages ``[B]``."""
 
 
-def explained(folder: Path, loss: Loss, temperature: float = 1.0, updates: int = 1) -> Explanation:
+def explained(
+    folder: Path, loss: Loss, temperature: float = 1.0, updates: int = 1, **more: Any
+) -> Explanation:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -52,7 +56,7 @@ def explained(folder: Path, loss: Loss, temperature: float = 1.0, updates: int =
         for i, n in enumerate(lengths)
     ]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with record(folder, model, token_gradient=True) as recorder:
+    with record(folder, model, token_gradient=True, **more) as recorder:
         recorder.put(to_record(samples, 0))
         for _ in range(updates):
             logits = model(input_ids=ids, attention_mask=attention).logits / temperature
@@ -94,6 +98,34 @@ def test_a_second_update_has_the_rewards_of_the_rollouts_it_repeats(tmp_path: Pa
     assert all({"advantages", "aggregation", "preset"} <= set(one.shown) for one in found.updates), (
         found.to_text()
     )
+
+
+class Ratios:
+    """The clipped ratio against the log-probs of the first call, which are tapped."""
+
+    old: Tensor | None = None
+
+    def __call__(self, log_p: Tensor, ids: Tensor, mask: Tensor, advantages: Tensor) -> Tensor:
+        chosen, own = log_p[:, :-1].gather(-1, ids[:, 1:, None])[..., 0], mask[:, 1:]
+        self.old = chosen.detach() if self.old is None else self.old
+        tap_batch(loss_mask=mask, old_log_probs=self.old)
+        ratio, a = (chosen - self.old).exp(), advantages[:, None]
+        return -(torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a) * own).sum() / own.sum()
+
+
+@pytest.mark.parametrize("activations", [None, "lm_head"])
+def test_the_found_temperature_is_applied_to_every_update(activations: str | None, tmp_path: Path) -> None:
+    found = explained(tmp_path / "dump", Ratios(), 0.7, 2, activations=activations)
+    assert not found.departures, found.to_text()
+    first, second = found.updates
+    assert {"advantages", "aggregation", "preset"} <= set(first.shown)
+    if activations:
+        assert {"ratio", "clip", "advantages", "aggregation", "preset"} <= set(second.shown), found.to_text()
+    else:
+        assert not {"ratio", "clip", "advantages", "aggregation", "preset"} & set(second.shown)
+        assert second.undetermined["ratio"].startswith(
+            "log-probs of the policy were recorded at temperature 1"
+        )
 
 
 @pytest.mark.parametrize("shift", [0, 2])
