@@ -1,4 +1,4 @@
-"""Results of a calibration: a table for the terminal, a plot, and JSON for programs."""
+"""Results of a calibration: a table for the terminal, a page, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -14,10 +14,9 @@ from rich.text import Text
 
 from regress.dump.location import Location
 from regress.dump.outputs import write_outputs
+from regress.report.html import Chart, Line, Page, Panel, script_json
+from regress.report.html import Table as HtmlTable
 from regress.report.numbers import short
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 _NAMED = 3
 
@@ -50,24 +49,29 @@ class Row:
     multiple: float | None = None
 
 
+_COLUMNS = ("quantity", "precision", "noise floor", "which is", "tolerance")
+_PROOF = ("healthy spread", "of tolerance", "smallest known fault", "x tolerance")
+_WORDS = ("quantity", "precision", "which is", "smallest known fault")
+_FOLDED = ("which is", "smallest known fault")
+
+
 def table(case: str, rows: Sequence[Row]) -> Table:
     """Return the table for the terminal; columns without any measurement are left out."""
-    proved = any(row.closest is not None or row.fault is not None for row in rows)
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left")
-    found.title = f"{case}: sizes are relative to the largest golden value"
-    for title in ("quantity", "precision"):
-        found.add_column(title, no_wrap=True)
-    found.add_column("noise floor", justify="right", no_wrap=True)
-    found.add_column("which is")
-    found.add_column("tolerance", justify="right", no_wrap=True)
-    if proved:
-        found.add_column("healthy spread", justify="right", no_wrap=True)
-        found.add_column("of tolerance", justify="right", no_wrap=True)
-        found.add_column("smallest known fault", overflow="fold")
-        found.add_column("x tolerance", justify="right", no_wrap=True)
-    for row in rows:
-        found.add_row(*(Text(cell) for cell in _cells(row, proved)))
+    found.title = f"{case}: {_SCALE}"
+    columns, cells = _texts(rows)
+    for title in columns:
+        justify: Literal["left", "right"] = "left" if title in _WORDS else "right"
+        found.add_column(title, justify=justify, no_wrap=title not in _FOLDED, overflow="fold")
+    for line in cells:
+        found.add_row(*map(Text, line))
     return found
+
+
+def _texts(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Return columns and cells of the table."""
+    proved = any(row.closest is not None or row.fault is not None for row in rows)
+    return (*_COLUMNS, *_PROOF) if proved else _COLUMNS, [_cells(row, proved) for row in rows]
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -100,8 +104,7 @@ def _size(value: float | None) -> str:
 def write(folder: Location, case: str, rows: Sequence[Row]) -> list[Location]:
     """Write ``calibration.json`` and ``calibration.html``, which needs no network; return their paths."""
     tree = {"schema_version": 1, "case": case, "rows": [_strict(asdict(row)) for row in rows]}
-    page = figure(case, rows).to_html(include_plotlyjs=True, full_html=True)
-    texts = {JSON_NAME: json.dumps(tree, indent=1, allow_nan=False) + "\n", HTML_NAME: page}
+    texts = {JSON_NAME: json.dumps(tree, indent=1, allow_nan=False) + "\n", HTML_NAME: to_html(case, rows)}
     return write_outputs(folder, texts)
 
 
@@ -114,50 +117,80 @@ def _strict(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 _MARKS = (
-    ("healthy spread", "circle", "#2a7f3f"),
-    ("noise floor", "line-ns-open", "#555555"),
-    ("tolerance", "diamond", "#1f4e9c"),
-    ("smallest known fault", "x", "#b3261e"),
+    ("healthy spread", "●", "var(--good)"),
+    ("noise floor", "|", "var(--quiet)"),
+    ("tolerance", "◆", "var(--ink)"),
+    ("smallest known fault", "✕", "var(--bad)"),
 )
+_SCALE = "sizes are relative to the largest golden value"
 
 
-def figure(case: str, rows: Sequence[Row]) -> Figure:
-    """Draw one panel per precision: healthy spread, floor, tolerance and smallest fault of each quantity,
-    on one scale.
+def to_html(case: str, rows: Sequence[Row]) -> str:
+    """Return the page: each precision has a chart, on one scale; all have a table."""
+    charts = charts_of(rows)
+    columns, cells = _texts(rows)
+    lines = [*map(Line, notes(rows))]
+    return Page(
+        case,
+        "what correct computations differ by, what is tolerated, and what faults differ by",
+        panels=[
+            Panel("", "charts", charts=[Chart(f"chart-{n}", one["title"]) for n, one in enumerate(charts)]),
+            Panel(
+                "Sizes",
+                "sizes",
+                f"All {_SCALE}.",
+                lines=lines,
+                tables=[HtmlTable(columns, cells, words=_WORDS)],
+            ),
+        ],
+        program=("plot.js", "calibration.js"),
+        data=script_json(charts),
+    ).html()
+
+
+def charts_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a chart for each precision as ``plot.js`` draws it: spread, floor, tolerance and smallest fault of each
+    quantity, as powers of ten.
     """
-    from plotly.graph_objects import Scatter
-    from plotly.subplots import make_subplots
+    quantities = [*dict.fromkeys(row.quantity for row in rows)]
+    powers = [math.log10(size) for row in rows for size in _sizes(row).values() if size is not None]
+    ends = math.floor(min(powers, default=-1)), math.ceil(max(powers, default=0))
+    x = {"title": _SCALE, "range": [ends[0] - 0.3, ends[1] + 0.3]}
+    x |= {"ticks": [[power, f"1e{power}"] for power in range(ends[0], ends[1] + 1)]}
+    y = {"range": [0.4 - len(quantities), 0.6], "ticks": [[-n, name] for n, name in enumerate(quantities)]}
+    return [
+        {
+            "title": precision,
+            "height": 70 + 26 * len(quantities),
+            "x": x,
+            "y": y,
+            "lines": [
+                {
+                    "name": name,
+                    "symbol": symbol,
+                    "color": color,
+                    "points": _points(name, rows, precision, quantities),
+                }
+                for name, symbol, color in _MARKS
+            ],
+        }
+        for precision in dict.fromkeys(row.precision for row in rows)
+    ]
 
-    precisions = list(dict.fromkeys(row.precision for row in rows))
-    found = make_subplots(cols=len(precisions), shared_yaxes=True, subplot_titles=precisions)
-    for column, precision in enumerate(precisions, 1):
-        own = [row for row in rows if row.precision == precision]
-        for name, symbol, color in _MARKS:
-            points = [(size, row) for row in own if (size := _sizes(row)[name]) is not None]
-            found.add_trace(
-                Scatter(
-                    x=[size for size, _ in points],
-                    y=[row.quantity for _, row in points],
-                    mode="markers",
-                    name=name,
-                    legendgroup=name,
-                    showlegend=column == 1,
-                    text=[_told(name, row) for _, row in points],
-                    hovertemplate="%{y}: %{x:.2e}<br>%{text}<extra></extra>",
-                    marker={"symbol": symbol, "color": color, "size": 11, "line": {"width": 2}},
-                ),
-                row=1,
-                col=column,
-            )
-    found.update_xaxes(type="log", exponentformat="power", title="relative to the largest golden value")
-    found.update_yaxes(autorange="reversed")
-    found.update_layout(
-        title=f"{case}: what correct computations differ by, what is tolerated, and what faults differ by",
-        template="plotly_white",
-        height=220 + 26 * len({row.quantity for row in rows}),
-        legend={"orientation": "h", "y": -0.15},
-    )
-    return found
+
+def _points(
+    mark: str, rows: Sequence[Row], precision: str, quantities: Sequence[str]
+) -> list[tuple[float, int, str]]:
+    found = [(row, _sizes(row)[mark]) for row in rows if row.precision == precision]
+    return [
+        (
+            math.log10(size),
+            -quantities.index(row.quantity),
+            f"{row.quantity}: {mark} {size:.2e}\n{_told(mark, row)}".strip(),
+        )
+        for row, size in found
+        if size is not None
+    ]
 
 
 def _sizes(row: Row) -> dict[str, float | None]:

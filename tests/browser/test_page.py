@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     asked: list[str] = []
     opened.on("request", lambda request: asked.append(request.url))
     opened.goto(url)
-    opened.wait_for_selector("#histogram .main-svg")
+    opened.wait_for_selector("#histogram svg")
     yield opened
     opened.wait_for_timeout(200)  # charts are drawn a moment after the table
     opened.close()
@@ -108,7 +109,7 @@ def test_it_opens_without_a_word_and_without_a_jump(page: Page) -> None:
     assert page.title().startswith("</title><script>")
     assert shown(page) == f"10,000 of 10,000, {FAILED} failed"
     for chart in ("heat", "layers", "histogram", "positions"):
-        assert page.query_selector(f"#{chart} .main-svg") is not None
+        assert page.query_selector(f"#{chart} svg") is not None
     script = """() => new Promise(done => {
         const total = list => done(list.getEntries().reduce((all, entry) => all + entry.value, 0));
         new PerformanceObserver(total).observe({type: "layout-shift", buffered: true});
@@ -161,14 +162,12 @@ def test_search_and_filters(page: Page) -> None:
 
 def test_a_cell_of_the_heat_map_filters_the_records(page: Page) -> None:
     page.evaluate("document.getElementById('heat').scrollIntoView()")
-    titles = page.eval_on_selector_all("#heat .annotation-text", "all => all.map(one => one.textContent)")
+    titles = page.eval_on_selector_all("#heat figcaption", "all => all.map(one => one.textContent)")
     assert titles == [f"{name} ✗" if name == "log_probs" else name for name in QUANTITIES]
-    drag = page.query_selector("#heat .draglayer .xy .nsewdrag")
-    assert drag is not None
-    box = drag.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.05)  # rank 0, microbatch 0
-    page.mouse.click(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.05)
+    cell = page.locator("#heat .cell").first
+    cell.hover()
+    assert page.inner_text("#heat .tip >> nth=0").startswith("batch_inputs\nrank 0, microbatch 0\n")
+    cell.click()
     page.wait_for_selector("#chips :text('microbatch 0')")
     wanted = [
         c
@@ -235,10 +234,93 @@ def test_a_token_tells_golden_and_actual(page: Page) -> None:
     assert page.inner_text("#token-text").split() == ["<", "it"]
 
 
+def test_a_chart_tells_its_values_to_a_pointer_and_to_keys(page: Page) -> None:
+    """A reader without a mouse gets the same words; what has them is a live region, so that they are spoken."""
+    page.locator("#layers .read").scroll_into_view_if_needed()
+    box = page.locator("#layers circle").last.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 8, box["y"] + 8)  # near it
+    near = page.inner_text("#layers .tip")
+    assert near.startswith("activations, layer 1: 0.333")
+    page.mouse.move(5, 5)
+    assert page.inner_text("#layers .tip") == ""
+    page.focus("#layers .read svg")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    assert page.inner_text("#layers .tip") == near
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#layers .tip").startswith("activations, layer 0: ")
+    page.keyboard.press("Escape")
+    assert page.inner_text("#layers .tip") == ""
+    plots = "all => all.map(one => [one.tabIndex, one.getAttribute('aria-label'), one.nextSibling.role])"
+    for index, label, role in page.eval_on_selector_all(".read > svg", plots):
+        assert (index, role) == (0, "status")
+        assert "Arrow keys" in label
+
+
+def test_enter_on_a_cell_filters_the_records(page: Page) -> None:
+    page.focus("#heat svg >> nth=2")
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("#chips :text('rank 3')")
+    wanted = [
+        c
+        for c in CALLS
+        if (c.verdict.quantity, c.verdict.place.rank, c.verdict.place.micro) == ("log_probs", 3, 1)
+    ]
+    assert shown(page) == f"{len(wanted)} of 10,000, {len(wanted)} failed"
+
+
+def test_a_line_can_be_left_out(page: Page) -> None:
+    assert page.locator("#positions .line").count() == 2 + 2  # with those of the legend
+    page.click("#positions .legend >> text=advantages")
+    assert page.locator("#positions .line").count() == 1 + 2
+    assert page.get_attribute("#positions .legend button >> nth=1", "aria-pressed") == "false"
+    page.keyboard.press("Enter")  # it keeps the focus
+    assert page.locator("#positions .line").count() == 2 + 2
+
+
 def test_light_and_dark(page: Page) -> None:
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+HOSTILE = "<img src=x onerror=window.pwned=1>"
+
+
+def test_names_of_anybody_are_texts_in_charts_too(browser: Browser, tmp_path: Path) -> None:
+    """Quantities, layers and replays of a dump become labels, legends, tips and names for a reader of the screen."""
+    calls = [
+        Call(
+            f"{HOSTILE}{n}",
+            "float64",
+            Verdict(
+                Status.DRIFT, f"{HOSTILE}'\"", f"h.{n}.{HOSTILE}", Place(0, None, n, n), HOSTILE, multiple=2.0
+            ),
+            {HOSTILE: 2.0, "</svg><script>window.pwned=1</script>": 3.0},
+            HOSTILE,
+        )
+        for n in range(3)
+    ]
+    report = Report(
+        HOSTILE, calls, {HOSTILE: HOSTILE}, tokens=[replace(TOKENS, where=HOSTILE, text=(HOSTILE,) * 5)]
+    )
+    path = next(path for path in write_report(tmp_path, report) if path.name == "index.html")
+    page = browser.new_page(reduced_motion="reduce")
+    page.goto(path.as_uri())
+    for plot in ("heat", "layers", "histogram", "positions"):
+        page.focus(f"#{plot} .read svg")
+        for key in ("ArrowRight", "ArrowDown", "ArrowRight"):
+            page.keyboard.press(key)
+            told = page.inner_text(f"#{plot} .tip >> nth=0")
+            assert (HOSTILE in told) == (plot in ("heat", "layers"))
+            assert told
+    assert HOSTILE in (page.get_attribute("#layers .read svg", "aria-label") or "")
+    assert page.locator("#layers text", has_text="<img src").count() == 1
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("img, svg script, svg foreignObject").count() == 0
+    page.close()
 
 
 @pytest.fixture
@@ -257,20 +339,29 @@ def of_two(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     path = next(path for path in write_report(tmp_path, Report("two", calls)) if path.name == "index.html")
     opened = browser.new_page(reduced_motion="reduce")
     opened.goto(path.as_uri())
-    opened.wait_for_selector("#heat .main-svg")
+    opened.wait_for_selector("#heat svg")
     yield opened
     opened.close()
 
 
+def told(page: Page, plot: str, count: int) -> list[str]:
+    """What the marks of a plot's rows tell at the end, as arrow keys reach them."""
+    found = []
+    page.focus(plot)
+    for _ in range(count):
+        page.keyboard.press("ArrowDown")
+        found.append(page.locator(f"{plot} + .tip").first.inner_text().rpartition(", ")[2])
+    return found
+
+
 def test_the_map_is_of_one_replay(of_two: Page) -> None:
     """Rank 0 of a replay on one rank is not rank 0 of one on three: their cells were one."""
-    script = "document.getElementById('heat').data[0].customdata.flat().map(cell => cell[4])"
-    assert of_two.inner_text("#mapped") == "Of dense/tp3, the farthest of 2; choose another above."
-    assert of_two.evaluate(script) == ["0 of 1 failed", "0 of 1 failed", "1 of 1 failed"]
+    assert of_two.inner_text("#heat .hint") == "Of dense/tp3, the farthest of 2; choose another above."
+    assert told(of_two, "#heat svg", 3) == ["0 of 1 failed", "0 of 1 failed", "1 of 1 failed"]
     of_two.select_option("#where", "dense/base")
     of_two.wait_for_timeout(400)  # the page allows no script to be made of a text, as waiting for one asks
-    assert of_two.evaluate(script) == ["0 of 1 failed"]
-    assert of_two.inner_text("#mapped") == ""
+    assert told(of_two, "#heat svg", 1) == ["0 of 1 failed"]
+    assert of_two.inner_text("#heat .hint") == ""
 
 
 def test_enter_opens_the_chosen_record_and_leaves_it_open(of_two: Page) -> None:

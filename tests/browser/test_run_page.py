@@ -36,20 +36,39 @@ def show(page: Page, folder: Path, runs: Sequence[Path]) -> None:
     done = CliRunner().invoke(main, ["report", *map(str, runs), "--output", str(path)])
     assert done.exit_code == 0, done.output
     page.goto(path.as_uri())
-    page.wait_for_selector(".plot .main-svg")
+    page.wait_for_selector(".plot svg")
+
+
+def told(page: Page, plot: str) -> dict[str, list[str]]:
+    """Values of a plot by line, as arrow keys read them."""
+    page.focus(f"{plot} .read > svg")
+    found: dict[str, list[str]] = {}
+    count = page.locator(f"{plot} .legend button").count()
+    page.keyboard.press("ArrowRight")
+    for _ in range(count):
+        before = ""
+        while (text := page.inner_text(f"{plot} .tip")) != before:
+            name, _, value = text.partition("\n")
+            found.setdefault(name, []).append(value.rpartition(": ")[2])
+            before = text
+            page.keyboard.press("ArrowRight")
+        while page.keyboard.press("ArrowLeft") or (text := page.inner_text(f"{plot} .tip")) != before:
+            before = text
+        page.keyboard.press("ArrowDown")
+    return found
 
 
 def test_every_chart_has_its_lines_and_resumes(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path, [written(tmp_path / "base", rows()), written(tmp_path / "resumed", resumed())])
     drawn = page.eval_on_selector_all(
-        "[id^=chart-]", "plots => plots.map(p => [p.data.length, p.layout.shapes.length, p.data[0].y.length])"
+        "[id^=chart-] .read > svg",
+        "plots => plots.map(p => [p.querySelectorAll('.line').length, p.querySelectorAll('.rule[style]').length])",
     )
     assert len(drawn) >= 7
-    assert {(traces % 2, shapes) for traces, shapes, _ in drawn} == {
+    assert {(lines % 2, limits) for lines, limits in drawn} == {
         (0, 1)
     }  # each metric of both runs, one resume
-    reward = page.evaluate("document.getElementById('chart-0').data.map(t => [t.name, Array.from(t.y)])")
-    assert ["returns_mean · resumed", [0, 0.25, 1, 1.25]] in reward
+    assert told(page, "#chart-0")["returns_mean · resumed"] == ["0", "0.25", "1", "1.25"]
     assert page.locator("#segments tbody tr").count() == 3
 
 
@@ -61,18 +80,20 @@ def test_stages_have_their_names_and_a_constant_zero_is_no_range_below_it(page: 
             row["curriculum/stage_name"] = ["short", "long"][row["curriculum/current_stage"]]
             row["curriculum/round"] = 1.0
     show(page, tmp_path, [written(tmp_path / "base", made)])
-    plots = "Array.from(document.querySelectorAll('[id^=chart-]')).filter(p => p.data[0].name === "
-    stage = page.evaluate(f"{plots} 'current_stage')[0].layout.yaxis.ticktext")
-    assert stage == ["short 0", "long 1"]
-    told = page.evaluate(f"{plots} 'current_stage')[0].data[0].text[0]")
-    assert told == "step 0, short, round 1"
-    assert page.evaluate(f"{plots} 'truncated_ratio')[0].layout.yaxis.range[0]") > -0.1
+    stage = page.locator(".panel", has=page.locator("h2", has_text="Curriculum stage"))
+    assert {"short 0", "long 1"} <= {*stage.locator(".read text").all_text_contents()}
+    stage.locator(".read > svg").focus()
+    page.keyboard.press("ArrowRight")
+    assert stage.locator(".tip").inner_text() == "current_stage\nstep 0, short, round 1: 0"
+    truncated = page.locator(".panel", has=page.locator("h2", has_text="Truncated")).locator(".read text")
+    numbers = [float(text) for text in truncated.all_text_contents() if text[-1:].isdigit()]
+    assert min(numbers) == 0.0
 
 
 def test_any_metric_can_be_chosen_and_the_page_may_be_dark(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path, [written(tmp_path / "base", rows())])
     page.select_option("#metric", "training_step/grad_norm")
-    assert page.evaluate("Array.from(document.getElementById('any').data[0].y)") == [1 + n for n in range(8)]
+    assert told(page, "#any") == {"grad_norm": [str(1 + n) for n in range(8)]}
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
@@ -83,6 +104,12 @@ def test_nothing_of_a_hostile_run_is_executed(page: Page, tmp_path: Path) -> Non
     names = page.eval_on_selector_all("#metric option", "options => options.map(o => o.value)")
     for name in names:
         page.select_option("#metric", name)
+    told = set()
+    for plot in page.locator(".read").all():
+        plot.locator("svg").focus()
+        page.keyboard.press("ArrowRight")
+        told.add(plot.locator(".tip").inner_text())
+    assert any("<img" in text for text in told)
     assert any("<img" in name for name in names)
     assert page.evaluate("window.pwned") is None
     assert page.locator("img").count() == 0

@@ -32,7 +32,7 @@ CALLS = {
 
 OWN: Mapping[str, str] = {
     "capture/initial_weights.py _digest": "hashes what this process has just written",
-    "report/html.py rendered": "files of this package",
+    "report/html.py html": "files of this package",
     "doctor/fetch.py _write": "bytes of a store, written to a folder of this process",
     "doctor/processes.py _writes": "the kernel's",
     "parallel/launch/launchers.py _descendants": "the kernel's",

@@ -1,4 +1,4 @@
-"""Reports of a calibration: a table, a plot that needs no network, and strict JSON."""
+"""Reports of a calibration: a table, a page that needs no network, and strict JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regress.report.calibration import Row, figure, notes, table, write
+from regress.report.calibration import Row, charts_of, notes, table, write
 
 ROW = Row(
     *("gradient", "float32", 2e-6, "weights moved by one ulp", 8e-6),
@@ -74,19 +74,23 @@ def test_ill_conditioned_tensors_are_named() -> None:
 @given(ROWS)
 def test_whatever_was_measured_can_be_shown(rows: list[Row]) -> None:
     assert len(shown(*rows)) >= len(rows)
-    points = [x for trace in figure("dense", rows).data for x in trace.x]
-    assert all(0 < x < math.inf for x in points), "a logarithm of nothing"
+    points = [x for chart in charts_of(rows) for line in chart["lines"] for x, *_ in line["points"]]
+    assert all(map(math.isfinite, points)), "a logarithm of nothing"
 
 
-def test_the_plot_has_each_size_where_it_is() -> None:
-    found: dict[str, Any] = {trace.name: trace for trace in figure("dense", [ROW]).data}
-    assert {name: tuple(trace.x) for name, trace in found.items()} == {
-        "healthy spread": (1.5e-6,),
-        "noise floor": (2e-6,),
-        "tolerance": (8e-6,),
-        "smallest known fault": (pytest.approx(0.4),),
+def test_the_chart_has_each_size_where_it_is() -> None:
+    (chart,) = charts_of([ROW])
+    found: dict[str, Any] = {line["name"]: line["points"] for line in chart["lines"]}
+    assert {name: [10**x for x, *_ in points] for name, points in found.items()} == {
+        "healthy spread": [pytest.approx(1.5e-6)],
+        "noise floor": [pytest.approx(2e-6)],
+        "tolerance": [pytest.approx(8e-6)],
+        "smallest known fault": [pytest.approx(0.4)],
     }
-    assert found["smallest known fault"].text[0] == "one gradient halved, 5e+04 x tolerance"
+    told = found["smallest known fault"][0][2]
+    assert told == "gradient: smallest known fault 4.00e-01\none gradient halved, 5e+04 x tolerance"
+    (low, high), ticks = chart["x"]["range"], [at for at, _ in chart["x"]["ticks"]]
+    assert low < min(ticks) < max(ticks) < high
 
 
 def test_files_need_nothing_else(tmp_path: Path) -> None:
@@ -96,3 +100,4 @@ def test_files_need_nothing_else(tmp_path: Path) -> None:
     page = paths[1].read_text()
     assert not re.search(r"<(script|link)[^>]*(src|href)=", page), "from the network"
     assert "one gradient halved" in page
+    assert len(page.encode()) < 50_000

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import random
 import re
+import zlib
 from html.parser import HTMLParser
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
 from regress.printed import printable
 from regress.report.call import Call
 from regress.report.model import Report
@@ -125,6 +128,35 @@ def test_the_page_needs_no_other_file_and_escapes_what_it_shows() -> None:
     assert "connect-src" not in page.policy
     assert "and 5 more, in the table below" in text
     assert "&lt;b&gt;not&lt;/b&gt; alike" in text
+
+
+def test_a_comparison_of_a_thousand_tensors_is_a_small_page_with_all_of_its_data() -> None:
+    """Every record has what a comparison tells of it: worst element and row, quantiles, figures of seventeen digits."""
+    chance = random.Random(0)
+
+    def call(number: int) -> Call:
+        golden, error, layer = chance.gauss(0, 1), chance.random() * 1e-15, number % 32
+        name = f"model.layers.{layer}.self_attn.q_proj.weight"
+        where = f"element [{number}, {layer}] of {name}"
+        verdict = Verdict(
+            *(Status.OK, "gradient", name, Place(number // 400, None, number % 4, number % 3)),
+            worst=Worst((number, layer), where, golden, golden + error, error, 1.0),
+            worst_row=WorstRow((number,), where, error, chance.random()),
+            quantiles={name: chance.random() * 1e-15 for name in ("p50", "p90", "p99", "p999")},
+            **{
+                name: chance.random()
+                for name in ("multiple", "max_error", "relative", "relative_l2", "scale", "alpha")
+            },
+            reason="four times the noise floor of this case",
+        )
+        return Call("compare", "float64", verdict)
+
+    report = Report("regress compare", [call(number) for number in range(1200)])
+    text = to_html(report)
+    assert len(text.encode()) < 300_000
+    packed = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert packed is not None
+    assert zlib.decompress(base64.b64decode(json.loads(packed[1]))).decode() == page_data(report)
 
 
 def test_findings_are_shown_by_replay() -> None:

@@ -65,19 +65,7 @@ function startKeys() {
   });
 }
 
-function startTheme() {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const set = (dark) => {
-    document.documentElement.classList.toggle("dark", dark);
-    document.documentElement.style.colorScheme = dark ? "dark" : "light";
-  };
-  const again = (dark) => { set(dark); drawCharts(); if (tokenTable) { drawTokens(); drawPositions(); } };
-  set(system.matches);
-  system.addEventListener("change", (event) => again(event.matches));
-  byId("theme").addEventListener("click", () => again(!isDark()));
-}
-
-startTheme();
+startTheme(() => { drawCharts(); if (tokenTable) { drawTokens(); drawPositions(); } });
 startFilters();
 startKeys();
 drawHead();

@@ -1,16 +1,6 @@
 // The records in columns, and which of them the filters leave.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const byId = (id) => document.getElementById(id);
-
-/** An element with a class, attributes and children (elements or texts). */
-function element(tag, className = "", attributes = {}, ...children) {
-  const found = document.createElement(tag);
-  if (className) found.className = className;
-  for (const [name, value] of Object.entries(attributes)) found.setAttribute(name, value);
-  found.append(...children);
-  return found;
-}
+const data = await unpacked(JSON.parse(byId("data").textContent));
 
 /** The value of a record's field: a text, a number (NaN and infinities included), or null. */
 function value(field, record) {

@@ -27,10 +27,6 @@ function worstAt(table, i, quantity = "") {
 }
 const textOf = (table, i) => (table.text.values.length ? table.text.values[table.text.codes[i]] : `${table.ids[i]} `);
 
-function mix(a, b, share) {
-  const channel = (color, i) => parseInt(color.slice(1 + 2 * i, 3 + 2 * i), 16);
-  return `rgb(${[0, 1, 2].map((i) => Math.round(channel(a, i) + (channel(b, i) - channel(a, i)) * share)).join(" ")})`;
-}
 const tints = () => (isDark() ? { none: "#1a1e23", good: "#1f5f86", bad: "#a04d10", worst: "#e06a12" } : { none: "#ffffff", good: "#9fcde8", bad: "#f9c896", worst: "#f08a3c" });
 
 /** How a token is painted: a function of its index, and what the legend says. */
@@ -56,9 +52,7 @@ function painter(table, choice) {
 function drawTokens() {
   const table = tokenTable, sample = byId("token-sample").value;
   const { paint, left, right, colors } = painter(table, byId("token-colour").value);
-  const bar = element("i");
-  bar.style.background = `linear-gradient(90deg, ${colors.join(", ")})`;
-  byId("token-legend").replaceChildren(left, bar, right);
+  byId("token-legend").replaceChildren(...scaleKey(left, colors, right));
   const starts = startsOf(table), samples = sample === EVERY ? [...table.samples.keys()] : [Number(sample)];
   byId("token-text").replaceChildren(...samples.flatMap((n) => [
     ...(sample === EVERY ? [element("h4", "", {}, `${table.samples[n]}`)] : []),
@@ -82,13 +76,13 @@ function tellToken(i, at, sample) {
     if (multiple === null) continue;
     const row = element("tr");
     row.append(
-      element("td", "words", {}, values.quantity), element("td", "", {}, digits(goldenAt(values, i))), element("td", "", {}, digits(actualAt(values, i))),
-      element("td", multiple > 1 ? "bad" : "", {}, multiple === 0 ? "equal" : multiple === Infinity ? "✗" : `${multiple > 1 ? "✗ " : ""}${short(multiple)} ×`),
+      element("td", "", {}, values.quantity), element("td", "number", {}, digits(goldenAt(values, i))), element("td", "number", {}, digits(actualAt(values, i))),
+      element("td", multiple > 1 ? "number bad" : "number", {}, multiple === 0 ? "equal" : multiple === Infinity ? "✗" : `${multiple > 1 ? "✗ " : ""}${short(multiple)} ×`),
     );
     rows.push(row);
   }
   const head = element("tr");
-  head.append(...["quantity", "golden", "actual", "off"].map((title, n) => element("th", n ? "" : "words", {}, title)));
+  head.append(...["quantity", "golden", "actual", "off"].map((title, n) => element("th", n ? "number" : "", { scope: "col" }, title)));
   const found = element("table");
   found.append(head, ...rows);
   byId("token-detail").replaceChildren(
@@ -100,7 +94,7 @@ function tellToken(i, at, sample) {
 const digits = (number) => (number === null ? "–" : Number.isFinite(number) ? String(Number(number.toPrecision(7))) : short(number));
 
 function drawPositions() {
-  const table = tokenTable, traces = [];
+  const table = tokenTable, lines = [];
   for (const values of table.values) {
     const worst = [];
     let i = 0;
@@ -108,11 +102,11 @@ function drawPositions() {
       const multiple = multipleAt(values, i);
       if (multiple !== null) worst[at] = Math.max(worst[at] ?? 0, multiple);
     }
-    const x = [...worst.keys()].filter((at) => worst[at] !== undefined);
-    if (x.length) traces.push({ ...line(traces.length), name: values.quantity, x, y: x.map((at) => power(worst[at])), text: x.map((at) => multipleText(worst[at], true) || "not alike"), hovertemplate: `${values.quantity}, position %{x}: %{text} tolerance<extra></extra>` });
+    const known = [...worst.entries()].filter(([, multiple]) => multiple !== undefined);
+    if (known.length) lines.push(lineOf(values.quantity, lines.length, known.map(([at, multiple]) => [at, power(multiple), `${values.quantity}, position ${at}: ${timesTolerance(multiple)} tolerance`])));
   }
-  if (!traces.length) return nothing("positions", "No quantity was recorded at tokens.");
-  return draw("positions", traces, layout({ yaxis: { ...multipleAxis, title: { text: "× tolerance" } }, xaxis: { title: { text: "position in the sample" } }, shapes: [limit("y")] }));
+  if (!lines.length) return nothing("positions", "No quantity was recorded at tokens.");
+  return chart(byId("positions"), { title: "By token position", lines, x: { title: "position in the sample" }, y: multiples("× tolerance"), limits: [{ y: 0, color: BEYOND }] });
 }
 
 function chooseTable() {
