@@ -42,20 +42,15 @@ def report(run: Path, other: Path | None, form: str | None, output: Output | Non
     regress report outputs/reverse_string --format text
     """
     from regress.report.run_data import named_runs
+    from regress.report.run_report import run_html, run_json, run_text
 
     runs = named_runs([run] if other is None else [run, other])
     chosen = form or {".txt": "text", ".json": "json"}.get("" if output is None else output.suffix, "html")
     if chosen == "html":
-        from regress.report.run_page import run_html
-
         text, output = run_html(runs), output or Path(PAGE)
     elif chosen == "text":
-        from regress.report.run_text import run_text
-
         text = run_text(runs)
     else:
-        from regress.report.run_figures import run_json
-
         tree = {"schema_version": 1, "runs": [run_json(one) for one in runs]}
         text = json.dumps(tree, indent=1, allow_nan=False) + "\n"
     if output is None:

@@ -31,8 +31,7 @@ def doctor(path: Path, whole: Path) -> None:
 def report(path: Path, whole: Path) -> None:
     from regress.dump.metrics_file import read_metrics
     from regress.report.run_data import named_runs
-    from regress.report.run_figures import run_json
-    from regress.report.run_text import run_text
+    from regress.report.run_report import run_json, run_text
 
     read_metrics(path / "metrics.jsonl", lambda _: None)
     runs = named_runs([path])

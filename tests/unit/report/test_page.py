@@ -17,8 +17,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, Wors
 from regress.printed import printable
 from regress.report.call import Call
 from regress.report.model import Report
-from regress.report.page import LISTED, to_html
-from regress.report.page_data import page_data
+from regress.report.page import LISTED, page_data, to_html
 from regress.report.tokens import TokenTable, TokenValues
 
 TEXTS = st.text(max_size=9) | st.sampled_from(["</script>", "<!--", "&amp;", "'\"", "\u2028"])
