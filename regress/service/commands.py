@@ -12,8 +12,7 @@ import click
 
 from regress.errors import ConfigError
 from regress.golden.options import code_option
-from regress.service.core.limits import Limits
-from regress.service.core.operation_log import FORMATS
+from regress.service.core.limits import FORMATS, Limits
 from regress.service.wires.settings import Limits as RequestLimits
 
 if TYPE_CHECKING:

@@ -21,12 +21,13 @@ from regress.extras import install
 from regress.service.core.limits import Limits
 from regress.service.core.opening import executor_of, launched_rank, opened_host
 from regress.service.core.operation_log import OperationLog
-from regress.service.core.service import CoreService
 from regress.service.core.torchrun import follow
 from regress.service.wires.settings import Limits as RequestLimits
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from regress.service.core.service import CoreService
 
 _READ = 5.0
 """Seconds for which clients can still fetch results after the last operation."""
@@ -79,7 +80,7 @@ def serve(serving: Serving) -> int:
     settings = wires.Settings(serving.api_keys, serving.wires, serving.requests)
     executor = executor_of(serving.configs, serving.state)
     with _stop_asked() as stop:
-        service = CoreService(executor, serving.state, serving.limits, OperationLog(serving.log))
+        service = wires.CoreService(executor, serving.state, serving.limits, OperationLog(serving.log))
         server = wires.http_server(wires.create_app(service, settings), settings.limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, name="regress-http")
         thread.start()
@@ -101,8 +102,9 @@ def serve(serving: Serving) -> int:
 
 @dataclass(frozen=True)
 class _Wires:
-    """Parts of the HTTP side, which needs packages of the extra."""
+    """Parts of the service and of its HTTP side that need packages of the extra."""
 
+    CoreService: Any
     listen: Any
     http_server: Any
     create_app: Any
@@ -112,6 +114,7 @@ class _Wires:
 
 def _wires() -> _Wires:
     try:
+        from regress.service.core.service import CoreService
         from regress.service.wires.app import create_app
         from regress.service.wires.registry import chosen
         from regress.service.wires.server import http_server, listen
@@ -121,7 +124,7 @@ def _wires() -> _Wires:
             f"regress serve needs fastapi, uvicorn, protobuf and zstandard, not all of which are installed "
             f"({reason(error)}); run {install('service')}"
         ) from error
-    return _Wires(listen, http_server, create_app, Settings, chosen)
+    return _Wires(CoreService, listen, http_server, create_app, Settings, chosen)
 
 
 @contextmanager

@@ -139,7 +139,6 @@ def results(path: Path, whole: Path) -> None:
 
 def state(path: Path, whole: Path) -> None:
     from regress.service.core.limits import Limits
-    from regress.service.core.recovery import recover
     from regress.service.core.state import State
     from regress.service.keys import api_keys
 
@@ -148,9 +147,10 @@ def state(path: Path, whole: Path) -> None:
     try:
         for save in found.ledger.saves.values():
             found.store.check(save.folder)
-        recover(found)
-        for name in found.ledger.operations:
-            found.operation(name)
+        found.recover()
+        for number in range(1, 7):
+            if found.ledger.operation(f"op-{number}") is not None:
+                found.operation(f"op-{number}")
     finally:
         found.close()
 

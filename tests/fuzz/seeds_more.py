@@ -114,47 +114,48 @@ def results(folder: Path) -> None:
 def state(folder: Path) -> None:
     """State directory of a service: a model, a step, a save, a sampler, an operation that had not ended, and keys."""
     from regress.dump.files import file_stamp
+    from regress.service.api import (
+        AdamParams,
+        LoraSpec,
+        ModelInfo,
+        ModelSpec,
+        OptimResult,
+        Saved,
+        SaveKind,
+        ServiceError,
+    )
+    from regress.service.core.entries import (
+        Failure,
+        ModelEntry,
+        OperationEntry,
+        Point,
+        SamplerEntry,
+        SaveEntry,
+        SessionEntry,
+    )
+    from regress.service.core.ledger import FILE, Ledger
 
-    adam = {
-        "learning_rate": 0.1,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "grad_clip_norm": 1.0,
-    }
-    info = {"type": "model", "model_id": "m", "base_model": "tiny", "tokenizer": "/t", "architecture": "q"}
-    info |= {"lora": {"rank": 4, "seed": 1}, "step": 0, "fingerprint": {"a": "b"}}
-    optim = {"type": "optim", "step": 1, "grad_norm": 1.5, "clipped_grad_norm": 1.0, "params": adam}
-    saved = {"type": "saved", "model_id": "m", "kind": "state", "name": "n", "path": "m/state/n", "step": 1}
-    failed = {"message": "it failed", "code": "c", "category": "user", "retryable": False}
-
-    def accepted(
-        id: str, kind: str, lane: str = "m", seq: int | None = None, number: int | None = None
-    ) -> Any:
-        rest = {"seq": seq, "digest": f"d{id}", "number": number, "mutates": kind == "optim_step"}
-        return {"is": "accepted", "id": id, "lane": lane, "kind": kind, **rest}
-
-    records = [
-        {"is": "session", "id": "s", "metadata": {"owner": "ann"}, "key": "k"},
-        accepted("op-1", "create_model"),
-        {"is": "created", "id": "m", "session": "s", "info": info, "origin": {
-            "spec": {"base_model": "tiny", "lora": {"rank": 4, "seed": 1}, "metadata": {}}}},
-        {"is": "ended", "id": "op-1", "ok": True, "result": info},
-        accepted("op-2", "optim_step", seq=1),
-        {"is": "ended", "id": "op-2", "ok": True, "result": optim},
-        accepted("op-3", "save", seq=2),
-        {"is": "saved", "path": "m/state/n", "saved": saved, "folder": "n-1", "named": True},
-        {"is": "point", "id": "m", "folder": "n-1", "optimizer": True, "step": 1, "name": "m/state/n"},
-        {"is": "ended", "id": "op-3", "ok": True, "result": saved},
-        accepted("op-4", "optim_step", seq=3),
-        {"is": "ended", "id": "op-4", "ok": False, "error": failed},
-        {"is": "restored", "id": "m", "step": 1, "interrupted": None},
-        {"is": "sampler", "id": "p", "session": "s", "path": "m/state/n", "base_model": None, "folder": "n-1"},
-        accepted("op-5", "sample", lane="p", number=1),
-        accepted("op-6", "optim_step", seq=4),
-    ]  # fmt: skip
-    _write(folder / "journal.jsonl", "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in records))
+    spec = ModelSpec("tiny", LoraSpec(4, 1))
+    info = ModelInfo("m", "tiny", "/t", "q", spec.lora, 0, {"a": "b"})
+    step = OptimResult(1, 1.5, 1.0, AdamParams(0.1, 0.9, 0.95, 1e-8, 0.0, 1.0))
+    saved = Saved("m", SaveKind.STATE, "n", "m/state/n", 1)
+    failed = Failure.of(ServiceError("it failed", code="c"))
+    point = Point("n-1", optimizer=True, step=1, name="m/state/n")
+    folder.mkdir(parents=True)
+    found = Ledger(folder / FILE, 100)
+    found.write(
+        SessionEntry("s", {"owner": "ann"}, "k"),
+        OperationEntry("op-1", "m", "create_model", None, "d1", False, None, 1, True, None, info),
+        OperationEntry("op-2", "m", "optim_step", 1, "d2", True, None, 2, True, None, step),
+        OperationEntry("op-3", "m", "save", 2, "d3", False, None, 3, True, None, saved),
+        OperationEntry("op-4", "m", "optim_step", 3, "d4", True, None, 4, False, failed),
+        OperationEntry("op-5", "p", "sample", None, "d5", False, 1),
+        OperationEntry("op-6", "m", "optim_step", 4, "d6", True),
+        ModelEntry("m", "s", spec, info, 1, point, 3, True),
+        SaveEntry(saved, "n-1", True),
+        SamplerEntry("p", "s", "m/state/n", None, "n-1"),
+    )
+    found.close()
     _write(folder / "saves" / "n-1" / "model.bin", "weights")
     stamp = file_stamp(folder / "saves" / "n-1" / "model.bin")
     _write(

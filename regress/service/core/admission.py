@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from regress.service.api import Operation, ServiceError
 from regress.service.core.content import Content, content_of
+from regress.service.core.entries import OperationEntry
 from regress.service.core.jobs import CreateModel, Job
-from regress.service.core.lane import Known, Lane
+from regress.service.core.lane import Lane
 from regress.service.core.operations import Ticket
 from regress.service.core.state import State, new_id
 
@@ -29,9 +30,11 @@ class Admission:
     def create(self, model_id: str, job: CreateModel) -> Operation:
         """Queue the creation of a model, which comes before all of its operations."""
         ticket = self._ticket(model_id, None, job, content_of(job.kind, job))
-        known = self._state.ledger.creations.get(model_id)
+        known = self._state.ledger.creation(model_id)
         if known is not None:
-            return self._known(ticket, Known(known, self._state.ledger.operations[known].digest))
+            return self._known(ticket, known)
+        if model_id in self._state.ledger.models:
+            raise ServiceError(f"{model_id} was closed; create another model", code="conflict")
         self._require_room_for_model()
         self._queue(self._state.lane(model_id), ticket)
         return ticket.shown()
@@ -51,14 +54,14 @@ class Admission:
         lane = self._lane(lane_id)
         ticket = self._ticket(lane_id, seq, job, content)
         if seq is not None:
-            known = lane.known(seq)
+            known = self._state.ledger.in_sequence(lane_id, seq)
             if known is not None:
                 return self._known(ticket, known)
         if number is not None:
             ticket.number = number
-            earlier = self._state.ledger.numbers.get((lane_id, number))
+            earlier = self._state.ledger.numbered(lane_id, number)
             if earlier is not None:
-                return self._known(ticket, Known(earlier, self._state.ledger.operations[earlier].digest))
+                return self._known(ticket, earlier)
         self.require_open()
         if seq is not None:
             try:
@@ -76,7 +79,7 @@ class Admission:
         ticket = Ticket(
             new_id("op"), model_id, "request", seq, content.digest, content.size, model_id=model_id
         )
-        known = lane.known(seq)
+        known = self._state.ledger.in_sequence(model_id, seq)
         if known is not None:
             if known.digest == ticket.digest:
                 return self._known(ticket, known)
@@ -86,7 +89,7 @@ class Admission:
         except ServiceError:
             return self._failed(ticket, error)
         self._state.accept(ticket)
-        lane.spend(seq, Known(ticket.id, ticket.digest))
+        lane.spend(seq)
         self._state.end(ticket, None, error)
         self._state.changed.notify_all()
         return ticket.shown()
@@ -128,10 +131,10 @@ class Admission:
             raise ServiceError(f"there is no model or sampler {id!r}, or it is closed", code="not_found")
         return lane
 
-    def _known(self, ticket: Ticket, known: Known) -> Operation:
+    def _known(self, ticket: Ticket, known: OperationEntry) -> Operation:
         """Return the operation of an earlier request, which is the same unless its content differs."""
         if known.digest == ticket.digest:
-            found = self._state.operation(known.operation)
+            found = self._state.operation(known.id)
             return found if isinstance(found, Operation) else found.shown()
         used = ticket.number if ticket.seq is None else ticket.seq
         what = "another model" if used is None else "a request with other content"

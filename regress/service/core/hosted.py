@@ -7,11 +7,11 @@ from collections import OrderedDict
 from typing import Any
 
 from regress.service.api import Json, ServiceError
+from regress.service.core.entries import ModelEntry, Point, SaveEntry
 from regress.service.core.executor import Executor, HostCall, HostLostError, as_service_error
-from regress.service.core.ledger import Ledger, ModelEntry, SaveEntry
+from regress.service.core.ledger import Ledger
 from regress.service.core.limits import Limits
 from regress.service.core.operations import Ticket
-from regress.service.core.records import unpacked_spec
 from regress.service.core.saves import SaveStore
 
 log = logging.getLogger("regress.service")
@@ -142,13 +142,11 @@ class Hosted:
         self._executor.restart()
 
     def _restore(self, entry: ModelEntry) -> None:
-        origin, point = entry.origin, entry.point
-        if point is not None:
-            self._create_from(entry.id, point.folder, point.optimizer)
-        elif "folder" in origin:
-            self._create_from(entry.id, origin["folder"], origin["optimizer"])
+        source = entry.point or entry.origin
+        if isinstance(source, Point):
+            self._create_from(entry.id, source.folder, source.optimizer)
         else:
-            self.call("create", entry.id, unpacked_spec(origin["spec"]))
+            self.call("create", entry.id, source)
         self._models.add(entry.id)
 
     def _create_from(self, model_id: str, folder: str, optimizer: bool) -> None:

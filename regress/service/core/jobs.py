@@ -1,9 +1,9 @@
-"""Kinds of operations: their calls of the host and their entries in the journal."""
+"""Kinds of operations: their calls of the host and their entries in the ledger."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -18,21 +18,20 @@ from regress.service.api import (
     SaveKind,
     ServiceError,
 )
+from regress.service.core.entries import Entry, ModelEntry, Point, Removed, SaveEntry
 from regress.service.core.hosted import Hosted
-from regress.service.core.journal import Record
 from regress.service.core.names import checked_name, save_path
 from regress.service.core.operations import Ticket, Work
-from regress.service.core.records import packed_result, packed_spec
 
 LOADABLE = (SaveKind.WEIGHTS, SaveKind.STATE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of an operation, and the records that make it last; ``undo`` takes it back if they cannot be written."""
+    """Result of an operation, and the entries that make it last; ``undo`` takes it back if they cannot be written."""
 
     result: Any
-    records: Sequence[Record] = ()
+    entries: Sequence[Entry | Removed] = ()
     undo: Callable[[], None] = field(default=lambda: None)
 
 
@@ -56,20 +55,20 @@ class CreateModel:
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
         model_id = ticket.lane
-        origin: Record
+        origin: ModelSpec | Point
         if self.path is None:
             assert self.spec is not None
             info: ModelInfo = hosted.call("create", model_id, self.spec)
-            origin = {"spec": packed_spec(self.spec)}
+            origin = self.spec
         else:
             saved = hosted.saved(self.path)
             _require_loadable(saved.saved, self.optimizer)
             folder = str(hosted.store.path(saved.folder))
             info = hosted.call("create_from", model_id, folder, optimizer=self.optimizer)
-            origin = {"folder": saved.folder, "optimizer": self.optimizer}
+            origin = Point(saved.folder, self.optimizer)
         hosted.created(model_id)
-        created = {"is": "created", "id": model_id, "session": self.session, "origin": origin}
-        return Outcome(info, [{**created, "info": packed_result(info)}], lambda: hosted.close_model(model_id))
+        created = ModelEntry(model_id, self.session, origin, info, info.step)
+        return Outcome(info, [created], lambda: hosted.close_model(model_id))
 
 
 @dataclass(frozen=True)
@@ -138,18 +137,10 @@ class Save:
 
         folder, step = hosted.store.write(f"{self.what.value}-{ticket.id}", write)
         saved = Saved(model.id, self.what, name, path, step)
-        records: list[Record] = [
-            {
-                "is": "saved",
-                "path": path,
-                "saved": packed_result(saved),
-                "folder": folder,
-                "named": self.name is not None,
-            }
-        ]
+        entries: list[Entry] = [SaveEntry(saved, folder, named=self.name is not None)]
         if self.what in LOADABLE:
-            records.append(_point(model.id, folder, self.what is SaveKind.STATE, step, path))
-        return Outcome(saved, records, lambda: hosted.store.remove(folder))
+            entries.append(_saved(model, Point(folder, self.what is SaveKind.STATE, step, path)))
+        return Outcome(saved, entries, lambda: hosted.store.remove(folder))
 
 
 @dataclass(frozen=True)
@@ -167,8 +158,8 @@ class Load:
         _require_loadable(entry.saved, self.optimizer)
         folder = str(hosted.store.path(entry.folder))
         step = int(hosted.call("load", model.id, folder, optimizer=self.optimizer))
-        records = [_point(model.id, entry.folder, self.optimizer, step, self.path)]
-        return Outcome(entry.saved, records, lambda: hosted.drop(model.id))
+        loaded = _saved(model, Point(entry.folder, self.optimizer, step, self.path))
+        return Outcome(entry.saved, [loaded], lambda: hosted.drop(model.id))
 
 
 @dataclass(frozen=True)
@@ -181,10 +172,11 @@ class Close:
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
         if self.kind == "close_sampler":
             hosted.close_sampler(ticket.lane)
-            return Outcome(None, [{"is": "sampler_closed", "id": ticket.lane}])
+            sampler = hosted.ledger.samplers.get(ticket.lane)
+            return Outcome(None, [] if sampler is None else [Removed(sampler)])
         hosted.close_model(ticket.lane)
-        known = ticket.lane in hosted.ledger.models
-        return Outcome(None, [{"is": "model_closed", "id": ticket.lane}] if known else [])
+        model = hosted.ledger.models.get(ticket.lane)
+        return Outcome(None, [] if model is None else [replace(model, closed=True)])
 
 
 def _require_loadable(saved: Saved, optimizer: bool) -> None:
@@ -200,12 +192,6 @@ def _require_loadable(saved: Saved, optimizer: bool) -> None:
         )
 
 
-def _point(model_id: str, folder: str, optimizer: bool, step: int, path: str) -> Record:
-    return {
-        "is": "point",
-        "id": model_id,
-        "folder": folder,
-        "optimizer": optimizer,
-        "step": step,
-        "name": path,
-    }
+def _saved(model: ModelEntry, point: Point) -> ModelEntry:
+    """Return a model with another source to be restored from: nothing that came before can be lost any more."""
+    return replace(model, point=point, step=point.step, interrupted=None, changed=False)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
 
 from regress.service.api import ServiceError
 from regress.service.core.operations import Ticket
-
-
-@dataclass(frozen=True)
-class Known:
-    """Operation that a sequence number was spent on."""
-
-    operation: str
-    digest: str
 
 
 class Lane:
@@ -29,17 +21,15 @@ class Lane:
         closing: True once nothing is accepted any more.
     """
 
-    def __init__(self, id: str, remembered: int) -> None:
+    def __init__(self, id: str) -> None:
         self.id = id
         self.next = 1
         self.closing = False
-        self._remembered = remembered
         self._waiting: dict[int, Ticket] = {}
         self._unnumbered: deque[tuple[int, Ticket]] = deque()  # behind which number, of those accepted before
         self._spent: set[int] = set()
         self._skipped: set[int] = set()
         self._highest = 0
-        self._known: OrderedDict[int, Known] = OrderedDict()
         self._blocked: tuple[int, float] | None = None
 
     def __len__(self) -> int:
@@ -57,16 +47,18 @@ class Lane:
         """The highest number that was accepted."""
         return self._highest
 
-    def known(self, number: int) -> Known | None:
-        """Return the operation that a number was spent on, if it is remembered."""
-        return self._known.get(number)
-
     def awaited(self, number: int | None) -> bool:
         """Return True if operations that were accepted wait for this number."""
         return number is not None and number < self._highest
 
     def check(self, number: int, ahead: int) -> None:
         """Raise `ServiceError` if a number cannot be accepted: it is too far ahead, or a later one has run."""
+        if number in self._spent:
+            raise ServiceError(
+                f"seq_id {number} of {self.id} was used for a request that is no longer remembered; give each request "
+                "a number of its own",
+                code="late",
+            )
         if number < self.next:
             raise ServiceError(
                 f"seq_id {number} arrived after a later operation of {self.id} had run; number requests 1, 2, 3, ..., "
@@ -85,14 +77,29 @@ class Lane:
         if ticket.seq is None:
             self._unnumbered.append((self._highest, ticket))
         else:
-            self._remember(ticket.seq, Known(ticket.id, ticket.digest))
+            self._note(ticket.seq)
             self._waiting[ticket.seq] = ticket
 
-    def spend(self, number: int, known: Known) -> None:
+    def spend(self, number: int) -> None:
         """Use a number for an operation that does not run."""
-        self._remember(number, known)
+        self._note(number)
         if number >= self.next:
             self._spent.add(number)
+
+    def go_on(self, forgotten: int, numbers: Iterable[int]) -> None:
+        """Go on behind what an earlier service has executed or failed.
+
+        Args:
+            forgotten: the highest number whose operation is not remembered.
+            numbers: those whose operations are, in their order.
+        """
+        self.next = forgotten + 1
+        self._highest = forgotten
+        for number in numbers:
+            self.spend(number)
+            if number == self.next:
+                self._spent.discard(number)
+                self.next += 1
 
     def discard(self, ticket: Ticket) -> None:
         """Take an operation that waits out of the queue; its number is spent."""
@@ -153,10 +160,7 @@ class Lane:
             number += 1
         return number
 
-    def _remember(self, number: int, known: Known) -> None:
+    def _note(self, number: int) -> None:
         self._highest = max(self._highest, number)
-        self._known[number] = known
         if number in self._skipped:  # numbers are in use again, so those that follow are waited for
             self._skipped = {other for other in self._skipped if other < number}
-        while len(self._known) > self._remembered:
-            self._known.popitem(last=False)

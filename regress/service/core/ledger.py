@@ -1,141 +1,128 @@
-"""State that outlasts the process: sessions, models, saves and operations, as the journal tells it.
+"""State that outlasts the process: sessions, models, saves, samplers and operations, in one SQLite file.
 
-The same records build it when they are written and when they are read again.
+What `Ledger.write` has returned from outlasts the end of the process, with ``sync`` that of the machine, too. Sessions,
+models, saves and samplers are held in memory as well; operations are looked up in the file.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
+import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from regress.service.api import ModelInfo, Saved
-from regress.service.core.journal import Record
-from regress.service.core.records import packed_result, unpacked_result
+from regress.errors import ConfigError, RegressError, reason
+from regress.service.api import ServiceError
+from regress.service.core.entries import (
+    KINDS,
+    Change,
+    Entry,
+    Lost,
+    ModelEntry,
+    OperationEntry,
+    Point,
+    Removed,
+    SamplerEntry,
+    SaveEntry,
+    SessionEntry,
+    as_text,
+    read_entry,
+)
 
-
-@dataclass
-class Point:
-    """Source of a restored model: the folder of a save, with or without its optimizer."""
-
-    folder: str
-    optimizer: bool
-    step: int
-    name: str
-    """Path of the save, as clients know it."""
-
-
-@dataclass
-class ModelEntry:
-    """Model that was created.
-
-    Attributes:
-        origin: record of its creation: ``spec``, or ``folder`` and ``optimizer`` of the save that it was made of.
-        info: facts about it at its creation.
-        step: its optimizer steps.
-        point: its last save or load, None before there is any.
-        unsaved: operations since then that have changed it.
-        interrupted: why it does not go on until a save is loaded; None if it does.
-    """
-
-    id: str
-    session: str
-    origin: Record
-    info: ModelInfo
-    step: int
-    point: Point | None = None
-    unsaved: set[str] = field(default_factory=set)
-    interrupted: str | None = None
-    closed: bool = False
-
-    @property
-    def stands(self) -> str:
-        """Clause that says at which step the model is restored."""
-        if self.point is None:
-            return f"{self.id} stands at step {self.info.step}, as it was created"
-        without = "" if self.point.optimizer else " without optimizer state"
-        return f"{self.id} stands at step {self.point.step}, its save {self.point.name}{without}"
-
-
-@dataclass
-class OperationEntry:
-    """Operation that was accepted; ``ok`` is None until it has ended, and ``number`` that of a sampler's request."""
-
-    id: str
-    lane: str
-    kind: str
-    seq: int | None
-    digest: str
-    mutates: bool
-    number: int | None = None
-    ok: bool | None = None
-    error: Record | None = None
-    result: Record | None = None
-
-
-@dataclass
-class SaveEntry:
-    """Complete save, and the folder below the state directory that holds it."""
-
-    saved: Saved
-    folder: str
-    named: bool
-
-
-@dataclass
-class SamplerEntry:
-    """Sampler of a save's folder, or of a base model."""
-
-    id: str
-    session: str
-    path: str | None
-    base_model: str | None
-    folder: str | None
+FILE = "ledger.sqlite"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS entry(
+    position INTEGER PRIMARY KEY, kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, UNIQUE(kind, id));
+CREATE TABLE IF NOT EXISTS operation(
+    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, lane TEXT NOT NULL, kind TEXT NOT NULL, seq INTEGER,
+    digest TEXT NOT NULL, mutates INTEGER NOT NULL, number INTEGER, ended INTEGER, ok INTEGER NOT NULL, error TEXT,
+    result TEXT, creates INTEGER NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX IF NOT EXISTS by_seq ON operation(lane, seq);
+CREATE INDEX IF NOT EXISTS by_number ON operation(lane, number) WHERE number IS NOT NULL;
+CREATE INDEX IF NOT EXISTS creation ON operation(lane) WHERE creates;
+CREATE INDEX IF NOT EXISTS under_way ON operation(position) WHERE ended IS NULL;
+CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON operation WHEN old.seq IS NOT NULL BEGIN
+    UPDATE operation SET forgotten=max(forgotten, old.seq) WHERE lane=old.lane AND creates;
+END;
+"""
+_OF_THE_DISK = {
+    getattr(sqlite3, f"SQLITE_{name}") for name in ("CANTOPEN", "READONLY", "PERM", "IOERR", "FULL", "NOLFS")
+}
+_FIELDS = "id, lane, kind, seq, digest, mutates, number, ended, ok, error, result"
 
 
 class Ledger:
-    """Everything that the journal says.
+    """Everything that outlasts the process. Whoever uses it holds the lock of the state.
 
     Args:
-        remembered: number of operations that have ended and are remembered.
+        path: the file, which one service has at a time.
+        remembered: number of operations that are remembered, and of sessions that are finished and have no saves.
+
+    Attributes:
+        sessions, models, saves, samplers: entries by id, that which was written last at the end.
+        ended: number of operations that have ended.
+
+    Raises:
+        ConfigError: if another service has the file, or it cannot be opened.
+        ServiceError: if it is damaged.
     """
 
-    def __init__(self, remembered: int) -> None:
-        self._remembered = remembered
-        self.sessions: dict[str, Record] = {}
-        self.session_keys: dict[str, str] = {}
-        """Digest of a key -> session that was created with it."""
-        self.finished: set[str] = set()
+    def __init__(self, path: Path, remembered: int) -> None:
+        self._path, self._remembered = path, remembered
+        self.sessions: dict[str, SessionEntry] = {}
         self.models: dict[str, ModelEntry] = {}
         self.saves: dict[str, SaveEntry] = {}
         self.samplers: dict[str, SamplerEntry] = {}
-        self.operations: OrderedDict[str, OperationEntry] = OrderedDict()
-        self.creations: dict[str, str] = {}
-        """Model id -> operation that creates it."""
-        self.numbers: dict[tuple[str, int], str] = {}
-        """Sampler and number of a request -> its operation."""
+        self.ended = 0
+        try:
+            self._file = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        try:
+            self._open()
+        except (sqlite3.Error, ValueError) as error:
+            self._file.close()
+            raise self._unusable(error) from error
 
-    def apply(self, record: Record) -> None:
-        """Take a record in."""
-        getattr(self, f"_{record['is']}")(record)
+    def _open(self) -> None:
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL"):
+            self._file.execute(f"PRAGMA {pragma}")
+        self._file.executescript(f"BEGIN EXCLUSIVE; {_TABLES} COMMIT;")
+        for kind, name in KINDS.items():
+            rows = self._file.execute("SELECT value FROM entry WHERE kind=? ORDER BY position", (name,))
+            entries = (read_entry(kind, json.loads(text)) for (text,) in rows)
+            self._held(kind).update((entry.id, entry) for entry in entries)
+        self.ended = self._file.execute("SELECT ifnull(max(ended), 0) FROM operation").fetchone()[0]
 
-    def records(self) -> Iterator[Record]:
-        """Return as few records as build this state."""
-        keys = {id: key for key, id in self.session_keys.items()}
-        for id, metadata in self.sessions.items():
-            yield {"is": "session", "id": id, "metadata": metadata, "key": keys.get(id)}
-        for id in self.finished:
-            yield {"is": "session_finished", "id": id}
-        for operation in self.operations.values():
-            yield from _of_operation(operation)
-        for model in self.models.values():
-            yield from _of_model(model)
-        for path, save in self.saves.items():
-            packed = packed_result(save.saved)
-            yield {"is": "saved", "path": path, "saved": packed, "folder": save.folder, "named": save.named}
-        for sampler in self.samplers.values():
-            yield {"is": "sampler", **vars(sampler)}
+    def _unusable(self, error: Exception) -> RegressError:
+        """Return the error of a file that cannot be opened."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return ConfigError(
+                f"another service uses the state directory {self._path.parent}; end it, or choose another --state-dir"
+            )
+        if code in _OF_THE_DISK:
+            return ConfigError(
+                f"{self._path.parent} cannot be the state directory ({reason(error)}); choose another --state-dir"
+            )
+        return self._damaged(error)
+
+    def _damaged(self, error: Exception) -> ServiceError:
+        return ServiceError(
+            f"{self._path} is damaged ({reason(error)}); restore the file from a backup, or start the service with an "
+            "empty --state-dir",
+            code="damaged_state",
+            category="server",
+        )
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        names = ("page_count", "page_size")
+        pages, size = (self._file.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return int(pages * size)
 
     @property
     def folders(self) -> set[str]:
@@ -143,105 +130,152 @@ class Ledger:
         found = {save.folder for save in self.saves.values()}
         for model in self.models.values():
             if not model.closed:
-                found |= {model.point.folder} if model.point else set()
-                found |= {model.origin["folder"]} if "folder" in model.origin else set()
+                found |= {point.folder for point in (model.point, model.origin) if isinstance(point, Point)}
         return found
 
-    def _session(self, record: Record) -> None:
-        self.sessions[record["id"]] = record["metadata"]
-        if record.get("key") is not None:  # journals of earlier versions have none
-            self.session_keys[record["key"]] = record["id"]
+    def write(self, *changes: Change, sync: bool = False) -> None:
+        """Take changes in, all or none, and make them last; raises `ServiceError` if they cannot be written."""
+        with self._transaction(sync):
+            for change in changes:
+                if isinstance(change, OperationEntry):
+                    self._write_operation(change)
+                elif isinstance(change, Lost):
+                    self._fail(change)
+                else:
+                    self._write_entry(change)
+        for change in changes:
+            if isinstance(change, OperationEntry):
+                self.ended = max(self.ended, change.ended or 0)
+            elif not isinstance(change, Lost):
+                entry = change.entry if isinstance(change, Removed) else change
+                held = self._held(type(entry))
+                held.pop(entry.id, None)
+                if not isinstance(change, Removed):
+                    held[entry.id] = entry
 
-    def _session_finished(self, record: Record) -> None:
-        self.finished.add(record["id"])
+    def operation(self, id: str) -> OperationEntry | None:
+        """Return an operation that is remembered."""
+        return next(self._operations("id=?", id), None)
 
-    def _accepted(self, record: Record) -> None:
-        names = ("id", "lane", "kind", "seq", "digest", "mutates")
-        entry = OperationEntry(*(record[name] for name in names))
-        entry.number = record.get("number")  # journals of earlier versions have none
-        self.operations[entry.id] = entry
-        if entry.number is not None:
-            self.numbers[entry.lane, entry.number] = entry.id
-        if entry.kind == "create_model":
-            self.creations[entry.lane] = entry.id
-        while len(self.operations) > self._remembered:
-            oldest = next(iter(self.operations.values()))
-            if oldest.ok is None or oldest.id == self.creations.get(oldest.lane):
-                break
-            del self.operations[oldest.id]
-            if oldest.number is not None:
-                del self.numbers[oldest.lane, oldest.number]
+    def creation(self, model_id: str) -> OperationEntry | None:
+        """Return the operation that creates a model."""
+        return next(self._operations("lane=? AND seq IS NULL AND kind='create_model'", model_id), None)
 
-    def _ended(self, record: Record) -> None:
-        entry = self.operations.get(record["id"])
-        if entry is None:
+    def numbered(self, lane: str, number: int) -> OperationEntry | None:
+        """Return the operation of a sampler's request of a number."""
+        return next(self._operations("lane=? AND number=?", lane, number), None)
+
+    def in_sequence(self, lane: str, seq: int) -> OperationEntry | None:
+        """Return the operation that a sequence number of a model was spent on."""
+        return next(self._operations("lane=? AND seq=?", lane, seq), None)
+
+    def spent(self, lane: str) -> tuple[int, list[int]]:
+        """Return the highest sequence number of a model that is forgotten, and those that are remembered."""
+        forgotten = self._rows("SELECT forgotten FROM operation WHERE lane=? AND creates", lane)
+        numbers = self._rows("SELECT seq FROM operation WHERE lane=? AND seq IS NOT NULL ORDER BY seq", lane)
+        return max((number for (number,) in forgotten), default=0), [number for (number,) in numbers]
+
+    def under_way(self) -> list[OperationEntry]:
+        """Return the operations that have not ended."""
+        return [*self._operations("ended IS NULL")]
+
+    def forgettable(self) -> list[Removed]:
+        """Return the oldest finished sessions without saves beyond the limit, with all that belongs to them."""
+        kept = {save.saved.model_id.partition(":")[0] for save in self.saves.values()}
+        kept |= {model.session for model in self.models.values() if not model.closed}
+        kept |= {entry.path.partition(":")[0] for entry in self.samplers.values() if entry.path is not None}
+        finished = [entry for entry in self.sessions.values() if entry.finished]
+        gone = {entry.id for entry in finished[: -self._remembered or None] if entry.id not in kept}
+        found: list[Entry] = [self.sessions[id] for id in gone]
+        found += [model for model in self.models.values() if model.session in gone]
+        found += [sampler for sampler in self.samplers.values() if sampler.session in gone]
+        return [Removed(entry) for entry in found]
+
+    def close(self) -> None:
+        """Close the file, which another service may use then."""
+        self._file.close()
+
+    def _held(self, kind: type[Any]) -> dict[str, Any]:
+        held: dict[str, Any] = getattr(self, f"{KINDS[kind]}s")
+        return held
+
+    def _operations(self, where: str, *values: object) -> Iterator[OperationEntry]:
+        names = _FIELDS.split(", ")
+        for row in self._rows(f"SELECT {_FIELDS} FROM operation WHERE {where} ORDER BY position", *values):
+            entry: dict[str, Any] = dict(zip(names, row, strict=True))
+            try:
+                for name in ("error", "result"):
+                    entry[name] = None if entry[name] is None else json.loads(entry[name])
+                yield read_entry(OperationEntry, entry)
+            except (ValueError, TypeError) as error:
+                raise self._damaged(error) from error
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        try:
+            return self._file.execute(query, values).fetchall()
+        except (UnicodeEncodeError, OverflowError):  # text and numbers that no entry has
+            return []
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+
+    def _write_operation(self, entry: OperationEntry) -> None:
+        creates = entry.kind == "create_model" and entry.error is None
+        texts = {name: as_text(getattr(entry, name)) for name in ("error", "result")}
+        values = (*({**vars(entry), **texts}[name] for name in _FIELDS.split(", ")), creates)
+        done = self._file.execute(
+            f"INSERT INTO operation({_FIELDS}, creates) VALUES({', '.join('?' * len(values))}) "
+            "ON CONFLICT(id) DO UPDATE SET ended=excluded.ended, ok=excluded.ok, error=excluded.error, "
+            "result=excluded.result, creates=excluded.creates",
+            values,
+        )
+        if entry.ended is None and done.lastrowid is not None:
+            self._file.execute(
+                "DELETE FROM operation WHERE position<=? AND ended IS NOT NULL AND NOT creates",
+                (done.lastrowid - self._remembered,),
+            )
+
+    def _fail(self, lost: Lost) -> None:
+        self._file.execute(
+            "UPDATE operation SET ok=0, result=NULL, "
+            "error=replace(?, '{operation}', kind || ifnull(' of seq_id ' || seq, '')) "
+            "WHERE lane=? AND ended>? AND ok AND mutates",
+            (as_text(lost.failure), lost.model.id, lost.model.since),
+        )
+
+    def _write_entry(self, change: Entry | Removed) -> None:
+        entry = change.entry if isinstance(change, Removed) else change
+        named = (KINDS[type(entry)], entry.id)
+        if isinstance(change, Removed):
+            self._file.execute("DELETE FROM entry WHERE kind=? AND id=?", named)
             return
-        entry.ok, entry.error, entry.result = record["ok"], record.get("error"), record.get("result")
-        model = self.models.get(entry.lane)
-        if model is None or not entry.ok or not entry.mutates:
-            return
-        model.unsaved.add(entry.id)
-        if entry.result is not None and entry.result["type"] == "optim":
-            model.step = entry.result["step"]
+        self._file.execute(
+            "INSERT OR REPLACE INTO entry(kind, id, value) VALUES(?, ?, ?)", (*named, as_text(entry))
+        )
+        if isinstance(entry, ModelEntry) and entry.closed:  # its creation need not be remembered any longer
+            self._file.execute("UPDATE operation SET creates=0 WHERE lane=? AND creates", (entry.id,))
 
-    def _created(self, record: Record) -> None:
-        info = unpacked_result(record["info"])
-        assert isinstance(info, ModelInfo)
-        entry = ModelEntry(record["id"], record["session"], record["origin"], info, info.step)
-        self.models[entry.id] = entry
-
-    def _model_closed(self, record: Record) -> None:
-        self.models[record["id"]].closed = True
-
-    def _saved(self, record: Record) -> None:
-        saved = unpacked_result(record["saved"])
-        assert isinstance(saved, Saved)
-        self.saves.pop(record["path"], None)  # the newest comes last
-        self.saves[record["path"]] = SaveEntry(saved, record["folder"], record["named"])
-
-    def _save_removed(self, record: Record) -> None:
-        self.saves.pop(record["path"], None)
-
-    def _point(self, record: Record) -> None:
-        """Take in what a model is restored from: nothing that came before can be lost any more."""
-        model = self.models[record["id"]]
-        model.point = Point(record["folder"], record["optimizer"], record["step"], record["name"])
-        model.step, model.interrupted = record["step"], None
-        model.unsaved.clear()
-
-    def _restored(self, record: Record) -> None:
-        model = self.models[record["id"]]
-        model.step = record["step"]
-        model.unsaved.clear()
-        model.interrupted = record["interrupted"]
-
-    def _sampler(self, record: Record) -> None:
-        names = ("session", "path", "base_model", "folder")
-        self.samplers[record["id"]] = SamplerEntry(record["id"], *(record[name] for name in names))
-
-    def _sampler_closed(self, record: Record) -> None:
-        self.samplers.pop(record["id"], None)
-
-
-def _of_operation(operation: OperationEntry) -> Iterator[Record]:
-    whole: dict[str, Any] = dict(vars(operation))
-    ended = {name: whole.pop(name) for name in ("ok", "error", "result")}
-    yield {"is": "accepted", **whole}
-    if operation.ok is not None:
-        yield {"is": "ended", "id": operation.id, **ended}
-
-
-def _of_model(model: ModelEntry) -> Iterator[Record]:
-    yield {
-        "is": "created",
-        "id": model.id,
-        "session": model.session,
-        "origin": model.origin,
-        "info": packed_result(model.info),
-    }
-    if model.point is not None:
-        yield {"is": "point", "id": model.id, **vars(model.point)}
-    if model.closed:
-        yield {"is": "model_closed", "id": model.id}
-    if model.interrupted is not None or model.step != (model.point or model.info).step:
-        yield {"is": "restored", "id": model.id, "step": model.step, "interrupted": model.interrupted}
+    @contextmanager
+    def _transaction(self, sync: bool) -> Iterator[None]:
+        try:
+            self._file.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._file.execute("COMMIT")
+            except BaseException:
+                if self._file.in_transaction:
+                    self._file.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+                sqlite3.SQLITE_CORRUPT,
+                sqlite3.SQLITE_NOTADB,
+            ):
+                raise self._damaged(error) from error
+            raise ServiceError(
+                f"the service cannot write its journal ({reason(error)}); free space on its disk and send the request "
+                "again",
+                code="storage",
+                category="server",
+                retryable=True,
+            ) from error

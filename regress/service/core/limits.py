@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FORMATS = ("text", "json", "none")
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -10,8 +10,6 @@ from typing import IO
 
 from regress.service.core.operations import Ticket
 
-FORMATS = ("text", "json", "none")
-
 
 class OperationLog:
     """Writes a line for each operation that has ended; no content of requests is in it.

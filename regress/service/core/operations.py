@@ -6,11 +6,14 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.service.api import Operation, ServiceError, Status
 from regress.service.core.content import size_of
 from regress.service.core.limits import Limits
+
+if TYPE_CHECKING:
+    from regress.service.core.entries import OperationEntry
 
 
 class Work(Protocol):
@@ -38,6 +41,7 @@ class Ticket:
         size: size of its content in bytes.
         job: what is to be done; dropped with the end of the operation.
         result_size: size of the result in bytes.
+        entry: what the ledger holds of it, once it is accepted.
         accepted, started, finished, read: times of the events, s.
     """
 
@@ -58,6 +62,7 @@ class Ticket:
     started: float | None = None
     finished: float | None = None
     read: float | None = None
+    entry: OperationEntry | None = None
     final: threading.Event = field(default_factory=threading.Event)
 
     @property

@@ -30,7 +30,6 @@ from regress.service.core.jobs import Close, CreateModel, Job, Load, ModelCall, 
 from regress.service.core.limits import Limits
 from regress.service.core.names import checked_name
 from regress.service.core.operations import Ticket
-from regress.service.core.recovery import recover
 from regress.service.core.sessions import Sessions
 from regress.service.core.state import State
 from regress.service.core.worker import Worker
@@ -46,13 +45,13 @@ class CoreService:
 
     Args:
         executor: runs the host's methods; it is started and closed here.
-        root: the state directory: journal and saves, from which a later service goes on.
+        root: the state directory: ledger and saves, from which a later service goes on.
         limits: lengths of queues, sizes and times.
         told: called with each operation that has ended, in the worker's thread.
 
     Raises:
         ConfigError: if the directory cannot be used.
-        ServiceError: if the journal is damaged, or the ranks cannot be started.
+        ServiceError: if the ledger is damaged, or the ranks cannot be started.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class CoreService:
         self._ended = {Status.DONE: 0, Status.FAILED: 0}
         self._told = told
         try:
-            recover(self._state)
+            self._state.recover()
             executor.start()
             found = executor.call(HostCall("offered"), limits.operation_timeout)
             self._offered: Sequence[OfferedModel] = tuple(found)
@@ -244,7 +243,7 @@ class CoreService:
                 "waiting_bytes": float(state.waiting_bytes),
                 "results_bytes": float(state.operations.results_bytes),
                 "unread_results_bytes": float(state.operations.unread_bytes),
-                "journal_bytes": float(state.journal.size),
+                "journal_bytes": float(ledger.size),
                 "ranks": float(self._executor.world_size),
             }
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from regress.service.api import Json, ModelInfo, SamplerInfo, ServiceError
 from regress.service.core.content import content_of
+from regress.service.core.entries import SamplerEntry, SessionEntry
 from regress.service.core.state import State, new_id
 
 
@@ -22,14 +23,15 @@ class Sessions:
         self._state = state
         ledger = state.ledger
         now = time.monotonic()
-        self.open = {id: now for id in ledger.sessions if id not in ledger.finished}
+        self.open = {entry.id: now for entry in ledger.sessions.values() if not entry.finished}
 
     def create(self, metadata: Json, key: str | None = None) -> str:
         """Return the id of a new session, or of the open one of a key; raises `ServiceError` if there are too many."""
         digest = None if key is None else content_of(key).digest
-        known = None if digest is None else self._state.ledger.session_keys.get(digest)
-        if known in self.open:
-            return known
+        sessions = self._state.ledger.sessions
+        known = (id for id in self.open if digest is not None and sessions[id].key == digest)
+        if (found := next(known, None)) is not None:
+            return found
         if len(self.open) >= self._state.limits.sessions:
             raise ServiceError(
                 f"{len(self.open)} sessions are open; finish one, or try again later",
@@ -38,14 +40,14 @@ class Sessions:
                 retryable=True,
             )
         id = new_id("session")
-        self._state.note({"is": "session", "id": id, "metadata": dict(metadata), "key": digest})
+        self._state.ledger.write(SessionEntry(id, dict(metadata), digest))
         self.open[id] = time.monotonic()
         return id
 
     def metadata(self, id: str) -> Mapping[str, object]:
         """Return what a session was created with."""
         try:
-            return self._state.ledger.sessions[id]
+            return self._state.ledger.sessions[id].metadata
         except KeyError:
             raise _unknown("session", id) from None
 
@@ -72,7 +74,8 @@ class Sessions:
         if id not in self.open:
             return False
         del self.open[id]
-        self._state.note({"is": "session_finished", "id": id})
+        ledger = self._state.ledger
+        ledger.write(*ledger.forgettable(), replace(ledger.sessions[id], finished=True))
         return True
 
     def expired(self) -> list[str]:
@@ -116,8 +119,7 @@ class Sessions:
                     f"there is no save {path!r}; use a path that a save has returned", code="not_found"
                 )
             folder = save.folder
-        record = {"is": "sampler", "id": id, "session": session, "path": path}
-        self._state.note({**record, "base_model": base_model, "folder": folder})
+        self._state.ledger.write(SamplerEntry(id, session, path, base_model, folder))
         self._state.lane(id)
         return id
 

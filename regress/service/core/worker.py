@@ -151,9 +151,9 @@ class Worker:
         """Make the end of an operation last, and tell it; the lock is held."""
         result = None if outcome is None else outcome.result
         try:
-            self._state.end(ticket, result, error, () if outcome is None else outcome.records)
+            self._state.end(ticket, result, error, () if outcome is None else outcome.entries)
         except ServiceError as unwritten:
-            if outcome is not None and outcome.records:
+            if outcome is not None and outcome.entries:
                 with contextlib.suppress(ServiceError, OSError):
                     outcome.undo()
                 error = error or unwritten
@@ -168,7 +168,7 @@ class Worker:
         """Note that all models are gone; returns the error of the operation that did it."""
         with self._state.changed:
             why = f"{ticket.name} of {ticket.lane} ended the ranks"
-            for model in self._state.ledger.models.values():
+            for model in list(self._state.ledger.models.values()):
                 if not model.closed:
                     self._state.roll_back(model, why, failed=model.id == ticket.lane and job.mutates)
         return self._standing(ticket, error)

@@ -15,7 +15,7 @@ from typing import Any
 
 from service_double import opened
 
-from regress.service.core import journal
+from regress.service.core import ledger
 from regress.service.core.executor import HostCall, InProcess, OpenHost
 from regress.service.core.service import CoreService
 
@@ -25,7 +25,7 @@ _FILES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
 
 class Moments:
-    """Counts events: calls of the host, lines of the journal and their halves, files of saves, and replies.
+    """Counts events: calls of the host, statements of the ledger, files of saves, and replies.
 
     Args:
         last: the number of the event at which the process kills itself, None for never.
@@ -43,7 +43,7 @@ class Moments:
     def watch(self) -> None:
         """Count what happens in this process from now on."""
         sys.addaudithook(self._of_file)
-        journal.os = _Disk(self)  # type: ignore[assignment]
+        ledger.sqlite3.connect = partial(_traced, self, ledger.sqlite3.connect)  # type: ignore[assignment]
         HostCall.on = _noted(self, HostCall.on, Path(self._root, "executed"))  # type: ignore[method-assign]
 
     def _of_file(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -54,18 +54,11 @@ class Moments:
             self()
 
 
-class _Disk:
-    """The module ``os``, which writes in two halves."""
-
-    def __init__(self, moment: Moments) -> None:
-        self._moment = moment
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(os, name)
-
-    def write(self, handle: int, data: memoryview) -> int:
-        self._moment()
-        return os.write(handle, data[: -(-len(data) // 2)])
+def _traced(moment: Moments, connect: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    """Open a database each statement of which is an event."""
+    found = connect(*arguments, **settings)
+    found.set_trace_callback(lambda _: moment())
+    return found
 
 
 def _noted(

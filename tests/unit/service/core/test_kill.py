@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -252,16 +253,21 @@ def test_one_state_directory_has_one_service(tmp_path: Path) -> None:
     service.close()
 
 
-def test_a_damaged_journal_is_refused_by_line(tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_refused(tmp_path: Path) -> None:
     service = CoreService(InProcess(opened), tmp_path)
     session = service.create_session({})
     service.close()
-    journal = tmp_path / "journal.jsonl"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + b'{"is":"sess')  # a line that a power failure has cut
     service = CoreService(InProcess(opened), tmp_path)
     assert service.session_metadata(session) == {}
     service.close()
-    journal.write_bytes(b"\xff\n" + whole)
-    with pytest.raises(ServiceError, match=r"line 1 of .*journal.jsonl is damaged; restore the file"):
+    file = tmp_path / "ledger.sqlite"
+    whole = file.read_bytes()
+    file.write_bytes(b"\xff" * 4096 + whole[4096:])
+    with pytest.raises(ServiceError, match=r"ledger.sqlite is damaged .*; restore the file"):
+        CoreService(InProcess(opened), tmp_path)
+    file.write_bytes(whole)
+    rows = sqlite3.connect(file, isolation_level=None)
+    rows.execute("UPDATE entry SET value='{}'")
+    rows.close()
+    with pytest.raises(ServiceError, match=r"ledger.sqlite is damaged .*; restore the file"):
         CoreService(InProcess(opened), tmp_path)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regress.service.api import ServiceError
-from regress.service.core.lane import Known, Lane
+from regress.service.core.lane import Lane
 from regress.service.core.operations import Ticket
 
 AHEAD = 30
@@ -27,7 +27,7 @@ def drained(lane: Lane) -> list[int | None]:
 
 @given(st.permutations(range(1, 9)), st.data())
 def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataObject) -> None:
-    lane = Lane("model", 100)
+    lane = Lane("model")
     ran: list[int | None] = []
     for number in order:
         lane.add(ticket(number))
@@ -39,7 +39,7 @@ def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataOb
 @given(st.lists(st.one_of(st.none(), st.integers(1, 8)), max_size=16))
 def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[int | None]) -> None:
     """Against the definition: sorted by number, those without one by the highest number before them."""
-    lane = Lane("model", 100)
+    lane = Lane("model")
     expected: list[tuple[int, int, int | None]] = []
     seen: set[int] = set()
     for index, number in enumerate(arrivals):
@@ -61,9 +61,10 @@ def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[i
 
 @given(st.lists(st.one_of(st.just("give up"), st.just("run"), st.integers(1, 12)), max_size=40))
 def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: list[str | int]) -> None:
-    lane = Lane("model", 100)
+    lane = Lane("model")
     ran: list[int] = []
     failed: list[int | None] = []
+    known: set[int] = set()
     for event in events:
         if event == "run":
             ran += [number for number in drained(lane) if number is not None]
@@ -71,12 +72,13 @@ def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: l
             if len(lane) and not lane.ready():
                 failed += [given.seq for given in lane.give_up()[1]]
                 assert len(lane) == 0
-        elif lane.known(int(event)) is None:
+        elif int(event) not in known:
             try:
                 lane.check(int(event), AHEAD)
             except ServiceError:
                 assert any(number > int(event) for number in ran), "refused although no later one has run"
                 continue
+            known.add(int(event))
             lane.add(ticket(int(event)))
     ran += [number for number in drained(lane) if number is not None]
     assert ran == sorted(set(ran))
@@ -91,7 +93,7 @@ def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: l
 
 
 def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
-    lane = Lane("model", 100)
+    lane = Lane("model")
     lane.add(ticket(20))  # nobody's: 1 to 19 are to come
     lane.give_up()
     lane.add(ticket(1))
@@ -103,20 +105,20 @@ def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
 
 
 def test_numbers_far_ahead_and_spent_ones() -> None:
-    lane = Lane("model", 100)
+    lane = Lane("model")
     with pytest.raises(
         ServiceError, match="seq_id 32 is too far ahead: the next operation of model is that of seq_id 1"
     ):
         lane.check(32, AHEAD)
     lane.add(ticket(2))
-    lane.spend(1, Known("other", "digest"))
+    lane.spend(1)
     assert drained(lane) == [2]
     with pytest.raises(ServiceError, match="seq_id 1 arrived after a later operation of model had run"):
         lane.check(1, AHEAD)
 
 
 def test_the_clock_of_a_hole_starts_anew_with_each_hole() -> None:
-    lane = Lane("model", 100)
+    lane = Lane("model")
     lane.add(ticket(2))
     assert lane.hole(10.0) == 0.0
     assert lane.hole(15.0) == 5.0
@@ -127,11 +129,3 @@ def test_the_clock_of_a_hole_starts_anew_with_each_hole() -> None:
     assert lane.hole(21.0) == 1.0
     lane.add(ticket(3))
     assert lane.hole(99.0) == 0.0
-
-
-def test_only_so_many_numbers_are_remembered() -> None:
-    lane = Lane("model", 3)
-    for number in range(1, 6):
-        lane.add(ticket(number))
-    assert drained(lane) == [1, 2, 3, 4, 5]
-    assert [lane.known(number) is not None for number in range(1, 6)] == [False, False, True, True, True]

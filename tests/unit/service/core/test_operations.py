@@ -168,21 +168,25 @@ def test_results_are_kept_for_some_time_after_they_were_read(serve: Serve) -> No
     assert service.run_pass(model, 1, request(1)).id == passed.id, "it would be executed twice"
 
 
-def test_a_journal_that_cannot_be_written_refuses_before_a_number_is_spent(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_refuses_before_a_number_is_spent(serve: Serve) -> None:
     service = serve()
     model = new_model(service)
+    file = service._state.ledger._file
+    pages = file.execute("PRAGMA page_count").fetchone()[0]
+    file.execute(f"PRAGMA max_page_count={pages}")
+    number = 0
 
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+    def fill() -> None:
+        nonlocal number
+        while number < 200:
+            number += 1
+            result(service, service.run_pass(model, number, request(3)))
 
-    with monkeypatch.context() as patched:
-        patched.setattr("regress.service.core.journal.os.write", full)
-        with pytest.raises(ServiceError, match="cannot write its journal") as caught:
-            service.run_pass(model, 1, request(3))
-        assert caught.value.retryable
-    assert result(service, service.run_pass(model, 1, request(3))).metrics["loss:sum"] == 3
+    with pytest.raises(ServiceError, match="cannot write its journal") as caught:
+        fill()
+    assert caught.value.retryable
+    file.execute("PRAGMA max_page_count=1000000")
+    assert result(service, service.run_pass(model, number, request(3))).metrics["loss:sum"] == 3 * number
 
 
 def test_an_unexpected_error_restores_the_model_and_hides_the_traceback(serve: Serve) -> None:

@@ -96,7 +96,7 @@ def test_a_session_and_a_sample_are_made_once_over_a_restart(tmp_path: Path) -> 
     assert first.sample(sampler, asked).id != first.sample(sampler, asked).id
     first.drain(GUARD)
     first.close()
-    for _ in range(2):  # of the journal as it was, and as a start has written it anew
+    for _ in range(2):
         second = CoreService(InProcess(opened), tmp_path)
         assert second.create_session({"owner": "me"}, key="me 1") == session
         assert second.sample(sampler, asked, 7).id == sent.id
