@@ -25,6 +25,8 @@ TRAINERS = "regress.trainers"
 RESUME_CHECKS = "regress.resume_checks"
 """Any name -> function of a configuration, a console and the keys whose change is accepted. It is called before a run
 goes on, and raises for a checkpoint that it cannot go on from."""
+PROBES = "regress.probes"
+"""Any name -> function that returns `regress.replay.probes.Probe`s, faults that tolerances have to detect."""
 MODES = "regress.modes"
 """System -> function of directories and options that returns the `regress.report.modes.Modes` of a training."""
 SOURCES = "regress.sources"
@@ -48,6 +50,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     TRAINERS: {"local": "regress.parallel.run:train", "remote": "regress.service.client.run:train"},
     RESUME_CHECKS: {"doctor": "regress.doctor.gate:before_resume"},
+    PROBES: {"faults": "regress.faults.probes:probes"},
     MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
         "nexrl": "regress.interop.nexrl:READER",

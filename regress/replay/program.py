@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from rich.console import Console
 from regress.engine.checkpoint.saver import Stopped
 from regress.engine.config.schema import Config
 from regress.errors import ReplayError
-from regress.faults.registry import installed
 from regress.golden.case import GoldenCase
 from regress.parallel.run import train
+from regress.replay.around import Around
 from regress.replay.configure import compose, replay_config
 from regress.replay.pool import shared_pool, standstill_of
 from regress.replay.size import world_size
@@ -35,12 +36,12 @@ def replay_program(
     folder: Path,
     steps: int,
     overrides: Mapping[str, Any] | None = None,
-    fault: str | None = None,
+    around: Around | None = None,
 ) -> str:
     """Replay a case in one process, or in two of which the second goes on from the first one's checkpoint.
 
-    Each may be several ranks. All record into one dump, whose place is returned. A fault of the registry breaks all of
-    them.
+    Each may be several ranks. All record into one dump, whose place is returned. The context of ``around`` is
+    around each.
 
     Raises:
         RegressError: if a process fails, or the first one leaves no update to the second.
@@ -51,16 +52,16 @@ def replay_program(
     if variant.overrides.get("evaluation.every_n_steps"):
         quiet["task.eval_path"] = str(_held_out(case, folder / "held_out.jsonl"))
     if variant.resume_at is None:
-        return _process(case, variant, precision, folder, steps, {**quiet, **variant.overrides}, fault)[0]
+        return _process(case, variant, precision, folder, steps, {**quiet, **variant.overrides}, around)[0]
     saving = {**quiet, "trainer.save_updates": variant.resume_at}
     first = variant if variant.before is None else replace(variant, overrides=variant.before)
-    if not _process(case, first, precision, folder, steps, saving, fault, stop_after=variant.resume_at)[1]:
+    if not _process(case, first, precision, folder, steps, saving, around, stop_after=variant.resume_at)[1]:
         raise ReplayError(
             f"{case.name}/{variant.name} makes no more than {variant.resume_at} updates, so nobody goes on; lower "
             "resume_at"
         )
     going_on = {**saving, "trainer.resume_from_checkpoint": "latest"}
-    return _process(case, variant, precision, folder, steps, going_on, fault)[0]
+    return _process(case, variant, precision, folder, steps, going_on, around)[0]
 
 
 def _held_out(case: GoldenCase, path: Path) -> Path:
@@ -82,7 +83,7 @@ def _process(
     folder: Path,
     steps: int,
     overrides: Mapping[str, Any],
-    fault: str | None,
+    around: Around | None,
     *,
     stop_after: int | None = None,
 ) -> tuple[str, bool]:
@@ -90,7 +91,7 @@ def _process(
     config = replay_config(case, variant, precision, steps, folder, overrides)
     stopped = shared_pool().run(
         run_program,
-        {"config": config, "stop_after": stop_after, "fault": fault},
+        {"config": config, "stop_after": stop_after, "around": around},
         world_size(case.config, variant.overrides),
         standstill=standstill_of(config),
         folder=folder / ("ranks" if stop_after is None else "ranks-before"),
@@ -99,15 +100,18 @@ def _process(
     return config.debug.dump_dir, bool(stopped[0])
 
 
-def run_program(config: Config, stop_after: int | None, fault: str | None = None) -> bool:
+def run_program(config: Config, stop_after: int | None, around: Around | None = None) -> bool:
     """Train as ``regress train`` does, on every rank; return True if it was stopped at a checkpoint.
 
     Raises:
-        ReplayError: for a fault of a run that was built, which the program builds itself.
+        ReplayError: for a context that changes a run that was built, which the program builds itself.
     """
-    with installed(fault) as broken:
+    with (around or nullcontext)() as broken:
         if broken is not None:
-            raise ReplayError(f"fault {fault} breaks a run that was built; choose one of the code")
+            raise ReplayError(
+                "a fault of a run that was built cannot break the whole program, which builds its own; choose one of "
+                "the code"
+            )
         try:
             train(config, Console(quiet=True), stop_after=stop_after)
         except Stopped:

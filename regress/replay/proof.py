@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.faults.fault import Fault
-from regress.faults.registry import corpus, fault_named
 from regress.golden.case import GoldenCase
 from regress.replay.calibrate import precisions_of
 from regress.replay.noise_floor import Floor
+from regress.replay.probes import Probe, probe_named, probes
 from regress.replay.spread import spread
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
@@ -60,9 +59,9 @@ class Proof:
         ]
 
 
-def tried_faults() -> list[Fault]:
+def tried_faults() -> list[Probe]:
     """Return the faults that calibration tries."""
-    return [fault for fault in corpus().values() if fault.calibration]
+    return [fault for fault in probes().values() if fault.calibration]
 
 
 def run_count(case: GoldenCase) -> int:
@@ -127,7 +126,7 @@ class Trial:
 
 def try_out(trial: Trial, folder: Path, tick: Callable[[], None]) -> ValidationRun:
     """Replay a trial and judge it by the measured tolerances."""
-    fault = None if trial.fault is None else fault_named(trial.fault)
+    fault = None if trial.fault is None else probe_named(trial.fault)
     known = bounds_of(trial.floors, trial.precision)
     bounds = (
         known if trial.only is None else lambda quantity: known(quantity) if quantity == trial.only else None

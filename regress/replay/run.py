@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from regress.engine.config.schema import Config
 from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
+from regress.replay.around import Around, Prepare
 from regress.replay.configure import replay_config
 from regress.replay.pool import shared_pool, standstill_of
 from regress.replay.read_once import trajectories_of
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from regress.engine.build import Run
 
 FORMAT = format_named("safetensors")
-Prepare = Callable[["Run"], None]
-"""Function that changes a run before its first step, such as by a perturbation of its weights."""
 
 
 def replay(
@@ -44,7 +43,7 @@ def replay(
     prepare: Prepare | None = None,
     launch: Launch | None = None,
     overrides: Mapping[str, Any] | None = None,
-    fault: str | None = None,
+    around: Around | None = None,
 ) -> DumpReader:
     """Replay a case and return the dump, which lies in ``folder/dump``.
 
@@ -52,7 +51,8 @@ def replay(
         prepare: function that prepares the run; for several ranks one of a module, which runs on each.
         launch: starts the ranks instead.
         overrides: configuration specific to this machine, such as the device.
-        fault: name of a fault of the registry, which breaks the engine in every rank.
+        around: makes the context of the run in every rank, such as one that breaks the engine; for several ranks it is
+            pickled.
 
     Raises:
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
@@ -66,7 +66,7 @@ def replay(
             )
         from regress.replay.program import replay_program
 
-        return DumpReader(replay_program(case, variant, precision, folder, count, overrides, fault))
+        return DumpReader(replay_program(case, variant, precision, folder, count, overrides, around))
     config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
     what = f"{case.name}/{variant.name}{precision.suffix}"
@@ -74,24 +74,23 @@ def replay(
     if launch is not None:
         launch.run(folder / "config.yaml", ranks, folder / "ranks", what, standstill=seconds)
     elif ranks == 1:
-        run_steps(config, prepare, fault)
+        run_steps(config, prepare, around)
     else:
-        arguments = {"config": config, "prepare": prepare, "fault": fault}
+        arguments = {"config": config, "prepare": prepare, "around": around}
         shared_pool().run(run_steps, arguments, ranks, standstill=seconds, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
 
 
-def run_steps(config: Config, prepare: Prepare | None = None, fault: str | None = None) -> None:
+def run_steps(config: Config, prepare: Prepare | None = None, around: Around | None = None) -> None:
     """Run all training steps of a configuration, without evaluation, tracking or a final model; on every
-    rank of it, with a fault if one is named.
+    rank of it, in the context that is made around it.
     """
     from regress.engine.build import build
-    from regress.faults.registry import installed
     from regress.parallel.world import opened_world
 
     with (
         torch_settings(config.threads),
-        installed(fault) as broken,
+        (around or nullcontext)() as broken,
         opened_world(config) as world,
         ExitStack() as resources,
     ):

@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from regress.errors import ConfigError, GoldenError
-from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
 from regress.golden.store import GoldenStore
 from regress.replay.calibrate import calibrate, replays_of
 from regress.replay.noise_floor import KAPPA
+from regress.replay.probes import Probe, probes
 from regress.replay.proof import bounds_of
 from regress.replay.record import record
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
@@ -30,7 +30,6 @@ from regress.report.numbers import plural
 from regress.report.validation import Faulty, Healthy
 
 SEEDS = 3
-FAULTS = tuple(fault for fault in corpus().values() if fault.small)
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,14 @@ class Validation:
         ]
 
 
+def small_faults() -> list[Probe]:
+    """Return the faults that are tried under each seed."""
+    return [fault for fault in probes().values() if fault.small]
+
+
 def replays_of_seed(case: GoldenCase, faults: bool) -> int:
     """Return the number of replays that a seed takes, besides those that make its inputs."""
-    return replays_of(case, SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
+    return replays_of(case, SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(small_faults()) if faults else 0)
 
 
 def validate(
@@ -182,7 +186,7 @@ def _tried(
     exposures = []
     float32 = bounds_of(floors, Precision.FLOAT32)
     rounding = bounds_of(floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
-    for fault in FAULTS if faults else ():
+    for fault in small_faults() if faults else ():
         exact = run_validation(case, fault.variant, Precision.FLOAT64, workspace / "run", rounding, fault)
         advance()
         run = run_validation(case, fault.variant, Precision.FLOAT32, workspace / "run", float32, fault)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.faults.fault import Fault
 from regress.golden.case import GoldenCase
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
+from regress.replay.probes import Probe
 from regress.replay.run import replay
 from regress.replay.shares import keeps_microbatches
 from regress.replay.table import VARIANTS
@@ -60,7 +60,7 @@ def run_validation(
     precision: Precision,
     folder: Path,
     bounds: Tolerances,
-    fault: Fault | None = None,
+    fault: Probe | None = None,
     also: Callable[[list[Verdict]], None] = lambda _: None,
 ) -> ValidationRun:
     """Replay and judge; a refusal by the engine, healthy or broken, is a problem, not an exception."""
@@ -69,11 +69,8 @@ def run_validation(
     if not keeps_microbatches(layout):
         return ValidationRun(name, precision, problem="the values of the case depend on its microbatches")
     try:
-        if fault is None:
-            dump = replay(case, layout.variant, precision, folder)
-        else:
-            with fault.injected() as prepare:
-                dump = replay(case, layout.variant, precision, folder, prepare=prepare)
+        around = None if fault is None else fault.injected
+        dump = replay(case, layout.variant, precision, folder, around=around)
         verdicts = judge_replay(case, dump, layout.plan, precision, tolerance=bounds, explained=False)
     except Exception as error:  # a broken engine may raise anything
         return ValidationRun(name, precision, problem=stated(error))

@@ -13,7 +13,6 @@ from transformers import conversion_mapping
 
 import regress.engine.build
 import regress.engine.rollout
-import regress.faults.registry
 import regress.parallel.launch.rank
 import regress.parallel.policy
 import regress.parallel.world

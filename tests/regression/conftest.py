@@ -24,7 +24,7 @@ from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 
 if TYPE_CHECKING:
-    from regress.replay.run import Prepare
+    from regress.replay.around import Prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.session import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
-from regress.faults.registry import corpus
+from regress.faults.registry import corpus, installed
 from regress.faults.trials.trial import variant_named
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
@@ -73,7 +74,9 @@ class Subject:
     def dump(self, folder: Path, *, steps: int | None = 1) -> DumpReader:
         """Run it: the first step, or all of them."""
         one = self.chosen
-        return replay(one.case, one.variant, one.precision, folder, steps=steps, fault=self.fault)
+        return replay(
+            one.case, one.variant, one.precision, folder, steps=steps, around=partial(installed, self.fault)
+        )
 
 
 def of_faults() -> Iterator[Subject]:

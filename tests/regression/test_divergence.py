@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from regress.faults import (
 )
 from regress.faults.fault import Inject, injected
 from regress.faults.ranks import data, pipeline, state, sums, tensor
+from regress.faults.registry import installed
 from regress.faults.trials.trial import scheduled, variant_named
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
@@ -351,7 +353,12 @@ def test_ranks_are_named(
 ) -> None:
     chosen = Replay(GoldenStore(GOLDEN).case(case), variant_named(variant), Precision.FLOAT64)
     dump = replay(
-        chosen.case, chosen.variant, chosen.precision, tmp_path / "r", steps=1, fault=inject.__name__
+        chosen.case,
+        chosen.variant,
+        chosen.precision,
+        tmp_path / "r",
+        steps=1,
+        around=partial(installed, inject.__name__),
     )
     plan = [one for one in chosen.plan if one.step == 0]
     judged = judge_replay(chosen.case, dump, plan, chosen.precision)

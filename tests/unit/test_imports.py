@@ -60,7 +60,6 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "replay": {
-        "faults",
         "service",
         "interop",
         "parallel",

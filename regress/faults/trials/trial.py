@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
@@ -15,6 +16,7 @@ from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.reader import DumpReader
 from regress.errors import ConfigError, RankError
 from regress.faults.fault import REFUSED, Fault, Shown
+from regress.faults.registry import installed
 from regress.faults.trials.common_practice import measured, noticed
 from regress.faults.trials.rows import FaultRow
 from regress.golden.case import GoldenCase
@@ -139,7 +141,7 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
                 trial.precision,
                 folder,
                 steps=steps,
-                fault=trial.fault.name,
+                around=partial(installed, trial.fault.name),
             )
             verdicts = _verdicts(chosen, dump, plan, steps, Path(folder) / "truth")
         except Exception as error:  # a broken engine may raise anything

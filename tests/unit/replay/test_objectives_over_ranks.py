@@ -16,7 +16,8 @@ from regress.compare.request import compare_sources
 from regress.dump.reader import DumpReader
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
-from regress.replay.run import Prepare, replay
+from regress.replay.around import Prepare
+from regress.replay.run import replay
 from regress.replay.variants import Precision, Variant
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import the faults by name
