@@ -26,6 +26,7 @@ class Group:
         replays: their names, ``case/variant``.
         following: what failed in them at the first divergence, or because of it.
         others: what failed in them independently of it.
+        apart: quantities of the others.
     """
 
     first: Verdict | None
@@ -33,6 +34,7 @@ class Group:
     replays: list[str] = field(default_factory=list)
     following: int = 0
     others: int = 0
+    apart: set[str] = field(default_factory=set)
 
     @property
     def title(self) -> str:
@@ -80,21 +82,23 @@ def grouped(
         errors: replay -> why it could not be judged.
     """
     found: dict[tuple[str, ...], Group] = {}
+    apart: list[str]
     for where, quantities in failed.items():
         divergence = divergences.get(where)
         if where in errors:
             group = found.setdefault((errors[where],), Group(None, errors[where]))
-            independent = 0
+            apart = []
         elif divergence is None:
             continue
         else:
             first, cause = divergence.first, next(iter(diagnoses.get(where, ())), None)
             key = (first.quantity, first.name, str(first.status), "" if cause is None else cause.rule)
             group = found.setdefault(key, Group(first, _said(cause)))
-            independent = sum(quantity in divergence.independent for quantity in quantities)
+            apart = [quantity for quantity in quantities if quantity in divergence.independent]
         group.replays.append(where)
-        group.following += len(quantities) - independent
-        group.others += independent
+        group.following += len(quantities) - len(apart)
+        group.others += len(apart)
+        group.apart.update(apart)
     return sorted(found.values(), key=lambda group: -group.following)
 
 

@@ -38,16 +38,17 @@ def replay(case: Any, variant: Any, precision: Any, folder: Path, **_: Any) -> D
     if fault is None:
         shutil.copytree(made, folder / "dump", dirs_exist_ok=True)
     else:
-        _copy_with(fault, DumpReader(made), folder / "dump")
+        _copy_with(fault if isinstance(fault, list) else [fault], DumpReader(made), folder / "dump")
     return DumpReader(folder / "dump")
 
 
-def _copy_with(fault: dict[str, Any], made: DumpReader, folder: Path) -> None:
+def _copy_with(faults: list[dict[str, Any]], made: DumpReader, folder: Path) -> None:
     recorder = Recorder(folder, options={}, provenance=made.manifest.provenance)
-    name = fault["tensor"]
     for record in made:
-        if record.type == fault["type"] and record.step >= fault.get("from", 0):
-            record = replace_tensors(record, {name: record.tensors[name] * fault["factor"]})
+        for fault in faults:
+            name = fault["tensor"]
+            if record.type == fault["type"] and record.step >= fault.get("from", 0):
+                record = replace_tensors(record, {name: record.tensors[name] * fault["factor"]})
         recorder.put(record)
     recorder.close()
 

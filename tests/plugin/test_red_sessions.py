@@ -18,6 +18,16 @@ def last_screen(result: pytest.RunResult) -> list[str]:
     return [line for line in result.outlines[start + 1 : -1] if line]
 
 
+def told_in_full(result: pytest.RunResult) -> list[str]:
+    """Return the names of the tests that the section of failures shows."""
+    start, end = (
+        next(n for n, line in enumerate(result.outlines) if re.fullmatch(f"=+ {title} =+", line))
+        for title in ("FAILURES", "short test summary info")
+    )
+    found = (re.fullmatch(r"_+ (test_\S+) _+", line) for line in result.outlines[start:end])
+    return [one[1] for one in found if one is not None]
+
+
 def test_a_red_session_ends_with_the_first_divergence_of_each_group(everywhere: Any) -> None:
     """Thousands of lines ended with names of tests, and no cause among them."""
     everywhere.suite('variants="base,pad8,adamw-fused"')
@@ -32,7 +42,53 @@ def test_a_red_session_ends_with_the_first_divergence_of_each_group(everywhere: 
     assert re.fullmatch(r"  \d+ failed tests at it and after it in dr_grpo/\w+, dr_grpo/\w+", wrong[1])
     assert re.match(r"  probably: .* \(rule [\w-]+\)", wrong[2])
     assert re.fullmatch(r"  more: pytest .*--regress-tier=semantics '.*dr_grpo/.*/advantages\]'", wrong[3])
-    assert len(wrong) == 4
+    assert len(wrong) == 5
+    assert re.fullmatch(r"\d+ failed tests repeat these; -vv prints each of them in full", wrong[4])
+
+
+def test_each_group_is_told_in_full_once_above_it(everywhere: Any) -> None:
+    """Two failures of a hundred have something to tell; JUnit has all of them."""
+    everywhere.suite('variants="base,pad8,adamw-fused"')
+    everywhere.fault(base=WRONG, pad8=WRONG, **{"adamw-fused": "refuse"})
+    result = everywhere.run(SEMANTICS, "--junitxml=junit.xml")
+    failed = result.parseoutcomes()["failed"]
+    assert failed > 70
+    assert len(told_in_full(result)) == 2
+    assert sum(line.startswith("reproduce: ") for line in result.outlines) == 1
+    assert sum(line.startswith("FAILED ") for line in result.outlines) == failed
+    found = ElementTree.parse(everywhere.folder / "junit.xml").getroot().iter("testcase")
+    assert sum(test.find("failure") is not None for test in found) == failed
+    *_, rest = last_screen(result)
+    assert rest == f"{failed - 2} failed tests repeat these; -vv prints each of them in full"
+
+
+def test_all_are_told_in_full_to_who_asks_for_it(stubbed: Any) -> None:
+    stubbed.suite('variants="base,pad8"')
+    stubbed.fault(base=WRONG, pad8=WRONG)
+    result = stubbed.run(SEMANTICS, "-vv")
+    failed = result.parseoutcomes()["failed"]
+    assert len(told_in_full(result)) == failed
+    assert not last_screen(result)[-1].endswith("in full")
+
+
+def test_what_does_not_follow_from_the_first_divergence_is_told_in_full_too(stubbed: Any) -> None:
+    """A second fault, and a test that is none of a golden case, are not left out."""
+    stubbed.suite('variants="base"')
+    stubbed.fault(base=[WRONG, {"type": "is_loss_debug", "tensor": "old_log_probs", "factor": 1.5}])
+    stubbed.write(
+        "test_other.py",
+        """
+        def test_one():
+            assert 1 == 2
+
+        def test_two():
+            assert 1 == 3
+    """,
+    )
+    names = told_in_full(stubbed.run(SEMANTICS))
+    assert len(names) == 4
+    assert sum(name.startswith("test_golden[dr_grpo/base/step0/") for name in names) == 2
+    assert {"test_one", "test_two"} < {*names}
 
 
 def test_a_green_session_has_no_such_screen(stubbed: Any) -> None:
