@@ -36,5 +36,6 @@ def code_option(command: F) -> F:
         is_flag=True,
         expose_value=False,
         callback=allow,
-        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
+        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code; "
+        "GRPO_REGRESS_ALLOW_CODE=1 is the same.",
     )(command)
