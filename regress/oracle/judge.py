@@ -113,8 +113,12 @@ def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | No
     """Compose the configuration of the engine."""
     places = recorded.places
     keep = judged_types(recorded, places)
-    lengths = [length for place in recorded.updates() for length in place.tokens.frame.lengths]
-    longest = max(lengths)
+    updates = [*recorded.updates()]
+    samples = [
+        one for place in updates for one in (place.rollout.samples if place.rollout else place.samples)
+    ]
+    completion = max(len(one.tokens) - one.prompt_length for one in samples)
+    longest = max([completion + 1, *(length for place in updates for length in place.tokens.frame.lengths)])
     values: dict[str, Any] = {
         **dump_everything(work),
         **{f"debug.dump_options.{name}": known for name, known in keep.items()},
@@ -126,9 +130,9 @@ def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | No
         "rollout_worker.trajectory_load_path": str(recorded.dump.folder),
         "rollout_worker.temperature": _temperature(recorded),
         "max_steps": len(places),
-        "data.max_prompt_length": longest,
-        "data.max_completion_length": longest,
-        "data.max_seq_length": 2 * longest,
+        "data.max_prompt_length": longest - completion,
+        "data.max_completion_length": completion,
+        "data.max_seq_length": longest,
         **claim.values,
     }
     if reference is not None:

@@ -69,12 +69,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 QUICK = ("qwen2", "gemma2")
 
 
-def model_of(family: str) -> PreTrainedModel:
+def model_of(family: str, own: Mapping[str, Any] | None = None) -> PreTrainedModel:
     plain = AutoConfig.for_model(family)
     known = {*plain.to_dict(), *plain.attribute_map}
     sizes = {key: value for key, value in SIZES.items() if key in known}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **sizes, **FAMILIES[family])
+    config = AutoConfig.for_model(family, **(sizes | (FAMILIES[family] if own is None else {**own})))
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
@@ -115,6 +115,28 @@ def test_a_planted_fault_is_found_and_its_fix_is_green(family: str, tmp_path: Pa
     code, said = judged(tmp_path / "wrong")
     assert code == 1, said
     assert "log_probs" in said
+
+
+LEARNED: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_positions": 10, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)},
+    "gpt_bigcode": {"n_positions": 10, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)},
+    "opt": {"max_position_embeddings": 10, "dropout": 0.0, "ffn_dim": 32, "word_embed_proj_dim": 16},
+    "gpt_neo": {
+        "max_position_embeddings": 10,
+        "attention_types": [[["global"], 2]],
+        **dict.fromkeys(("resid_dropout", "embed_dropout", "attention_dropout"), 0.0),
+    },
+}
+"""Models with a table of positions, as long as the longest sample."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=[] if one == "gpt2" else pytest.mark.extended) for one in LEARNED]
+)
+def test_a_table_of_positions_needs_no_more_than_the_longest_sample(family: str, tmp_path: Path) -> None:
+    train(tmp_path / "dump", model=model_of(family, LEARNED[family]), updates=1)
+    code, said = judged(tmp_path / "dump")
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(
