@@ -99,7 +99,7 @@ def check_dump(path: str | Path) -> list[Verdict]:
         DumpError: if it is missing, incomplete or damaged.
         CompareError: if it has no records from which anything could be checked.
     """
-    return checked.check_dump(str(path))
+    return checked.check_dump(str(path)).verdicts
 
 
 def bounds_of(

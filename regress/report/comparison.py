@@ -35,7 +35,8 @@ CHECK = "check"
 
 def checked(path: str) -> Report:
     """Return the report on a dump that is judged without golden values; raises as `check_dump`."""
-    verdicts = check_dump(path)
+    judged = check_dump(path)
+    verdicts = judged.verdicts
     context = run_context_of_side(open_side(path))
     divergence = find_divergence(verdicts, context)
     causes = [] if divergence is None else diagnose(divergence, context)
@@ -49,7 +50,9 @@ def checked(path: str) -> Report:
         divergences={} if divergence is None else {CHECK: divergence},
         diagnoses={CHECK: told} if told else {},
         environment={"actual": path},
-        notes=[f"not checked: {one}" for one in not_asked({verdict.name for verdict in verdicts})],
+        notes=[
+            f"not checked: {one}" for one in not_asked({verdict.name for verdict in verdicts}, judged.left)
+        ],
     )
 
 

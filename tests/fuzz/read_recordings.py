@@ -56,7 +56,7 @@ def show(path: Path, whole: Path) -> None:
 
 
 def check(path: Path, whole: Path) -> None:
-    from regress.compare.dumps.checked import check_dump
+    from regress import check_dump
     from regress.report.text import headline
 
     for verdict in check_dump(str(path)):

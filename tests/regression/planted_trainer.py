@@ -127,6 +127,7 @@ def update(
     *,
     bug: str | None,
     old_tapped: bool,
+    advantages_tapped: bool,
     packed: bool,
 ) -> None:
     """Accumulate the gradients of one update."""
@@ -138,6 +139,7 @@ def update(
         now = log_probs_of(model, own, packed, bug)
         mask, owner = loss_mask_of(own, packed)
         told = {"old_log_probs": before} if old_tapped else {}
+        told |= {"advantages": advantages[list(rows)][owner]} if advantages_tapped else {}
         tap_batch(ref_log_probs=frozen, **told)
         terms = loss_of(now, before, frozen, advantages[list(rows)][owner], bug) * mask
         count = mask.sum() * len(batches) if bug == "mean-of-means" else total
@@ -149,6 +151,7 @@ def train(
     bug: str | None = None,
     *,
     old: str = "untapped",
+    advantages: bool = False,
     packed: bool = False,
     minis: bool = False,
     rollout_tapped: str = "each update",
@@ -160,6 +163,7 @@ def train(
 
     Args:
         old: what is recorded of the old log-probs: untapped, tapped or classified.
+        advantages: they are tapped.
         minis: each update trains on one of the two groups, by default on both.
         rollout_tapped: the trajectories are tapped at each update, at the first one, or at each update its own.
         true: train under `true_float64`.
@@ -191,7 +195,8 @@ def train(
                         tap_trajectories(own if rollout_tapped == "its own" else samples)
                 if count == 0 or bug == "recomputed":
                     before = computed(model)
-                told = {"bug": bug, "packed": packed, "old_tapped": old == "tapped"}
+                told: dict[str, Any] = {"bug": bug, "packed": packed, "old_tapped": old == "tapped"}
+                told |= {"advantages_tapped": advantages}
                 update(model, samples, batches, before, reference, **told)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()

@@ -17,7 +17,7 @@ from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest
 from regress.dump.reader import DumpReader
-from regress.dump.record import replace_tensors
+from regress.dump.record import Record, replace_tensors
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.table import VARIANTS
@@ -75,6 +75,22 @@ def test_samples_that_see_others_are_told_whichever_dump_has_them_in_one_row(
     forward, backward = causes(right, leaks, tmp_path), causes(leaks, right, tmp_path)
     assert (forward[0]["rule"], forward[0]["of"]) == ("packed-leak", "actual")
     assert (backward[0]["rule"], backward[0]["of"]) == ("packed-leak", "golden")
+
+
+def test_dump_check_adds_up_the_advantages_of_the_groups_of_the_engine(dump: Dumps, tmp_path: Path) -> None:
+    def moved(record: Record) -> Record:
+        if record.type != "is_loss_debug":
+            return record
+        return replace_tensors(record, {"advantages": record.tensors["advantages"] + 0.5})
+
+    base = dump("dense", "base")
+    found = CliRunner().invoke(main, ["dump", "check", str(base)])
+    assert found.exit_code == 0, found.output
+    assert "advantages of a group" not in found.output
+
+    found = CliRunner().invoke(main, ["dump", "check", str(rewritten(base, tmp_path / "moved", moved))])
+    assert found.exit_code == 1, found.output
+    assert "advantages of a group add up to 0: the sum over group" in found.output
 
 
 def two_updates(dump: Path, folder: Path, *, own: bool = False, other: bool = False) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import torch
 from click.testing import CliRunner, Result
 
 sys.path.insert(0, str(Path(__file__).parent))
-from planted_trainer import BUGS, PACKED, train
+from planted_trainer import BUGS, PACKED, advantages_of, rollout, train
 
 from regress.cli import main
 
@@ -186,6 +187,37 @@ def test_compare_finds_each_bug_both_ways_round(dump: Dump, bug: str, turned: bo
     assert f"compare: first {first}" in found.output
     assert f"(rule {rule}" in found.output
     assert "two different runs" not in found.output
+
+
+def test_dump_check_says_that_a_packed_row_is_several_samples(dump: Dump) -> None:
+    found = CliRunner().invoke(main, ["dump", "check", str(dump("positions", old="tapped"))])
+    assert found.exit_code == 1, found.output
+    assert "is 3 samples, one behind the other (0-0/0, 0-0/1, 0-0/2)" in found.output
+    assert "(rule samples-in-one" in found.output
+
+
+@pytest.mark.parametrize(("bug", "packed"), [(None, False), extended(None, True), ("uncentred", False)])
+def test_dump_check_adds_up_the_advantages_of_each_group_that_was_tapped(
+    dump: Dump, bug: str | None, packed: bool
+) -> None:
+    found = CliRunner().invoke(main, ["dump", "check", str(dump(bug, packed=packed, advantages=True))])
+    assert found.exit_code == 0, found.output
+    said = "not checked: advantages of a group add up to 0"
+    assert (said in found.output) == (bug is not None)
+    assert ("(advantages, token_ids" in found.output) == (bug is None)
+    if bug:
+        sums = advantages_of(rollout(0), bug).reshape(2, -1).sum(1)
+        (told,) = re.findall(r"those of group 0-(\d) add up to (\S+);", found.output)
+        assert float(told[1]) == pytest.approx(float(sums[int(told[0])]), rel=1e-5)
+        assert "regress explain tells their formula (and at 1 more place)" in found.output
+
+
+@pytest.mark.extended
+def test_dump_check_adds_up_groups_of_updates_on_a_part_of_the_rollout(dump: Dump) -> None:
+    found = CliRunner().invoke(main, ["dump", "check", str(dump(minis=True, advantages=True))])
+    assert found.exit_code == 0, found.output
+    assert "(advantages, token_ids" in found.output
+    assert "samples of group" not in found.output
 
 
 @pytest.mark.extended

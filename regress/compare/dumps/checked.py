@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.dumps.contents import samples_of
 from regress.compare.dumps.gaps import gaps, lost_steps
+from regress.compare.dumps.joined import joined_samples, joined_words
 from regress.compare.dumps.listing import Listed, headers
+from regress.compare.dumps.match import Sample
 from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
@@ -29,14 +33,26 @@ CHECKSUM = "weights_sha256"
 """Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
 
 
-def check_dump(path: str) -> list[Verdict]:
-    """Judge a dump without golden values: invariants, agreement between ranks, and missing ranks.
+@dataclass
+class Judged:
+    """Verdicts on a dump, and of each invariant, by name, why a part of it was not checked."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    left: dict[str, list[str]] = field(default_factory=dict)
+
+    def leave(self, name: str, why: str) -> None:
+        """Keep why a part of an invariant was not checked."""
+        self.left.setdefault(name, []).append(why)
+
+
+def check_dump(path: str) -> Judged:
+    """Judge a dump without golden values: invariants, agreement between ranks, missing ranks and samples in one.
 
     Args:
         path: a folder or URL of a dump, or a golden case.
 
     Returns:
-        The verdicts in the order of computation.
+        The verdicts in the order of computation, and what was left out.
 
     Raises:
         DumpError: if there is no dump, or it is damaged.
@@ -44,16 +60,18 @@ def check_dump(path: str) -> list[Verdict]:
     """
     open_side.cache_clear()
     side = open_side(path)
-    found: list[Verdict] = []
-    found += lost_steps(side)
+    judged, found = Judged(), [*lost_steps(side)]
+    sampled: list[Sample] = []
     for step, names in sorted(by_step(side).items()):
         records = headers(side, names)
         for name in names:
             side.verify(name)
+        sampled += samples_of(side, [record for record in records if record.key.stage == "trajectory"])
         numbers = {side.entries[record.name][1].update for record in records if _of_update(record)}
         for number in sorted(numbers, key=lambda number: number or 0):
             own = [r for r in records if _of_update(r) and side.entries[r.name][1].update == number]
-            found += _checked(path, side, own, Place(step, number))
+            found += _checked(path, side, own, Place(step, number), judged)
+            found += _in_one(side, own, sampled, Place(step, number))
             if not number:
                 found += _weights(records, own, Place(step, number))
     if not found:
@@ -61,7 +79,8 @@ def check_dump(path: str) -> list[Verdict]:
             f"nothing in {path} could be checked: record batch_inputs, forward_data, is_loss_debug and loss, with "
             "their token layouts"
         )
-    return in_order(found)
+    judged.verdicts = in_order(found)
+    return judged
 
 
 def run_context_of_side(side: Side) -> RunContext:
@@ -78,14 +97,28 @@ def _of_update(record: Listed) -> bool:
     return record.key.stage not in ("trajectory", *STEP_STAGES)
 
 
-def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+def _in_one(
+    side: Side, records: Sequence[Listed], sampled: Sequence[Sample], place: Place
+) -> Iterator[Verdict]:
+    """Yield a verdict on samples of an update that are several rollouts, one behind the other."""
+    there = {key for record in records if record.key.stage == "forward_data" for key in record.samples}
+    unknown = there - {sample.key for sample in sampled}
+    found = [*joined_samples(side, records, unknown, sampled)] if sampled else []
+    if found:
+        detail = joined_words(found)
+        yield Verdict.fault(Status.COVERAGE, COVERAGE, "samples", place, detail, len(found), count=len(there))
+
+
+def _checked(
+    path: str, side: Side, records: Sequence[Listed], place: Place, judged: Judged
+) -> Iterator[Verdict]:
     yield from lost_ranks(side, records, place)
     yield from gaps(side, records, place)
     yield from _unplaced(records, place)
     yield from _not_finite(side, records, place)
     yield from unwritten(side, records, place)
     for unit in single_units((path, path), side, (), records, place, Selection()):
-        yield from (finding.verdict for finding in check_single(unit))
+        yield from (finding.verdict for finding in check_single(unit, judged.leave))
 
 
 def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,6 +53,32 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
         replace(sample, named=sample.key not in unnamed, place=places.get(sample.key))
         for sample in found.values()
     ]
+
+
+def groups_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, tuple[str, int]]:
+    """Return the group of each sample of an update, and the number of its samples, as the last rollouts tell.
+
+    A sample goes with the rollout of its id, else with the one of its tokens; of rollouts with the same tokens in
+    several groups it goes with none.
+    """
+    tapped = {
+        name: at.step for name, (type, at) in side.entries.items() if type == "trajectory" and at.step <= step
+    }
+    last = max(tapped.values(), default=0)
+    rollouts = [t for name in tapped if tapped[name] == last for t in rollouts_in(side.read(name))]
+    found = [(rollout.key, Tokens.of(rollout.tokens)) for rollout in rollouts if not rollout.is_val]
+    sizes = Counter(key[0] for key, _ in found)
+    own = {key: (key[0], sizes[key[0]]) for key, _ in found}
+    of_tokens: dict[Tokens, set[str]] = {}
+    for key, tokens in found:
+        of_tokens.setdefault(tokens, set()).add(key[0])
+    telling = [record for record in records if record.key.stage in TELLING]
+    for key, tokens in tokens_in(side, telling, own).items():
+        groups = of_tokens.get(tokens, ())
+        if len(groups) == 1:
+            (group,) = groups
+            own[key] = group, sizes[group]
+    return own
 
 
 def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:

@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.local_shard import others
 from regress.compare.dumps.contents import token_ids
 from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Sample, Tokens
 from regress.compare.dumps.sides import Side
 from regress.layout import SampleKey
 
+JOINED = "one behind the other"
+"""Words for a sample that is several known ones."""
 MOST = 1 << 16
 """Most tokens of an unknown sample that is looked into."""
 
@@ -36,6 +39,23 @@ def joined_samples(
         found = parts_of(ids, parts) if ids.size <= MOST else ()
         if len(found) > 1:
             yield key, found
+
+
+def joined_words(found: Sequence[tuple[SampleKey, Sequence[SampleKey]]], has: str = "") -> str:
+    """Return words for unknown samples that are known ones, one behind the other.
+
+    Args:
+        has: the dump that has them, ``golden`` or ``actual``, where there are two.
+    """
+    key, parts = found[0]
+    named = ", ".join(map(named_as, parts[:3])) + (" ..." if len(parts) > 3 else "")
+    where = f" of the {has} dump" if has else ""
+    return f"sample {named_as(key)}{where} is {len(parts)} samples, {JOINED} ({named}){others(len(found), 'sample')}"
+
+
+def named_as(key: SampleKey) -> str:
+    """Return the name of a sample, ``group/run``."""
+    return f"{key[0]}/{key[1]}"
 
 
 def parts_of(ids: NDArray[np.int64], parts: Mapping[Tokens, SampleKey]) -> tuple[SampleKey, ...]:

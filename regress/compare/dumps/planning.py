@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from regress.compare.alignment.local_shard import others
 from regress.compare.dumps.contents import samples_of, values_of
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.joined import joined_samples
+from regress.compare.dumps.joined import joined_samples, joined_words, named_as
 from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.match import Matching, Sample, match_samples
 from regress.compare.dumps.numbering import counted_otherwise, numbered_as
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.pairing import Update
-from regress.compare.dumps.presence import JOINED, one_sided, unmatched
+from regress.compare.dumps.presence import one_sided, unmatched
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.trajectories import QUANTITY as TRAJECTORY
 from regress.compare.verdicts.verdict import Place
 from regress.errors import CompareError
-from regress.layout import SampleKey
 
 _REPEATED = (
     "only repeat others without a gradient of their own ({}), as rows do that fill a batch up, and were not "
@@ -171,18 +169,13 @@ class _Step:
         ):
             found = [*joined_samples(side, records, keys, known)]
             if found:
-                key, parts = found[0]
-                named = ", ".join(map(_named, parts[:3])) + (" ..." if len(parts) > 3 else "")
-                return (
-                    f"sample {_named(key)} of the {has} dump is {len(parts)} samples, {JOINED} ({named})"
-                    f"{others(len(found), 'sample')}"
-                )
+                return joined_words(found, has)
         return ""
 
     def _tell(self, matching: Matching, joined: str) -> None:
         where = f"step {self.step}"
-        self.planned.golden_only += [f"{where}, sample {_named(key)}" for key in matching.golden_only]
-        self.planned.actual_only += [f"{where}, sample {_named(key)}" for key in matching.actual_only]
+        self.planned.golden_only += [f"{where}, sample {named_as(key)}" for key in matching.golden_only]
+        self.planned.actual_only += [f"{where}, sample {named_as(key)}" for key in matching.actual_only]
         self.planned.verdicts += unmatched(matching, Place(self.step), joined)
         if matching.by_content:
             self.planned.notes.append(
@@ -198,7 +191,7 @@ class _Step:
             (matching.ambiguous, _AMBIGUOUS),
         ):
             if keys:
-                names = ", ".join(map(_named, keys[:3])) + (" ..." if len(keys) > 3 else "")
+                names = ", ".join(map(named_as, keys[:3])) + (" ..." if len(keys) > 3 else "")
                 self.planned.notes.append(f"{where}: {len(keys)} samples {said.format(names)}")
 
     def _rollouts(self, golden: Sequence[Listed], actual: Sequence[Listed], matching: Matching) -> None:
@@ -239,7 +232,3 @@ def by_step(side: Side) -> dict[int, list[str]]:
     for name, (_, where) in side.entries.items():
         found.setdefault(where.step, []).append(name)
     return found
-
-
-def _named(key: SampleKey) -> str:
-    return f"{key[0]}/{key[1]}"

@@ -27,10 +27,6 @@ from regress.layout import SampleKey, TokenFrame
 _ARE = ("as is", "as are")
 
 
-JOINED = "one behind the other"
-"""Words for a sample that is several known ones."""
-
-
 def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Verdict]:
     """Yield verdicts on samples without a counterpart.
 

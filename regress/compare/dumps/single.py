@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from regress.compare.dumps.contents import groups_of
 from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.listing import Listed, headers
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES
@@ -114,12 +115,18 @@ def _repeated(records: Iterable[Listed], roots: Mapping[int, int]) -> bool:
     return False
 
 
-def check_single(unit: SingleUnit) -> list[Finding]:
-    """Check the records of one update."""
+def check_single(
+    unit: SingleUnit, leave: Callable[[str, str], None] = lambda name, why: None
+) -> list[Finding]:
+    """Check the records of one update; ``leave`` is told the name of an invariant, and why a part was not checked."""
     side = open_side(unit.actual)
     records = [side.read(name) for name in unit.actual_names]
     place = unit.place.step or 0, unit.place.update
-    found = check_records(records, unit.quantity, place=place, roots=unit.roots, config=side.config)
+    asked = any("advantages" in record.tensors for record in records)
+    groups = groups_of(side, place[0], headers(side, unit.actual_names)) if asked else {}
+    found = check_records(
+        records, unit.quantity, place=place, roots=unit.roots, config=side.config, groups=groups, leave=leave
+    )
     return [Finding(verdict, EXACT) for verdict in found]
 
 

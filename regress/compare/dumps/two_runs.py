@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from regress.compare.dumps.joined import JOINED
 from regress.compare.dumps.listing import headers
-from regress.compare.dumps.presence import JOINED
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import UPDATE_STAGES

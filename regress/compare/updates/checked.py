@@ -28,11 +28,16 @@ class Broken:
 
 @dataclass
 class Checked:
-    """Count of checks of an invariant, and the places where it is broken."""
+    """Count of checks of an invariant, the places where it is broken, and why others were left out."""
 
     count: int = 0
     broken: list[Broken] = field(default_factory=list)
     wrong: int = 0
+    left: list[str] = field(default_factory=list)
+
+    def leave(self, why: str) -> None:
+        """Keep why a part of what is recorded was not checked."""
+        self.left.append(why)
 
     def elements(
         self, expected: Floats, actual: Floats, bound: Floats | float, words: Callable[[int], str]

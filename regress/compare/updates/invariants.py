@@ -22,6 +22,7 @@ from regress.compare.metrics.ulps import spacing
 from regress.compare.quantities import ROUTER, SHARES
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.contradictions import check_certain, check_token_ids
+from regress.compare.updates.group_sums import GroupOf, check_group_sums
 from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
 from regress.compare.updates.parts import WEIGHTS, check_parts
 from regress.compare.updates.plan import Plan
@@ -63,6 +64,8 @@ def judge_invariants(
     planned: Plan,
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
+    groups: GroupOf | None = None,
+    leave: Callable[[str, str], None] = lambda name, why: None,
 ) -> list[Verdict]:
     """Return one verdict for each invariant that an update's records tell anything of.
 
@@ -72,9 +75,12 @@ def judge_invariants(
         planned: which ranks repeat each other's tokens.
         config: configuration of the run, nested; without it no invariant of the objective is checked.
         mesh: ranks that had to split the model; None if that is not known.
+        groups: those of the samples, as the rollouts of the step tell them.
+        leave: is told the name of each invariant of which a part was not checked, and why.
     """
-    update = _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}, mesh or Mesh())
-    return update.verdicts()
+    placed = RecordIndex(records, frame)
+    update = _Update(placed, frame, Place(*place), planned, config or {}, mesh or Mesh(), groups or {})
+    return update.verdicts(leave)
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,9 @@ class _Update:
     plan: Plan
     config: Mapping[str, Any]
     mesh: Mesh
+    groups: GroupOf
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self, leave: Callable[[str, str], None]) -> list[Verdict]:
         checks = {
             "masks": self._masks,
             "tokens": self._tokens,
@@ -109,6 +116,8 @@ class _Update:
             checks[name](known)
             if known.count:
                 found.append(known.verdict(name, self.place, sentence))
+            for why in known.left:
+                leave(name, f"{self.place}: {why}")
         return found
 
     @cached_property
@@ -206,27 +215,9 @@ class _Update:
         return 1.0
 
     def _advantages(self, known: Checked) -> None:
-        size = (self.config.get("data") or {}).get("group_size")
-        if self._objective.get("advantage") not in ("grpo", "rloo") or not isinstance(size, int) or size < 2:
-            return
-        by_function = self._objective.get("reward_aggregation", "sum_then_normalize") != "sum_then_normalize"
-        if by_function or self._objective.get("normalize_advantages"):
-            return  # they are shifted by a mean over the batch
-        values: dict[int, float] = {}
-        eps = 0.0
-        for _, canonical, (advantages,) in self._values("is_loss_debug", ["advantages"]):
-            samples = np.searchsorted(self.frame.offsets, canonical, side="right") - 1
-            eps = max(eps, _eps(advantages))
-            for sample in np.unique(samples):
-                values[int(sample)] = float(advantages[samples == sample][0])
-        groups: dict[str, list[int]] = {}
-        for index, (group, _) in enumerate(self.frame.samples):
-            groups.setdefault(group, []).append(index)
-        for group, members in groups.items():
-            if len(members) == size and all(member in values for member in members):
-                own = [values[member] for member in members]
-                bound = 64 * size * eps * max(1.0, *(abs(value) for value in own))
-                known.number(0.0, math.fsum(own), bound, f"the sum over group {group}")
+        found = self._values("is_loss_debug", ["advantages"])
+        values = ((canonical, advantages) for _, canonical, (advantages,) in found)
+        check_group_sums(known, values, self.frame, self.groups, self.config)
 
     @property
     def _computed(self) -> list[str]:

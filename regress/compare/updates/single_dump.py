@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from regress.compare.alignment.keys import key_of
@@ -10,6 +10,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
+from regress.compare.updates.group_sums import GroupOf
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.plan import Groups, Plan
 from regress.compare.updates.record_index import RecordIndex
@@ -27,18 +28,23 @@ def check_records(
     place: tuple[int, int | None],
     roots: Mapping[int, int] | None = None,
     config: Mapping[str, Any] | None = None,
+    groups: GroupOf | None = None,
+    leave: Callable[[str, str], None] = lambda name, why: None,
 ) -> list[Verdict]:
     """Return verdicts on one update, whose samples are found in its records.
 
     Args:
         quantity: ``invariants``, or ``replicas``: agreement between ranks.
         roots: see `plan_of`.
+        groups, leave: see `judge_invariants`.
     """
     frame = frame_of(records)
     placed = RecordIndex(records, frame)
     plan = plan_of(placed, records, roots)
     if quantity == INVARIANTS:
-        return judge_invariants(records, frame, place=place, planned=plan, config=config)
+        return judge_invariants(
+            records, frame, place=place, planned=plan, config=config, groups=groups, leave=leave
+        )
     return [*Replicas(Groups(placed, plan), Locator(frame), Place(*place)).verdicts()]
 
 

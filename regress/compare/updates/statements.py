@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 STATEMENTS: Mapping[str, tuple[str, str]] = {
     "masks": ("loss tokens and padding are disjoint", "response_mask or effective_valid"),
@@ -16,8 +16,8 @@ STATEMENTS: Mapping[str, tuple[str, str]] = {
     ),
     "advantages": (
         "advantages of a group add up to 0",
-        "is_loss_debug with advantages, algorithm.advantage (grpo or rloo, not normalized over the batch) and "
-        "data.group_size in its configuration",
+        "is_loss_debug with advantages, groups of the samples (trajectories, or data.group_size in its configuration) "
+        "and, where there is one, algorithm.advantage (grpo or rloo, not normalized over the batch)",
     ),
     "token_ids": (
         "all records of a token name the same token id",
@@ -57,8 +57,17 @@ STATEMENTS: Mapping[str, tuple[str, str]] = {
 """Name of an invariant -> its sentence, and what it is made of."""
 
 
-def not_asked(names: Collection[str]) -> Iterator[str]:
-    """Yield a sentence for each invariant that is none of these names."""
+def not_asked(names: Collection[str], left: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a sentence for each invariant that is none of these names, or of which a part was left out.
+
+    Args:
+        left: name -> why, for each update of which it was not checked in full.
+    """
     for name, (sentence, needs) in STATEMENTS.items():
-        if name not in names:
+        why = left.get(name, ())
+        if why:
+            more = f" (and at {len(why) - 1} more place{'s' * (len(why) > 2)})" if len(why) > 1 else ""
+            part = "in part, " if name in names else ""
+            yield f"{sentence} ({part}{name}; {why[0]}{more})"
+        elif name not in names:
             yield f"{sentence} ({name}; it needs {needs})"

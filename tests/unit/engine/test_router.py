@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regress.compare.dumps.checked import check_dump
+from regress import check_dump
 from regress.dump.reader import DumpReader
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording
