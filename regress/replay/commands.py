@@ -108,7 +108,7 @@ def calibrate(
         )
     rows = rows_of(found.floors, found.proof)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
-    wide.print(table(case, rows))
+    wide.print(table(case, rows).rich())
     for line in [*notes(rows), *([] if found.proof is None else found.proof.alarms)]:
         echo(line)
     if proof and not tried_faults():
@@ -166,7 +166,7 @@ def validate(
     """
     from regress.replay.validation import replays_of_seed, small_faults
     from regress.replay.validation import validate as run
-    from regress.report.validation import faults_table, headroom_table
+    from regress.report.calibration import faults_table, headroom_table
 
     console = Console()
     opened = open_store(golden_dir).case(case)
@@ -174,12 +174,12 @@ def validate(
         found = run(opened, seeds, faults=faults, advance=bar.advance)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     echo("largest multiple of the tolerance in healthy replays:")
-    wide.print(headroom_table(found.healthy))
+    wide.print(headroom_table(found.healthy).rich())
     if faults and not small_faults():
         echo(_NO_FAULTS)
     elif faults:
         echo("faults, in multiples of the tolerance in float32:")
-        wide.print(faults_table(found.faulty))
+        wide.print(faults_table(found.faulty).rich())
     for line in (*found.alarms, *found.misses):
         echo(line)
     if report is not None:

@@ -231,16 +231,16 @@ def _launch(
 def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:
     from regress.replay.record import surroundings
     from regress.report.github import annotated, annotation
-    from regress.report.grid import grid, matrix, render
     from regress.report.groups import GROUPS
+    from regress.report.headroom import STAGES, variant_rows, variants_table
     from regress.report.model import Report
-    from regress.report.ranks import first_failing
+    from regress.report.terminal import first_failing
     from regress.report.text import told
     from regress.report.write import write_report
 
-    rows = grid(results.calls, results.errors)
+    rows = variant_rows(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
-    wide.print(render(rows))
+    wide.print(variants_table(rows, STAGES).rich())
     groups = results.groups()
     for group in groups[:GROUPS]:
         assert group.first is not None
@@ -261,7 +261,11 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
         echo(f"and {len(groups) - GROUPS} more")
     broken = first_failing(results.all_calls)
     if broken is not None:
-        for part in (Text(broken.title, "bold"), broken.render(_RANKS, _MICROS), Text(broken.statistics)):
+        for part in (
+            Text(broken.title, "bold"),
+            broken.table(_RANKS, _MICROS).rich(),
+            Text(broken.statistics),
+        ):
             wide.print(part)
     for name, error in results.errors.items():
         echo(f"{name} cannot be replayed: {error}")
@@ -280,7 +284,7 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
                 "command": shlex.join(["regress", *sys.argv[1:]]),
                 **surroundings(results.cases.values()),
             },
-            matrix=matrix(rows),
+            variants=rows,
         )
         for path in write_report(report, whole):
             echo(f"written: {path}")

@@ -26,8 +26,8 @@ from regress.replay.record import record
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
+from regress.report.calibration import Faulty, Healthy
 from regress.report.numbers import plural
-from regress.report.validation import Faulty, Healthy
 
 SEEDS = 3
 

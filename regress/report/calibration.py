@@ -1,22 +1,19 @@
-"""Results of a calibration: a table for the terminal, a page, and JSON for programs."""
+"""Results of a calibration and of its validation: tables, a page, and JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
 from regress.dump.location import Location
 from regress.dump.outputs import write_outputs
+from regress.report.headroom import in_order_of_computation
 from regress.report.html import Chart, Line, Page, Panel, script_json
-from regress.report.html import Table as HtmlTable
 from regress.report.numbers import short
+from regress.report.table import Table
 
 _NAMED = 3
 
@@ -51,27 +48,15 @@ class Row:
 
 _COLUMNS = ("quantity", "precision", "noise floor", "which is", "tolerance")
 _PROOF = ("healthy spread", "of tolerance", "smallest known fault", "x tolerance")
-_WORDS = ("quantity", "precision", "which is", "smallest known fault")
-_FOLDED = ("which is", "smallest known fault")
 
 
 def table(case: str, rows: Sequence[Row]) -> Table:
-    """Return the table for the terminal; columns without any measurement are left out."""
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left")
-    found.title = f"{case}: {_SCALE}"
-    columns, cells = _texts(rows)
-    for title in columns:
-        justify: Literal["left", "right"] = "left" if title in _WORDS else "right"
-        found.add_column(title, justify=justify, no_wrap=title not in _FOLDED, overflow="fold")
-    for line in cells:
-        found.add_row(*map(Text, line))
-    return found
-
-
-def _texts(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return columns and cells of the table."""
+    """Return the table; columns without any measurement are left out."""
     proved = any(row.closest is not None or row.fault is not None for row in rows)
-    return (*_COLUMNS, *_PROOF) if proved else _COLUMNS, [_cells(row, proved) for row in rows]
+    columns = (*_COLUMNS, *_PROOF) if proved else _COLUMNS
+    cells = [_cells(row, proved) for row in rows]
+    words = ("quantity", "precision", "which is", "smallest known fault")
+    return Table(columns, cells, f"{case}: {_SCALE}", words=words, folded=words[2:])
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -128,24 +113,13 @@ _SCALE = "sizes are relative to the largest golden value"
 def to_html(case: str, rows: Sequence[Row]) -> str:
     """Return the page: each precision has a chart, on one scale; all have a table."""
     charts = charts_of(rows)
-    columns, cells = _texts(rows)
-    lines = [*map(Line, notes(rows))]
-    return Page(
-        case,
-        "what correct computations differ by, what is tolerated, and what faults differ by",
-        panels=[
-            Panel("", "charts", charts=[Chart(f"chart-{n}", one["title"]) for n, one in enumerate(charts)]),
-            Panel(
-                "Sizes",
-                "sizes",
-                f"All {_SCALE}.",
-                lines=lines,
-                tables=[HtmlTable(columns, cells, words=_WORDS)],
-            ),
-        ],
-        program=("plot.js", "calibration.js"),
-        data=script_json(charts),
-    ).html()
+    panels = [
+        Panel("", "charts", charts=[Chart(f"chart-{n}", one["title"]) for n, one in enumerate(charts)]),
+        Panel("Sizes", "sizes", lines=[*map(Line, notes(rows))], tables=[table(case, rows)]),
+    ]
+    summary = "what correct computations differ by, what is tolerated, and what faults differ by"
+    program = ("plot.js", "calibration.js")
+    return Page(case, summary, panels=panels, program=program, data=script_json(charts)).html()
 
 
 def charts_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -211,3 +185,57 @@ def _told(mark: str, row: Row) -> str:
         "tolerance": "; ".join(f"{pattern} apart: {short(bound)}" for pattern, bound in row.ill.items()),
         "smallest known fault": f"{row.fault}, {short(row.multiple or 0.0)} x tolerance",
     }[mark]
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """One quantity of one healthy replay; ``multiple`` is that of its tolerance."""
+
+    seed: int
+    name: str
+    precision: str
+    quantity: str
+    multiple: float
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """One fault under one seed: whether it changes anything beyond rounding, whether it fails, and its size."""
+
+    seed: int
+    name: str
+    exercised: bool
+    caught: bool
+    multiple: float
+    worst: str
+
+
+def headroom_table(rows: Sequence[Healthy]) -> Table:
+    """Return a row for each quantity, and one for all: the largest multiple in each precision, with its replay."""
+    precisions = list(dict.fromkeys(row.precision for row in rows))
+    table = []
+    for quantity in [*in_order_of_computation({row.quantity for row in rows}), None]:
+        cells = ["any" if quantity is None else quantity]
+        for precision in precisions:
+            own = [row for row in rows if row.precision == precision and quantity in (None, row.quantity)]
+            widest = max(own, key=lambda row: row.multiple)
+            cells += [short(widest.multiple), f"{widest.name}, seed {widest.seed}" if widest.multiple else ""]
+        table.append(cells)
+    columns = ("quantity", *(name for precision in precisions for name in (precision, "in")))
+    return Table(columns, table, words=("quantity", "in"))
+
+
+def faults_table(rows: Iterable[Faulty]) -> Table:
+    """Return a row for each fault: the seeds under which it changes anything, those in which it fails, and its size."""
+    by_name: dict[str, list[Faulty]] = {}
+    for row in rows:
+        by_name.setdefault(row.name, []).append(row)
+    table = []
+    for name, own in by_name.items():
+        hit = sorted((row for row in own if row.exercised), key=lambda row: row.multiple)
+        caught = str(sum(row.caught for row in hit))
+        ends = (short(hit[0].multiple), short(hit[-1].multiple), hit[0].worst) if hit else ("-", "-", "")
+        table.append((name, str(len(own)), str(len(hit)), caught, *ends))
+    where = "where, in the smallest"
+    columns = ("fault", "seeds", "exercised", "caught", "smallest multiple", "largest", where)
+    return Table(columns, table, words=("fault", where), folded=(where,))

@@ -1,23 +1,16 @@
-"""Headroom of passing comparisons: the closest call of every quantity and precision."""
+"""Headroom of passing comparisons: the closest call of every quantity and precision, and of every variant."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from regress.compare.quantities import order_of
 from regress.report.call import Call
 from regress.report.numbers import short
-
-
-class Matrix(NamedTuple):
-    """Headroom of several variants: a table for people, and a tree for programs."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    tree: Sequence[Mapping[str, Any]]
+from regress.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -102,6 +95,17 @@ def closest_calls(calls: Iterable[Call]) -> list[Closest]:
     return sorted(rows, key=lambda row: (order_of(row.quantity), row.quantity, row.precision))
 
 
+def closest_table(rows: Sequence[Closest]) -> Table:
+    """Return the table of closest calls."""
+    failed = [number for number, row in enumerate(rows) if row.failed]
+    return Table(COLUMNS, [row.cells() for row in rows], words=WORDS, bad=failed)
+
+
+def in_order_of_computation(quantities: Iterable[str]) -> list[str]:
+    """Return quantities in the order in which they are computed."""
+    return sorted(quantities, key=lambda quantity: (order_of(quantity), quantity))
+
+
 def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
     passed = [call for call in calls if call.verdict.ok]
     # ties go to the first name, whatever order workers report in
@@ -112,3 +116,96 @@ def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("trajectory", "coverage", "replicas", "batch_inputs"),
+    "weights": ("advantages", "weights", "sampler_weights"),
+    "hidden": ("activations",),
+    "log-probs": ("log_probs", "old_log_probs", "ref_log_probs", "entropy"),
+    "loss": ("kl", "ratio", "policy_loss", "entropy_loss", "token_loss", "loss"),
+    "gradient": (
+        *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
+        *("gradient", "grad_norm"),
+    ),
+    "update": ("optimizer", "param", "metrics", "step_metrics"),
+}
+"""Quantities that share a column where there is no room for one each, in the order of computation."""
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant in one precision, over all cases that it was replayed on.
+
+    Attributes:
+        name: name of the variant, with its precision.
+        cells: quantity -> all comparisons of it.
+        replays: number of replays.
+        errors: reasons why replays could not be judged.
+    """
+
+    name: str
+    cells: Mapping[str, Closest]
+    replays: int
+    errors: tuple[str, ...]
+
+    @property
+    def failed(self) -> int:
+        """Number of failed comparisons."""
+        return sum(cell.failed for cell in self.cells.values())
+
+    def cell(self, quantities: Iterable[str]) -> str:
+        """Return the least headroom among some quantities, the number of their failed comparisons, or ``not run``."""
+        found = [self.cells[name] for name in quantities if name in self.cells]
+        if not found:
+            return "not run" if self.errors else ""
+        if failed := sum(cell.failed for cell in found):
+            return f"{failed} failed"
+        return _room(min(cell.headroom for cell in found))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dict of strict JSON values."""
+        cells = {name: cell.to_json() for name, cell in self.cells.items()}
+        return {"variant": self.name, "replays": self.replays, "errors": [*self.errors], "quantities": cells}
+
+
+def variant_rows(calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]) -> list[VariantRow]:
+    """Return one row for each variant and precision.
+
+    Args:
+        calls: calls by replay, ``case/variant``, in the order of the rows.
+        errors: replay -> why it could not be judged.
+    """
+    names: dict[str, list[str]] = {}
+    for replay in [*calls, *(replay for replay in errors if replay not in calls)]:
+        names.setdefault(replay.partition("/")[2], []).append(replay)
+    return [_row(name, replays, calls, errors) for name, replays in names.items()]
+
+
+def _row(
+    name: str, replays: Sequence[str], calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]
+) -> VariantRow:
+    found = closest_calls(call._replace(precision="") for replay in replays for call in calls.get(replay, ()))
+    told = tuple(f"{replay}: {errors[replay]}" for replay in replays if replay in errors)
+    return VariantRow(name, {cell.quantity: cell for cell in found}, len(replays), told)
+
+
+def variants_table(rows: Sequence[VariantRow], groups: Mapping[str, Sequence[str]] | None = None) -> Table:
+    """Return the table of the least headroom of each variant; ``12 x``: an error could have been twelve times as large.
+
+    Args:
+        groups: quantities that share a column, by its title, such as `STAGES`; by default each has its own.
+    """
+    if groups is None:
+        names = in_order_of_computation({name for row in rows for name in row.cells})
+        groups = {name: (name,) for name in names}
+    cells = [(row.name, *map(row.cell, groups.values()), str(row.replays)) for row in rows]
+    bad = [number for number, row in enumerate(rows) if row.failed or row.errors]
+    return Table(("variant", *groups, "replays"), cells, words=("variant",), bad=bad, marked=True)
+
+
+def _room(headroom: float) -> str:
+    """Return a headroom in few characters."""
+    if math.isinf(headroom):
+        return "equal"
+    return f"{headroom:.0f} x" if 100 <= headroom < 100_000 else f"{short(headroom)} x"

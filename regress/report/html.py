@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from regress.printed import printable
+from regress.report.table import Table
 
 
 class Card(NamedTuple):
@@ -37,24 +38,6 @@ class Chart(NamedTuple):
     title: str
     hint: str = ""
     wide: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of texts.
-
-    Attributes:
-        title: name above it, where there are several.
-        words: columns that are aligned as words; all of them by default.
-        marked: text that marks a cell as bad.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-    hint: str = ""
-    words: Collection[str] | None = None
-    marked: str = ""
 
 
 @dataclass(frozen=True)

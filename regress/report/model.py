@@ -14,7 +14,7 @@ from regress.dump.jsontext import strict
 from regress.printed import printable_tree
 from regress.redaction import redacted_tree
 from regress.report.call import Call
-from regress.report.headroom import Closest, Matrix, closest_calls
+from regress.report.headroom import Closest, VariantRow, closest_calls
 from regress.report.numbers import plural
 from regress.report.tokens import TokenTable
 
@@ -46,7 +46,7 @@ class Report:
             recording.
         notes: sentences that belong to no verdict.
         tensors: number of compared tensors, if larger than the number of calls.
-        matrix: headroom of several variants.
+        variants: headroom of several variants.
         sections: further top-level keys of the JSON file: those of the report that NexRL's script documents.
         error: why nothing could be judged, as `RegressError.to_json` tells it.
         ended: exit code of the command, where it follows another rule than `exit_code` does.
@@ -61,7 +61,7 @@ class Report:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     tensors: int = 0
-    matrix: Matrix | None = None
+    variants: Sequence[VariantRow] = ()
     sections: Mapping[str, Any] = field(default_factory=dict)
     error: Mapping[str, str] | None = None
     ended: int | None = None
@@ -144,7 +144,7 @@ class Report:
             "tensors": self.tensors,
             "errors": self.errors,
             "headroom": [row.to_json() for row in self.closest if every or row.failed],
-            "variants": [] if self.matrix is None else [*self.matrix.tree],
+            "variants": [row.to_json() for row in self.variants],
             "divergences": {where: _told(found) for where, found in self.divergences.items()},
             "diagnoses": {where: [_told(one) for one in found] for where, found in self.diagnoses.items()},
             "tokens": [table.to_json() for table in (self.tokens if every else self._first_tokens())],

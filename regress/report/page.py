@@ -8,14 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
-from regress.compare.quantities import order_of
 from regress.compare.verdicts.affected import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, strict
 from regress.printed import printable
 from regress.report.call import Call
-from regress.report.headroom import COLUMNS, WORDS
-from regress.report.html import Card, Chart, Line, Page, Panel, Table, packed_json, script_json
+from regress.report.headroom import closest_table, in_order_of_computation, variants_table
+from regress.report.html import Card, Chart, Line, Page, Panel, packed_json, script_json
 from regress.report.model import Report
 from regress.report.numbers import multiple, short
 from regress.report.text import headline
@@ -90,12 +89,9 @@ def _panels(report: Report) -> Iterator[Panel]:
     if report.tokens:
         yield Panel("Tokens", "tokens", controls="tokens.html.j2")
     hint = "How many times larger the largest error of each quantity could have been."
-    rows = [row.cells() for row in report.closest]
-    yield Panel("Headroom", "headroom", hint, tables=[Table(COLUMNS, rows, words=WORDS)])
-    if report.matrix:
-        columns = report.matrix.columns
-        table = Table(columns, report.matrix.rows, words=columns[:1], marked=" failed")
-        yield Panel("Variants", "variants", tables=[table])
+    yield Panel("Headroom", "headroom", hint, tables=[closest_table(report.closest)])
+    if report.variants:
+        yield Panel("Variants", "variants", tables=[variants_table(report.variants)])
     if report.notes or report.environment:
         yield Panel("Notes", lines=[*map(Line, report.notes)], facts=report.environment)
 
@@ -192,7 +188,7 @@ def figure(value: float | None) -> float | str | None:
 def _quantities(report: Report) -> list[str]:
     found = {call.verdict.quantity for call in report.calls}
     found |= {values.quantity for table in report.tokens for values in table.values}
-    return sorted(found, key=lambda quantity: (order_of(quantity), quantity))
+    return in_order_of_computation(found)
 
 
 def _layers(calls: Iterable[Call]) -> list[dict[str, Any]]:

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from regress.report.html import Card, Chart, Line, Page, Panel, Table, script_json
+from regress.report.html import Card, Chart, Line, Page, Panel, script_json
 from regress.report.numbers import plural, short
 from regress.report.run_data import Point, RunData, Segment, columns_of
+from regress.report.table import Table
 
 
 @dataclass(frozen=True)

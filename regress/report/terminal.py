@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from regress.compare.quantities import order_of
+from regress.compare.verdicts.verdict import Verdict
 from regress.printed import printable
-from regress.report.headroom import COLUMNS, WORDS, Closest
+from regress.report.call import Call
+from regress.report.headroom import COLUMNS, Closest, closest_table
 from regress.report.model import Report
-from regress.report.numbers import plural
-from regress.report.ranks import first_failing, rank_tables
+from regress.report.numbers import plural, short
+from regress.report.table import Table
 from regress.report.text import headline
 
 WIDTH, HEIGHT = 80, 24
@@ -88,7 +91,7 @@ def _blocks(report: Report, width: int, causes: bool) -> Iterator[RenderableType
     if len(report.errors) > 3:
         yield _text(f"and {len(report.errors) - 3} more could not be judged")
     yield from _failures(report, width, causes)
-    yield headroom_table(_nearest_first(report), width)
+    yield headroom_table(_nearest_first(report), width).rich()
 
 
 def _state(report: Report) -> Text:
@@ -112,7 +115,7 @@ def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableTy
     if table is not None:
         yield _text("")
         yield _cut(_text(table.title, "bold"), width)
-        yield table.render(ranks=4, micros=max(1, (width - 16) // 13))
+        yield table.table(ranks=4, micros=max(1, (width - 16) // 13)).rich()
         yield _text(table.statistics)
         yield _text("")
 
@@ -130,22 +133,13 @@ def _everything(report: Report, width: int) -> Iterator[RenderableType]:
         yield f"--- {table.title} ---"
         yield "\n".join(table.lines())
         yield table.statistics
-    yield headroom_table(report.closest, max(width, 200))
+    yield headroom_table(report.closest, max(width, 200)).rich()
     yield _text("\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())]))
 
 
-def headroom_table(rows: list[Closest], width: int) -> Table:
+def headroom_table(rows: Sequence[Closest], width: int) -> Table:
     """Return the closest call of every quantity, in as many columns as there is room for."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    cells = [row.cells() for row in rows]
-    wanted = [i for i, name in enumerate(COLUMNS) if width >= _WIDE or name in _NARROW]
-    used = [index for index in wanted if any(row[index] for row in cells)]
-    for title in (COLUMNS[index] for index in used):
-        words = title in WORDS
-        table.add_column(title, justify="left" if words else "right", no_wrap=True)
-    for row, line in zip(rows, cells, strict=True):
-        table.add_row(*(_text(line[index]) for index in used), style="red" if row.failed else None)
-    return table
+    return closest_table(rows).only(COLUMNS if width >= _WIDE else _NARROW)
 
 
 def _nearest_first(report: Report) -> list[Closest]:
@@ -170,3 +164,125 @@ def _cut(text: Text, width: int) -> Text:
 
 def _more(count: int) -> str:
     return f"and {plural(count, 'more line')}"
+
+
+Key = tuple[int | None, int | None]
+"""Rank and microbatch; None where one value applies to all of them."""
+
+
+@dataclass(frozen=True)
+class RankTable:
+    """Comparisons of one quantity in one replay or pair of dumps.
+
+    Attributes:
+        where: place of the calls.
+        quantity: its name.
+        cells: the verdicts at each rank and microbatch.
+    """
+
+    where: str
+    quantity: str
+    cells: dict[Key, list[Verdict]]
+
+    @property
+    def failed(self) -> int:
+        """Number of comparisons that are not ok."""
+        return sum(not verdict.ok for verdicts in self.cells.values() for verdict in verdicts)
+
+    @property
+    def title(self) -> str:
+        """Title such as ``log_probs of dense/tp2: 3 of 16 checks failed``."""
+        count = sum(map(len, self.cells.values()))
+        found = f"{self.failed} of {plural(count, 'check')} failed" if self.failed else plural(count, "check")
+        return f"{self.quantity} of {self.where}: {found}"
+
+    @property
+    def statistics(self) -> str:
+        """Largest, smallest and mean of the cells' largest differences, in words."""
+        found = [_difference(verdicts) for verdicts in self.cells.values()]
+        finite = [value for value in found if math.isfinite(value)]
+        odd = f", {len(found) - len(finite)} without a number" if len(finite) < len(found) else ""
+        if not finite:
+            return f"diff: none{odd}"
+        mean = math.fsum(finite) / len(finite)
+        return f"diff: max {short(max(finite))}, min {short(min(finite))}, mean {short(mean)}{odd}"
+
+    def lines(self) -> list[str]:
+        """Return the whole table as plain text; a terminal's table is made far more slowly."""
+        whole = self.table()
+        table = [whole.columns, *whole.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        texts = [
+            "   ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+            for line in table
+        ]
+        return [texts[0], "\u2500" * (sum(widths) + 3 * (len(widths) - 1)), *texts[1:]]
+
+    def table(self, ranks: int | None = None, micros: int | None = None) -> Table:
+        """Return the table with a limited number of ranks and microbatches, failed ones first."""
+        rows, more_rows = _chosen([key[0] for key in self.cells], self._bad(0), ranks)
+        columns, more_columns = _chosen([key[1] for key in self.cells], self._bad(1), micros)
+        cells = [[_name("rank", rank), *(_told(self.cells.get((rank, n))) for n in columns)] for rank in rows]
+        cells += [[plural(more_rows, "more rank")]] if more_rows else []
+        titles = ["", *(_name("micro", micro) for micro in columns)]
+        titles += [f"{more_columns} more"] if more_columns else []
+        return Table(titles, cells, words=("",), marked=True)
+
+    def _bad(self, axis: int) -> set[int | None]:
+        return {key[axis] for key, verdicts in self.cells.items() if not all(v.ok for v in verdicts)}
+
+
+def rank_tables(calls: Iterable[Call]) -> list[RankTable]:
+    """Return one table for each place of comparison and quantity, the latter in the order of computation."""
+    found: dict[tuple[str, str], dict[Key, list[Verdict]]] = {}
+    for call in calls:
+        verdict = call.verdict
+        cells = found.setdefault((call.where, verdict.quantity), {})
+        cells.setdefault((verdict.place.rank, verdict.place.micro), []).append(verdict)
+    tables = [RankTable(where, quantity, cells) for (where, quantity), cells in found.items()]
+    wheres = [*dict.fromkeys(table.where for table in tables)]
+    return sorted(tables, key=lambda table: (wheres.index(table.where), order_of(table.quantity)))
+
+
+def first_failing(calls: Sequence[Call]) -> RankTable | None:
+    """Return the quantity that failed first, in the update in which it did; None if nothing failed."""
+    first = next((call for call in calls if not call.verdict.ok), None)
+    if first is None:
+        return None
+    return rank_tables(call for call in calls if _together(call) == _together(first))[0]
+
+
+def _together(call: Call) -> tuple[object, ...]:
+    return call.where, call.verdict.quantity, call.verdict.place.step, call.verdict.place.update
+
+
+def _difference(verdicts: Sequence[Verdict]) -> float:
+    """Return the largest difference; infinite for a verdict without one, such as a missing tensor."""
+    return max(v.max_error if v.ok or v.worst is not None else math.inf for v in verdicts)
+
+
+def _told(verdicts: Sequence[Verdict] | None) -> str:
+    """Return what a cell says."""
+    if verdicts is None:
+        return ""
+    bad = [verdict for verdict in verdicts if not verdict.ok]
+    difference = _difference(bad or verdicts)
+    told = short(difference) if math.isfinite(difference) else str(bad[0].status if bad else "ok")
+    return f"✗ {told}" if bad else f"✓ {told}"
+
+
+def _chosen(
+    names: Iterable[int | None], bad: set[int | None], limit: int | None
+) -> tuple[list[int | None], int]:
+    """Return the names to show, in order, and the number of the others."""
+    known = sorted(set(names), key=_number)
+    first = sorted(known, key=lambda name: (name not in bad, _number(name)))[:limit]
+    return sorted(first, key=_number), len(known) - len(first)
+
+
+def _number(name: int | None) -> int:
+    return -1 if name is None else name
+
+
+def _name(word: str, number: int | None) -> str:
+    return "all" if number is None else f"{word}{number}"

@@ -47,7 +47,7 @@ ROWS = st.lists(
 def shown(*rows: Row) -> list[str]:
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
-        console.print(table("dense", rows))
+        console.print(table("dense", rows).rich())
     return capture.get().splitlines()
 
 

@@ -70,7 +70,7 @@ def test_equally_close_calls_are_told_apart_by_name() -> None:
 
 
 def test_the_table() -> None:
-    text = printed(headroom_table(closest_calls(CALLS), 200), 200, False)
+    text = printed(headroom_table(closest_calls(CALLS), 200).rich(), 200, False)
     header, _, *lines = [line for line in text.splitlines() if line.strip()]
     assert all(column in header for column in COLUMNS)
     assert "equal" in lines[0]

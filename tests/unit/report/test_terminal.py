@@ -15,8 +15,7 @@ from regress.report import github
 from regress.report.call import Call
 from regress.report.github import LIMIT, append_step_summary, step_summary
 from regress.report.model import Report
-from regress.report.ranks import first_failing, rank_tables
-from regress.report.terminal import HEIGHT, WIDTH, colourful, screen, whole
+from regress.report.terminal import HEIGHT, WIDTH, colourful, first_failing, rank_tables, screen, whole
 
 QUANTITIES = ("batch_inputs", "log_probs", "ratio", "loss", "gradient")
 

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.report.call import Call
-from regress.report.grid import COLUMNS, Row, by_stage, grid, matrix, render
-from regress.report.headroom import Matrix
+from regress.report.headroom import STAGES, VariantRow, variant_rows, variants_table
+from regress.report.model import Report
 
 
 def call(where: str, quantity: str, multiple: float, status: Status = Status.OK) -> Call:
@@ -25,8 +25,8 @@ CALLS = {
 ERRORS = {"gpt2/tp2-fp32": "rank 1 is gone", "gpt2/cp2": "no"}
 
 
-def rows() -> list[Row]:
-    return grid(CALLS, ERRORS)
+def rows() -> list[VariantRow]:
+    return variant_rows(CALLS, ERRORS)
 
 
 def test_a_row_is_a_variant_over_its_cases_with_the_least_headroom() -> None:
@@ -36,20 +36,21 @@ def test_a_row_is_a_variant_over_its_cases_with_the_least_headroom() -> None:
     assert first.cell(["log_probs", "entropy"]) == "2 x"
     assert first.cell(["gradient", "grad_norm"]) == "1 failed"
     assert first.cell(["param"]) == ""
+    assert second.cell(["param"]) == "not run"
     assert (second.name, second.replays, second.errors) == ("tp2-fp32", 2, ("gpt2/tp2-fp32: rank 1 is gone",))
     assert second.cell(["batch_inputs"]) == "equal"
     assert (third.name, third.replays) == ("cp2", 1)
 
 
 def test_the_table_has_a_column_for_each_stage() -> None:
-    cells = by_stage(rows())
-    assert [dict(zip(COLUMNS, row, strict=True))["log-probs"] for row in cells] == [
+    table = variants_table(rows(), STAGES)
+    assert [dict(zip(table.columns, row, strict=True))["log-probs"] for row in table.rows] == [
         "2 x",
         "not run",
         "not run",
     ]
     console = Console(width=120, record=True)
-    console.print(render(rows()))
+    console.print(variants_table(rows(), STAGES).rich())
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[0] == [
         "variant",
@@ -61,17 +62,16 @@ def test_the_table_has_a_column_for_each_stage() -> None:
 
 def test_it_fits_a_terminal() -> None:
     console = Console(width=100, record=True)
-    console.print(render(rows()))
+    console.print(variants_table(rows(), STAGES).rich())
     assert "…" not in console.export_text()
 
 
 def test_a_report_holds_every_quantity_of_every_variant() -> None:
-    found = matrix(rows())
-    assert isinstance(found, Matrix)
-    assert found.columns == ("variant", "batch_inputs", "log_probs", "entropy", "gradient", "replays")
-    assert [row["variant"] for row in found.tree] == ["dp2", "tp2-fp32", "cp2"]
-    cells = found.tree[0]["quantities"]
+    table, tree = variants_table(rows()), Report("x", variants=rows()).to_json()["variants"]
+    assert table.columns == ("variant", "batch_inputs", "log_probs", "entropy", "gradient", "replays")
+    assert [row["variant"] for row in tree] == ["dp2", "tp2-fp32", "cp2"]
+    cells = tree[0]["quantities"]
     assert list(cells) == ["log_probs", "entropy", "gradient"]
     assert cells["log_probs"]["headroom"] == 2.0
     assert cells["log_probs"]["closest"]["where"] == "dense/dp2"
-    assert found.tree[1]["errors"] == ["gpt2/tp2-fp32: rank 1 is gone"]
+    assert tree[1]["errors"] == ["gpt2/tp2-fp32: rank 1 is gone"]
