@@ -107,7 +107,7 @@ function drawHistogram(records) {
     (isOk(record) ? within : beyond)[bin] += 1;
   }
   const bars = [["within", within, "var(--good)"], ["beyond", beyond, BEYOND]].map(([name, counts, color]) => ({
-    name, color, width: 0.42, points: counts.map((count, bin) => [FLOOR + bin / 2 - 0.25, count, `${count} ${name}`]),
+    name, color, width: 0.42, points: counts.map((count, bin) => [FLOOR + bin / 2 - 0.25, count, `${count} ${name}\nup to ${short(10 ** (FLOOR + bin / 2))} × tolerance`]),
   }));
   return chart(byId("histogram"), { title: "Against tolerance", bars, x: multiples("error in multiples of the tolerance"), y: { title: "records" }, limits: [{ x: 0, color: BEYOND }] });
 }

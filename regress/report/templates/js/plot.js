@@ -122,15 +122,15 @@ function grids(all) {
 /** A plot whose marks, in rows, tell their texts: the one within `near` pixels of the pointer, or the one that arrow keys choose; a click and Enter act. */
 function reading(plot, rows, label, near) {
   const tip = element("div", "tip", { role: "status" }), ring = svg("rect", { class: "ring", rx: 4 }), found = element("div", "read", {}, plot, tip);
-  const [, , width, height] = plot.getAttribute("viewBox").split(" ").map(Number), middle = (mark) => mark.x + mark.width / 2;
+  const [, , width] = plot.getAttribute("viewBox").split(" ").map(Number), middle = (mark) => mark.x + mark.width / 2;
   let row = 0, index = -1;
   const show = (mark) => {
     tip.textContent = mark?.text ?? "";
     if (!mark) return ring.remove();
     const pad = mark.width ? 1 : 5;
     plot.append(filled(ring, { x: mark.x - pad, y: mark.y - pad, width: mark.width + 2 * pad, height: mark.height + 2 * pad }, []));
-    const aside = middle(mark) > width / 2;
-    Object.assign(tip.style, { left: aside ? "" : `${(100 * middle(mark)) / width}%`, right: aside ? `${100 - (100 * middle(mark)) / width}%` : "", bottom: `${100 - (100 * (mark.y - pad - 3)) / height}%` });
+    const box = plot.getBoundingClientRect(), scale = box.width / width, x = box.x + middle(mark) * scale, over = x > innerWidth / 2 ? tip.offsetWidth + 8 : -8;
+    Object.assign(tip.style, { left: `${x - over}px`, top: `${Math.max(4, box.y + (mark.y - pad) * scale - tip.offsetHeight - 4)}px` });
     return undefined;
   };
   const current = () => rows[row]?.[index];
