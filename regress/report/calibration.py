@@ -127,64 +127,50 @@ def charts_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     quantity, as powers of ten.
     """
     quantities = [*dict.fromkeys(row.quantity for row in rows)]
-    powers = [math.log10(size) for row in rows for size in _sizes(row).values() if size is not None]
-    ends = math.floor(min(powers, default=-1)), math.ceil(max(powers, default=0))
-    x = {"title": _SCALE, "range": [ends[0] - 0.3, ends[1] + 0.3]}
-    x |= {"ticks": [[power, f"1e{power}"] for power in range(ends[0], ends[1] + 1)]}
-    y = {"range": [0.4 - len(quantities), 0.6], "ticks": [[-n, name] for n, name in enumerate(quantities)]}
+    charts: dict[str, list[list[tuple[float, int, str]]]] = {}
+    for row in rows:
+        marks = charts.setdefault(row.precision, [[] for _ in _MARKS])
+        for (name, *_), points, (size, told) in zip(_MARKS, marks, _sizes(row), strict=True):
+            if size is not None and 0 < size < math.inf:
+                words = f"{row.quantity}: {name} {size:.2e}\n{told}".strip()
+                points.append((math.log10(size), -quantities.index(row.quantity), words))
+    powers = [x for marks in charts.values() for points in marks for x, *_ in points]
+    low, high = math.floor(min(powers, default=-1)), math.ceil(max(powers, default=0))
+    shared = {
+        "height": 70 + 26 * len(quantities),
+        "x": {
+            "title": _SCALE,
+            "range": [low - 0.3, high + 0.3],
+            "ticks": [[power, f"1e{power}"] for power in range(low, high + 1)],
+        },
+        "y": {
+            "range": [0.4 - len(quantities), 0.6],
+            "ticks": [[-n, name] for n, name in enumerate(quantities)],
+        },
+    }
     return [
         {
             "title": precision,
-            "height": 70 + 26 * len(quantities),
-            "x": x,
-            "y": y,
-            "lines": [
-                {
-                    "name": name,
-                    "symbol": symbol,
-                    "color": color,
-                    "points": _points(name, rows, precision, quantities),
-                }
-                for name, symbol, color in _MARKS
-            ],
+            "lines": [_line(*mark, points) for mark, points in zip(_MARKS, marks, strict=True)],
         }
-        for precision in dict.fromkeys(row.precision for row in rows)
+        | shared
+        for precision, marks in charts.items()
     ]
 
 
-def _points(
-    mark: str, rows: Sequence[Row], precision: str, quantities: Sequence[str]
-) -> list[tuple[float, int, str]]:
-    found = [(row, _sizes(row)[mark]) for row in rows if row.precision == precision]
-    return [
-        (
-            math.log10(size),
-            -quantities.index(row.quantity),
-            f"{row.quantity}: {mark} {size:.2e}\n{_told(mark, row)}".strip(),
-        )
-        for row, size in found
-        if size is not None
-    ]
+def _line(name: str, symbol: str, color: str, points: Sequence[tuple[float, int, str]]) -> dict[str, Any]:
+    return {"name": name, "symbol": symbol, "color": color, "points": points}
 
 
-def _sizes(row: Row) -> dict[str, float | None]:
-    fault = None
-    if row.multiple is not None and row.tolerance is not None and math.isfinite(row.multiple):
-        fault = row.multiple * row.tolerance
-    values = (row.spread, row.floor, row.tolerance, fault)
-    return {
-        name: value if value is not None and 0 < value < math.inf else None
-        for (name, *_), value in zip(_MARKS, values, strict=True)
-    }
-
-
-def _told(mark: str, row: Row) -> str:
-    return {
-        "healthy spread": row.variant or "",
-        "noise floor": row.source,
-        "tolerance": "; ".join(f"{pattern} apart: {short(bound)}" for pattern, bound in row.ill.items()),
-        "smallest known fault": f"{row.fault}, {short(row.multiple or 0.0)} x tolerance",
-    }[mark]
+def _sizes(row: Row) -> tuple[tuple[float | None, str], ...]:
+    """Return the size of each of `_MARKS`, and what is told of it."""
+    fault = None if row.multiple is None or row.tolerance is None else row.multiple * row.tolerance
+    return (
+        (row.spread, row.variant or ""),
+        (row.floor, row.source),
+        (row.tolerance, "; ".join(f"{pattern} apart: {short(bound)}" for pattern, bound in row.ill.items())),
+        (fault, f"{row.fault}, {short(row.multiple or 0.0)} x tolerance"),
+    )
 
 
 @dataclass(frozen=True)

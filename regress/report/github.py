@@ -75,9 +75,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.errors:
         yield ""
         yield from _table(("not judged", "why"), [*report.errors.items()])
-    for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
-        found = [report.divergences[where]] if where in report.divergences else []
-        told = "\n".join(map(str, [*found, *report.diagnoses.get(where, ())]))
+    for where, first, causes in report.findings:
+        told = "\n".join([*first, *causes])
         yield f"\n**{_plain(where)}**\n\n<pre>{_plain(told)}</pre>"
     if report.failed:
         rows = [(headline(call.verdict, call.where),) for call in report.failed[:LISTED]]

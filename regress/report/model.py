@@ -89,6 +89,13 @@ class Report:
         """Every call that is not ok, in the order given."""
         return [call for call in self.calls if not call.verdict.ok]
 
+    @property
+    def findings(self) -> Iterator[tuple[str, list[str], list[str]]]:
+        """Replays with findings: name, the first divergence if it is known, and the probable causes."""
+        for where in dict.fromkeys([*self.divergences, *self.diagnoses]):
+            first = [str(self.divergences[where])] if where in self.divergences else []
+            yield where, first, [*map(str, self.diagnoses.get(where, ()))]
+
     @cached_property
     def closest(self) -> list[Closest]:
         """Headroom of every quantity and precision."""

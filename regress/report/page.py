@@ -70,11 +70,10 @@ def _cards(report: Report) -> Iterator[Card]:
 
 
 def _panels(report: Report) -> Iterator[Panel]:
-    for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
-        first = [str(report.divergences[where])] if where in report.divergences else []
+    for where, first, causes in report.findings:
         texts = [("First divergence", text) for text in first]
-        causes = enumerate(map(str, report.diagnoses.get(where, ())))
-        yield Panel(where, texts=[*texts, *(("" if n else "Probable cause", text) for n, text in causes)])
+        texts += [("" if number else "Probable cause", text) for number, text in enumerate(causes)]
+        yield Panel(where, texts=texts)
     if report.errors:
         yield Panel("Not judged", "errors", lines=[Line(why, name) for name, why in report.errors.items()])
     if report.failed:

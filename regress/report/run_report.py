@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import fnmatch
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from regress.report.html import Card, Chart, Line, Page, Panel, script_json
 from regress.report.numbers import plural, short
@@ -14,8 +13,7 @@ from regress.report.run_data import Point, RunData, Segment, columns_of
 from regress.report.table import Table
 
 
-@dataclass(frozen=True)
-class MetricChart:
+class MetricChart(NamedTuple):
     """A chart: patterns of the metrics that it shows, one line each.
 
     Attributes:
@@ -89,89 +87,52 @@ CHARTS: tuple[MetricChart, ...] = (
 )
 
 
-def lines_of(chart: MetricChart, runs: Sequence[RunData]) -> list[str]:
-    """Return the metrics of a chart that any of the runs has, in the chart's order."""
-    names = [*dict.fromkeys(name for run in runs for name in run.series if _has_value(run.series[name]))]
-    return [
-        *dict.fromkeys(
-            name for pattern in chart.metrics for name in sorted(names) if fnmatchcase(name, pattern)
+def charts_of(runs: Sequence[RunData]) -> list[tuple[MetricChart, list[str]]]:
+    """Return the charts with data, and the metrics of each that any of the runs has."""
+    names = sorted({name for run in runs for name in run.series if _known(run, name)})
+    found = [
+        (
+            chart,
+            [*dict.fromkeys(name for pattern in chart.metrics for name in fnmatch.filter(names, pattern))],
         )
-    ]
-
-
-def _has_value(points: Sequence[Point]) -> bool:
-    return any(point.value is not None for point in points)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """First, last and best value of one metric of one run; None where it has none."""
-
-    metric: str
-    first: Point | None
-    last: Point | None
-    best: Point | None
-
-    def words(self) -> str:
-        """Return ``0.2 -> 0.9 (best 0.95 at step 140)``."""
-        if self.first is None or self.last is None:
-            return "not logged"
-        told = (
-            _shown(self.first) if self.first is self.last else f"{_shown(self.first)} -> {_shown(self.last)}"
-        )
-        return told if self.best is None else f"{told} (best {_shown(self.best)} at step {self.best.step})"
-
-
-def _shown(point: Point) -> str:
-    assert point.value is not None
-    return short(point.value)
-
-
-def figure_of(run: RunData, metric: str, best: str = "") -> Figure:
-    """Return the figure of a metric."""
-    known = [point for point in run.series.get(metric, ()) if point.value is not None]
-    ends = {"max": max, "min": min}
-    chosen = ends[best](known, key=lambda point: point.value or 0.0) if known and best else None
-    return Figure(metric, known[0] if known else None, known[-1] if known else None, chosen)
-
-
-def figures(runs: Sequence[RunData]) -> list[tuple[str, list[Figure]]]:
-    """Return title and figures (one a run) of the first line of each chart that has data."""
-    found = []
-    for chart in CHARTS:
-        lines = lines_of(chart, runs)
-        if lines:
-            found.append((chart.title, [figure_of(run, lines[0], chart.best) for run in runs]))
-    return found
-
-
-def charts_of(runs: Sequence[RunData]) -> list[dict[str, Any]]:
-    """Return the charts with data as JSON: title, hint, metrics, form."""
-    return [
-        {"title": chart.title, "hint": chart.hint, "metrics": lines, "stepped": chart.stepped}
         for chart in CHARTS
-        if (lines := lines_of(chart, runs))
     ]
+    return [(chart, metrics) for chart, metrics in found if metrics]
+
+
+def _known(run: RunData, metric: str) -> list[tuple[float, Point]]:
+    return [(point.value, point) for point in run.series.get(metric, ()) if point.value is not None]
+
+
+def figure(run: RunData, metric: str, best: str = "") -> str:
+    """Return the first, last and best value of a metric: ``0.2 -> 0.9 (best 0.95 at step 140)``."""
+    known = _known(run, metric)
+    if not known:
+        return "not logged"
+    told = " -> ".join(short(value) for value, _ in dict.fromkeys((known[0], known[-1])))
+    if not best:
+        return told
+    value, point = {"max": max, "min": min}[best](known, key=lambda pair: pair[0])
+    return f"{told} (best {short(value)} at step {point.step})"
 
 
 def run_json(run: RunData) -> dict[str, Any]:
     """Return a run as a tree of strict JSON values: series as columns of step, update and value."""
-    series: Mapping[str, Any] = {
-        name: {
-            "x": [round(point.x, 6) for point in points],
-            "step": [point.step for point in points],
-            "update": [point.update for point in points],
-            "value": [point.value for point in points],
-        }
-        for name, points in run.series.items()
-    }
     return {
         "name": run.name,
         "folder": str(run.folder),
         "steps": run.steps,
         "updates": run.updates,
         "segments": [vars(segment) for segment in run.segments],
-        "series": series,
+        "series": {
+            name: {
+                "x": [round(point.x, 6) for point in points],
+                "step": [point.step for point in points],
+                "update": [point.update for point in points],
+                "value": [point.value for point in points],
+            }
+            for name, points in run.series.items()
+        },
         "texts": {name: [[*pair] for pair in told] for name, told in run.texts.items()},
         "samples": [dict(sample) for sample in run.samples],
         "notes": [*run.notes],
@@ -179,7 +140,7 @@ def run_json(run: RunData) -> dict[str, Any]:
 
 
 _SAMPLES = 5
-WIDTH = 100
+_WIDTH = 100
 """Characters of a sample's field that are shown."""
 
 
@@ -190,35 +151,30 @@ def run_text(runs: Sequence[RunData]) -> str:
 
 def _lines(runs: Sequence[RunData]) -> Iterator[str]:
     for run in runs:
-        yield f"{_one_line(run.name)}: {summary(run)}"
+        yield f"{_one_line(run.name)}: {_summary(run)}"
     yield ""
-    told = figures(runs)
-    wide = max((len(title) for title, _ in told), default=0)
-    for title, each in told:
-        for run, figure in zip(runs, each, strict=True):
+    charts = charts_of(runs)
+    wide = max((len(chart.title) for chart, _ in charts), default=0)
+    for chart, metrics in charts:
+        for run in runs:
             name = f"{_one_line(run.name)}: " if len(runs) > 1 else ""
-            yield f"{title:<{wide}}  {name}{figure.words()}"
+            yield f"{chart.title:<{wide}}  {name}{figure(run, metrics[0], chart.best)}"
     for run in runs:
         mark = f" of {_one_line(run.name)}" if len(runs) > 1 else ""
         if len(run.segments) > 1:
             yield ""
             yield f"Segments{mark}:"
-            yield from (f"  {segment_words(segment)}" for segment in run.segments)
+            yield from (f"  {_segment(segment)}" for segment in run.segments)
         if run.samples:
             yield ""
             yield f"Last evaluated samples{mark} ({len(run.samples)} in all):"
-            yield from _sample_lines(run)
+        for sample in run.samples[-_SAMPLES:]:
+            yield "  " + ", ".join(f"{_one_line(name)}={_cut(sample[name])}" for name in columns_of([sample]))
         for note in run.notes:
             yield f"note: {_one_line(note)}"
 
 
-def _sample_lines(run: RunData) -> Iterator[str]:
-    for sample in run.samples[-_SAMPLES:]:
-        fields = (f"{_one_line(name)}={_cut(sample[name])}" for name in columns_of([sample]))
-        yield f"  {', '.join(fields)}"
-
-
-def summary(run: RunData) -> str:
+def _summary(run: RunData) -> str:
     """Return how much of a run there is, in words."""
     parts = [plural(run.steps, "step")]
     if run.updates:
@@ -228,15 +184,15 @@ def summary(run: RunData) -> str:
     return ", ".join(parts)
 
 
-def segment_words(segment: Segment) -> str:
+def _segment(segment: Segment) -> str:
     """Return a segment in words."""
     where = f"step {segment.step}" + ("" if segment.update is None else f", update {segment.update}")
     how = "started" if segment.resumed_from is None else f"resumed from {_one_line(segment.resumed_from)}"
-    when = "" if segment.started is None else f", {moment(segment.started)}"
+    when = "" if segment.started is None else f", {_moment(segment.started)}"
     return f"{segment.number}: {how} at {where}{when}, {plural(segment.rows, 'row')}"
 
 
-def moment(seconds: float) -> str:
+def _moment(seconds: float) -> str:
     """Return a time in UTC; the number itself where it is none."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -246,7 +202,7 @@ def moment(seconds: float) -> str:
 
 def _cut(value: object) -> str:
     text = _one_line(value)
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
 def _one_line(value: object) -> str:
@@ -254,16 +210,18 @@ def _one_line(value: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 
-SAMPLES_SHOWN = 200
+_SHOWN = 200
 """Samples of a run in the page; the JSON report has all."""
 
 
 def run_html(runs: Sequence[RunData]) -> str:
     """Return the page of one run, or of two side by side."""
-    trees = [run_json(run) for run in runs]
-    for tree in trees:
-        del tree["samples"]  # they are in the page itself
-    told = [summary(run).partition(", ") for run in runs]
+    trees = [run_json(run) | {"samples": []} for run in runs]  # they are in the page itself
+    charts = [
+        {"title": chart.title, "metrics": metrics, "stepped": chart.stepped}
+        for chart, metrics in charts_of(runs)
+    ]
+    told = [_summary(run).partition(", ") for run in runs]
     return Page(
         " and ".join(run.name for run in runs),
         "".join(told[0]) if len(runs) == 1 else "",
@@ -273,18 +231,22 @@ def run_html(runs: Sequence[RunData]) -> str:
         ],
         panels=[*_panels(runs)],
         program=("plot.js", "run.js"),
-        data=script_json({"runs": trees, "charts": charts_of(runs)}),
+        data=script_json({"runs": trees, "charts": charts}),
     ).html()
 
 
 def _panels(runs: Sequence[RunData]) -> Iterator[Panel]:
     names = [run.name if len(runs) > 1 else "" for run in runs]
     hint = "First and last value, and the best one where one end is better."
-    rows = [(title, each[0].metric, *(figure.words() for figure in each)) for title, each in figures(runs)]
+    charts = charts_of(runs)
+    rows = [
+        (chart.title, metrics[0], *(figure(run, metrics[0], chart.best) for run in runs))
+        for chart, metrics in charts
+    ]
     columns = ("figure", "metric", *(run.name for run in runs))
     yield Panel("Figures", "figures", hint, tables=[Table(columns, rows)])
-    charts = [Chart(f"chart-{n}", one["title"], one["hint"]) for n, one in enumerate(charts_of(runs))]
-    yield Panel("", "charts", charts=[*charts, Chart("any", "Any metric", wide=True)])
+    shown = [Chart(f"chart-{n}", chart.title, chart.hint) for n, (chart, _) in enumerate(charts)]
+    yield Panel("", "charts", charts=[*shown, Chart("any", "Any metric", wide=True)])
     columns = ("segment", "from", "step", "update", "first row", "last row", "rows")
     tables = [Table(columns, [*_segments(run)], name) for name, run in zip(names, runs, strict=True)]
     hint = "Processes of a run; dotted lines in the charts are resumes. Steps that a resume made again are shown once."
@@ -304,15 +266,15 @@ def _segments(run: RunData) -> Iterator[tuple[str, ...]]:
             "start" if segment.resumed_from is None else segment.resumed_from,
             str(segment.step),
             "" if segment.update is None else str(segment.update),
-            "" if segment.started is None else moment(segment.started),
-            "" if segment.ended is None else moment(segment.ended),
+            "" if segment.started is None else _moment(segment.started),
+            "" if segment.ended is None else _moment(segment.ended),
             str(segment.rows),
         )
 
 
 def _samples(run: RunData, name: str) -> Table:
     """Return the last evaluated samples."""
-    shown = run.samples[-SAMPLES_SHOWN:][::-1]
+    shown = run.samples[-_SHOWN:][::-1]
     columns, more = columns_of(shown), len(run.samples) - len(shown)
     rows = [
         ["" if sample.get(column) is None else str(sample[column]) for column in columns] for sample in shown

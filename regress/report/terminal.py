@@ -125,9 +125,8 @@ def _everything(report: Report, width: int) -> Iterator[RenderableType]:
     yield _state(report)
     for name, error in report.errors.items():
         yield _text(f"! {name}: {error}")
-    for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
-        found = [report.divergences[where]] if where in report.divergences else []
-        yield _text("\n".join([where, *map(str, found), *map(str, report.diagnoses.get(where, ()))]))
+    for where, first, causes in report.findings:
+        yield _text("\n".join([where, *first, *causes]))
     yield "\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed)
     for table in rank_tables(report.calls):
         yield f"--- {table.title} ---"
