@@ -175,8 +175,17 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class SamplingRow:
+    """Further prompt of a sampling request, of which one completion is drawn."""
+
+    prompt: Array
+    seed: int
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
 class SamplingRequest:
-    """Completions of one prompt.
+    """Completions of one prompt, or of several that are sampled as one batch.
 
     Attributes:
         prompt: ``[P]`` int64 token ids.
@@ -196,6 +205,12 @@ class SamplingRequest:
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
     prompt_logprobs: bool = False
+    rows: Sequence[SamplingRow] = ()
+
+    @property
+    def prompts(self) -> list[Array]:
+        """Prompts of the batch."""
+        return [self.prompt, *(row.prompt for row in self.rows)]
 
 
 @dataclass(frozen=True)
@@ -210,7 +225,12 @@ class SampledSequence:
 
 @dataclass(frozen=True)
 class SamplingResult:
-    """Completions; ``prompt_logprobs`` is ``[P]`` with NaN first; ``step``: optimizer steps of the weights in use."""
+    """Completions, those of the rows last.
+
+    Attributes:
+        prompt_logprobs: ``[P]`` with NaN first; those of several prompts one after the other.
+        step: optimizer steps of the weights in use.
+    """
 
     sequences: Sequence[SampledSequence]
     prompt_logprobs: Array | None
@@ -329,8 +349,8 @@ class Service(Protocol):
         it is the operation of then, and if the content differs the returned operation has failed.
         """
 
-    def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
-        """The result is ``[P]`` log-probs with NaN first."""
+    def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Operation:
+        """The result is ``[P]`` log-probs with NaN first; those of several prompts one after the other."""
 
     def operation(self, operation_id: str, *, timeout: float = 0.0) -> Operation:
         """Return the state of an operation, after at most ``timeout`` seconds of waiting for a final one."""
@@ -367,7 +387,7 @@ class Host(Protocol):
     def open_sampler(self, sampler_id: str, folder: str | None, base_model: str | None) -> None: ...
     def close_sampler(self, sampler_id: str) -> None: ...
     def sample(self, sampler_id: str, request: SamplingRequest) -> SamplingResult: ...
-    def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Array: ...
+    def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Array: ...
     def fingerprint(self) -> Json:
         """Return versions, threads, dtype, device and determinism settings."""
 

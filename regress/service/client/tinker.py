@@ -21,10 +21,12 @@ from regress.service.api import (
     ServiceError,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.batches import BatchSampler
 from regress.service.client.settings import Endpoint
 from regress.service.client.tinker_messages import pass_message, pass_result, sampling_result
 from regress.service.client.transport import Reply, Transport
 from regress.service.client.waiting import Deadline, only_one
+from regress.service.client.weaver import prompts_of
 
 API = "/api/v1"
 PROTOBUF = "application/x-protobuf"
@@ -81,7 +83,7 @@ class TinkerModel:
         of = {"base_model": self.opened.base_model} if path is None else {"model_path": path}
         body = {"session_id": self.session, "sampling_session_seq_id": self._samplers, **of}
         body["type"] = "create_sampling_session"
-        return TinkerSampler(self, str(self.post("create_sampling_session", body)["sampling_session_id"]))
+        return TinkerSampler(self, self.post("create_sampling_session", body))
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
@@ -195,19 +197,18 @@ class TinkerModel:
                 continue  # the next call of the trainer tells
 
 
-class TinkerSampler:
-    """Sampler of a service that speaks Tinker's protocol."""
+class TinkerSampler(BatchSampler):
+    """Sampler of a service that speaks Tinker's protocol.
 
-    def __init__(self, model: TinkerModel, id: str) -> None:
+    Args:
+        told: what the service told about it.
+    """
+
+    def __init__(self, model: TinkerModel, told: Mapping[str, Any]) -> None:
+        super().__init__(told.get("batch"))
         self._model = model
-        self._id = id
+        self._id = str(told["sampling_session_id"])
         self._sequence = -1
-
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
-        """Return the completions of each request; the service works on all of them at once."""
-        posted = [self._post(request) for request in requests]
-        found = [self._model.retrieve(future) for future in posted]
-        return [sampling_result(reply.content, r.seed or 0) for reply, r in zip(found, requests, strict=True)]
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first: those that come with one sampled token."""
@@ -225,6 +226,9 @@ class TinkerSampler:
             )
         return [value for value in values if value is not None]
 
+    def _sampled(self, handle: Any, request: SamplingRequest) -> SamplingResult:
+        return sampling_result(self._model.retrieve(handle).content, request.seed or 0)
+
     def _post(self, request: SamplingRequest) -> Any:
         self._sequence += 1
         params = {
@@ -238,7 +242,7 @@ class TinkerSampler:
             "sampling_session_id": self._id,
             "seq_id": self._sequence,
             "num_samples": request.count,
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": request.prompt.tolist()}]},
+            **prompts_of(request),
             "sampling_params": {name: value for name, value in params.items() if value is not None},
             "prompt_logprobs": request.prompt_logprobs,
             "type": "sample",

@@ -21,6 +21,7 @@ from regress.service.api import (
     ServiceError,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.batches import BatchSampler, batches, split_scores
 from regress.service.client.inputs import taken, with_array
 from regress.service.client.settings import Endpoint
 from regress.service.client.transport import Transport
@@ -66,12 +67,12 @@ class WeaverModel:
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
         body = {"model_id": self.opened.model_id, "seq_id": self._next(), "adam_params": vars(params)}
-        found = self._done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
+        found = self.done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
         return numbers(inner(found).get("metrics") or {})
 
     def export(self, name: str) -> str:
         """Save the weights as they are for samplers, under a name, and return the path of the save."""
-        found = self._done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
+        found = self.done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
         return exported(found)
 
     def sampler(self, path: str | None) -> WeaverSampler:
@@ -81,20 +82,20 @@ class WeaverModel:
         body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
         found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
         if "sync_operation" in found:
-            self._done(found["sync_operation"])
+            self.done(found["sync_operation"])
             found = found["sampling_session"]
-        return WeaverSampler(self, str(found["id"]))
+        return WeaverSampler(self, found)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
         kind = "weight_and_optimizer" if optimizer else "weight"
         return str(
-            inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
+            inner(self.done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
         )
 
     def load(self, path: str) -> None:
         """Take the weights and the state of the optimizer of a save."""
-        self._done(self._post(f"{self._path}/load", {"path": path, "include_optimizer": True}))
+        self.done(self._post(f"{self._path}/load", {"path": path, "include_optimizer": True}))
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
@@ -127,7 +128,7 @@ class WeaverModel:
         }
         body[f"{kind}_input"] = given
         route = "forward-passes" if kind == "forward" else "forward-backward-passes"
-        found = inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
+        found = inner(self.done(self._post(f"{self._path}/{route}", {"payload": body})))
         outputs = outputs_of(found["loss_fn_outputs"])
         return PassResult(outputs, numbers(found.get("metrics") or {}), [datum.id for datum in data])
 
@@ -140,7 +141,7 @@ class WeaverModel:
             path, body, repeatable="seq_id" in body or "seq_id" in body.get("payload", {})
         ).json()
 
-    def _done(self, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+    def done(self, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Wait for an operation, and return its response.
 
         Raises:
@@ -161,10 +162,6 @@ class WeaverModel:
         response: Mapping[str, Any] = operation["response"]
         return response
 
-    def wait(self, operations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Wait for operations that the service works on at once, and return their responses."""
-        return [self._done(operation) for operation in operations]
-
     def _beat(self) -> None:
         while not self._stopped.wait(HEARTBEAT):
             try:
@@ -173,26 +170,34 @@ class WeaverModel:
                 continue  # the next call of the trainer tells
 
 
-class WeaverSampler:
-    """Sampler of a service that speaks Weaver's protocol."""
+class WeaverSampler(BatchSampler):
+    """Sampler of a service that speaks Weaver's protocol.
 
-    def __init__(self, model: WeaverModel, id: str) -> None:
+    Args:
+        told: what the service told about it.
+    """
+
+    def __init__(self, model: WeaverModel, told: Mapping[str, Any]) -> None:
+        super().__init__(told.get("batch"))
         self._model = model
-        self._path = f"{API}/sampling-sessions/{id}"
-
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
-        """Return the completions of each request; the service works on all of them at once."""
-        posted = [self._model.http.post(f"{self._path}/samples", _sampling(r)).json() for r in requests]
-        found = [inner(response) for response in self._model.wait(posted)]
-        return [sampled(result, request) for result, request in zip(found, requests, strict=True)]
+        self._path = f"{API}/sampling-sessions/{told['id']}"
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
-        posted = [
-            self._model.http.post(f"{self._path}/logprobs", {"prompt": _chunks(p)}).json() for p in prompts
-        ]
-        found = [inner(response)["prompt_logprobs"] for response in self._model.wait(posted)]
-        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
+        sent = batches([SamplingRequest(prompt, seed=0) for prompt in prompts], self._limits)
+        posted = [self._ask("logprobs", prompts_of(request)) for request in sent]
+        found = [scores(inner(self._model.done(handle))) for handle in posted]
+        whole = zip(found, sent, strict=True)
+        return [part for values, request in whole for part in split_scores(values, request.prompts)]
+
+    def _post(self, request: SamplingRequest) -> Any:
+        return self._ask("samples", _sampling(request))
+
+    def _sampled(self, handle: Any, request: SamplingRequest) -> SamplingResult:
+        return sampled(inner(self._model.done(handle)), request)
+
+    def _ask(self, what: str, body: Mapping[str, Any]) -> Any:
+        return self._model.http.post(f"{self._path}/{what}", body).json()
 
 
 def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
@@ -224,8 +229,17 @@ def model_of(path: str) -> str:
     return path.partition("://")[2].partition("/")[0]
 
 
-def _chunks(tokens: Array) -> dict[str, Any]:
+def chunks_of(tokens: Array) -> dict[str, Any]:
     return {"chunks": [{"type": "encoded_text", "tokens": tokens.tolist()}]}
+
+
+def prompts_of(request: SamplingRequest) -> dict[str, Any]:
+    """Return the prompts of a request; rows are sent to services that know them alone."""
+    rows = [
+        {"prompt": chunks_of(row.prompt), "seed": row.seed, "max_tokens": row.max_tokens}
+        for row in request.rows
+    ]
+    return {"prompt": chunks_of(request.prompt), **({"rows": rows} if rows else {})}
 
 
 def _datum(datum: Datum) -> dict[str, Any]:
@@ -233,7 +247,7 @@ def _datum(datum: Datum) -> dict[str, Any]:
     for name, values in datum.inputs.items():
         dtype = "int64" if name == "target_tokens" else "float32"
         inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
-    found: dict[str, Any] = {"model_input": _chunks(datum.tokens), "loss_fn_inputs": inputs}
+    found: dict[str, Any] = {"model_input": chunks_of(datum.tokens), "loss_fn_inputs": inputs}
     return found if datum.id is None else {**found, "datum_id": datum.id}
 
 
@@ -247,7 +261,7 @@ def _sampling(request: SamplingRequest) -> dict[str, Any]:
     }
     kept = {name: value for name, value in params.items() if value is not None}
     return {
-        "prompt": _chunks(request.prompt),
+        **prompts_of(request),
         "sampling_params": kept,
         "num_samples": request.count,
         "prompt_logprobs": request.prompt_logprobs,
@@ -266,7 +280,17 @@ def sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingResu
         )
         for one in result["sequences"]
     ]
-    return SamplingResult(sequences, None, int(result.get("step", -1)), request.seed or 0)
+    return SamplingResult(
+        sequences,
+        None if result.get("prompt_logprobs") is None else scores(result),
+        int(result.get("step", -1)),
+        request.seed or 0,
+    )
+
+
+def scores(result: Mapping[str, Any]) -> Array:
+    """Return log-probs of prompts, of which those of first tokens are none."""
+    return np.asarray([np.nan if v is None else v for v in result["prompt_logprobs"]], np.float32)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -99,11 +99,11 @@ class SamplerCall:
 
     mutates: ClassVar[bool] = False
     kind: Literal["sample", "prompt_logprobs"]
-    argument: SamplingRequest | Array
+    arguments: Sequence[SamplingRequest | Array]
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
         hosted.sampler(ticket.lane)
-        return Outcome(hosted.call(self.kind, ticket.lane, self.argument))
+        return Outcome(hosted.call(self.kind, ticket.lane, *self.arguments))
 
 
 @dataclass(frozen=True)

@@ -182,11 +182,11 @@ class CoreService:
 
     def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
         """Queue a sampling request; see `Service`."""
-        return self._submit(sampler_id, None, SamplerCall("sample", request), number)
+        return self._submit(sampler_id, None, SamplerCall("sample", [request]), number)
 
-    def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
-        """Queue a request for the log-probs of a prompt."""
-        return self._submit(sampler_id, None, SamplerCall("prompt_logprobs", prompt))
+    def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Operation:
+        """Queue a request for the log-probs of prompts."""
+        return self._submit(sampler_id, None, SamplerCall("prompt_logprobs", prompts))
 
     def operation(self, operation_id: str, *, timeout: float = 0.0) -> Operation:
         """Return the state of an operation; see `Service`."""

@@ -156,11 +156,11 @@ class EngineHost:
             sampler = self._sampler(sampler_id)
             return self._by_first(lambda: sampler.sample(request))
 
-    def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Array:
-        """Score the tokens of a prompt on the first rank; all ranks return the scores."""
+    def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Array:
+        """Score the tokens of prompts on the first rank; all ranks return the scores."""
         with told():
             sampler = self._sampler(sampler_id)
-            return self._by_first(lambda: sampler.prompt_log_probs(prompt))
+            return self._by_first(lambda: sampler.prompt_log_probs(*prompts))
 
     def fingerprint(self) -> Json:
         """Return versions, threads, dtype, device and determinism settings."""

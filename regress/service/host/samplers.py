@@ -63,23 +63,25 @@ class Sampler:
     step: int
 
     def sample(self, request: SamplingRequest) -> SamplingResult:
-        """Return completions of a prompt; draws come from the seed and the number of the completion alone.
+        """Return completions, drawn as one batch; draws come from the seed and the number of the completion alone.
 
-        Completion 0 draws from ``random.Random(seed)``, completion i > 0 from ``generator("sample", seed, i)``.
+        Completion 0 draws from ``random.Random(seed)``, completion i > 0 from ``generator("sample", seed, i)``, that of
+        a row from ``random.Random(seed of the row)``.
 
         Raises:
             ServiceError: for a prompt or settings that cannot be.
         """
         policy = self.net.with_weights(self.name, self.read)
-        prompt = self._checked(request.prompt)
-        room = self.base.config.data.max_seq_length - len(prompt)
-        limit = room if request.max_tokens is None else min(room, request.max_tokens)
-        _check(request, limit)
+        prompts = [self._checked(prompt) for prompt in request.prompts]
+        longest = [request.max_tokens, *(row.max_tokens for row in request.rows)]
+        limits = [self._room(prompt, most) for prompt, most in zip(prompts, longest, strict=True)]
+        _check(request, min(limits))
         seed = secrets.randbits(63) if request.seed is None else int(request.seed)
         generators = [Random(seed), *(generator("sample", seed, i) for i in range(1, request.count))]
+        generators += [Random(row.seed) for row in request.rows]
         tokenizer = self.base.tokenizer
         params = SamplingParams(
-            max_new_tokens=limit,
+            max_new_tokens=max(limits),
             eos_id=tokenizer.eos_token_id,
             pad_id=tokenizer.pad_token_id,
             temperature=request.temperature or 1.0,
@@ -90,7 +92,13 @@ class Sampler:
             stopped=self._stops(request.stop),
         )
         try:
-            found = sample(policy.architecture, [prompt] * request.count, params, generators=generators)
+            found = sample(
+                policy.architecture,
+                [prompts[0]] * (request.count - 1) + prompts,
+                params,
+                generators=generators,
+                limits=[limits[0]] * (request.count - 1) + limits,
+            )
         except UndefinedDistribution as error:
             raise ServiceError(
                 "nothing can be sampled, because the logits of these weights are not finite; sample from earlier ones",
@@ -105,11 +113,14 @@ class Sampler:
             )
             for one in found
         ]
-        scores = self.prompt_log_probs(request.prompt) if request.prompt_logprobs else None
+        scores = self.prompt_log_probs(*request.prompts) if request.prompt_logprobs else None
         return SamplingResult(sequences, scores, self.step, seed)
 
-    def prompt_log_probs(self, prompt: Array) -> Array:
-        """Return the log-probs ``[P]`` of a prompt's tokens, NaN first."""
+    def prompt_log_probs(self, *prompts: Array) -> Array:
+        """Return the log-probs ``[P]`` of each prompt's tokens, NaN first, one prompt after the other."""
+        return np.concatenate([self._scored(prompt) for prompt in prompts])
+
+    def _scored(self, prompt: Array) -> Array:
         policy = self.net.with_weights(self.name, self.read)
         tokens = self._checked(prompt)
         if len(tokens) == 1:
@@ -119,6 +130,11 @@ class Sampler:
         (values,) = policy.log_probs(micros)
         found: Array = torch.cat([values.new_full((1,), torch.nan), values]).cpu().numpy()
         return found
+
+    def _room(self, prompt: Sequence[int], most: int | None) -> int:
+        """Return how long a completion may be."""
+        room = self.base.config.data.max_seq_length - len(prompt)
+        return room if most is None else min(room, most)
 
     def _stops(self, texts: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """Return the rule that ends a completion at the token that completes one of the texts."""

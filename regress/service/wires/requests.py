@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 
-from regress.service.api import AdamParams, Json, LoraSpec, PassRequest, SamplingRequest, ServiceError
+from regress.service.api import (
+    AdamParams,
+    Json,
+    LoraSpec,
+    PassRequest,
+    SamplingRequest,
+    SamplingRow,
+    ServiceError,
+)
 from regress.service.wires.fields import Fields
 from regress.service.wires.names import Addresses
 from regress.service.wires.settings import Limits
@@ -109,9 +117,19 @@ def sampling_request(fields: Fields, limits: Limits, *, prompt_logprobs: bool) -
     prompt = tokens_of_json(fields.part("prompt"), limits)
     count = fields.integer("num_samples", 1, low=1, high=limits.samples)
     longest = params.integer("max_tokens", None, low=1)
-    if count * (len(prompt) + (longest or 0)) > limits.tokens:
+    rows = [
+        SamplingRow(
+            tokens_of_json(row.part("prompt"), limits),
+            row.integer("seed", low=-_SEED, high=_SEED - 1),
+            row.integer("max_tokens", None, low=1),
+        )
+        for row in rows_of(fields, limits, limits.samples - count)
+    ]
+    tokens = count * (len(prompt) + (longest or 0))
+    tokens += sum(len(row.prompt) + (row.max_tokens or 0) for row in rows)
+    if tokens > limits.tokens:
         raise ServiceError(
-            f"{count} completions of {len(prompt)} + {longest or 0} tokens are more than {limits.tokens} tokens",
+            f"{count + len(rows)} completions with their prompts are {tokens} tokens, more than {limits.tokens}",
             code="too_large",
         )
     texts, ids = _stop(params)
@@ -129,7 +147,18 @@ def sampling_request(fields: Fields, limits: Limits, *, prompt_logprobs: bool) -
         stop_token_ids=(*ids, *_ids(params, "stop_token_ids")),
         seed=params.integer("seed", None, low=-_SEED, high=_SEED - 1),
         prompt_logprobs=prompt_logprobs,
+        rows=rows,
     )
+
+
+def rows_of(fields: Fields, limits: Limits, most: int) -> list[Fields]:
+    """Return the further prompts of a request, which the protocols have not: our own clients send them."""
+    return fields.parts("rows", limit=most) if "rows" in fields else []
+
+
+def batch_limits(limits: Limits) -> dict[str, int]:
+    """Return what a reply tells our own clients of the prompts that one request may hold."""
+    return {"completions": limits.samples, "tokens": limits.tokens}
 
 
 def _stop(params: Fields) -> tuple[list[str], list[int]]:

@@ -19,6 +19,7 @@ from regress.service.wires.fields import Fields, parse_json
 from regress.service.wires.names import save_name
 from regress.service.wires.requests import (
     adam_of,
+    batch_limits,
     lora_of,
     metadata_of,
     open_sampler,
@@ -203,7 +204,8 @@ def create_sampler(call: Call) -> Reply:
     fields = parse_json(call.body, call.limits)
     session = call.own(fields.text("session_id"))
     sampler = open_sampler(call, session, fields, ADDRESSES)
-    return json_reply({"type": "create_sampling_session", "sampling_session_id": sampler})
+    told = {"type": "create_sampling_session", "sampling_session_id": sampler}
+    return json_reply({**told, "batch": batch_limits(call.limits)})
 
 
 def get_sampler(call: Call) -> Reply:
@@ -224,7 +226,7 @@ def sample(call: Call) -> Reply:
         raise ServiceError("target_prompt_logprobs is not supported; ask for prompt_logprobs")
     request = sampling_request(fields, call.limits, prompt_logprobs=fields.flag("prompt_logprobs", False))
     found = call.service.sample(sampler, request, number=fields.integer("seq_id", None)).id
-    ids = [f"{found}~{index}" for index in range(request.count)]
+    ids = [f"{found}~{index}" for index in range(request.count + len(request.rows))]
     return json_reply({"request_id": found, "sample_sequence_ids": ids})
 
 

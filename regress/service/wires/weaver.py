@@ -15,10 +15,12 @@ from regress.service.wires.fields import Fields, parse_json
 from regress.service.wires.names import save_name
 from regress.service.wires.requests import (
     adam_of,
+    batch_limits,
     lora_of,
     metadata_of,
     open_sampler,
     pass_of,
+    rows_of,
     sampling_request,
 )
 from regress.service.wires.spending import spending
@@ -167,7 +169,8 @@ def create_sampler(call: Call) -> Reply:
     fields = parse_json(call.body, call.limits)
     sampler = open_sampler(call, session, fields, ADDRESSES)
     info = call.service.sampler_info(sampler)
-    return json_reply({"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}, 201)
+    told = {"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}
+    return json_reply({**told, "batch": batch_limits(call.limits)}, 201)
 
 
 def sample(call: Call) -> Reply | Wait:
@@ -183,8 +186,12 @@ def sample(call: Call) -> Reply | Wait:
 def logprobs(call: Call) -> Reply | Wait:
     """Compute the log-probs of a prompt."""
     sampler = call.own(call.path["sampler"])
-    prompt = tokens_of_json(parse_json(call.body, call.limits).part("prompt"), call.limits)
-    return _wait(call, call.service.prompt_logprobs(sampler, prompt))
+    fields = parse_json(call.body, call.limits)
+    found = [fields, *rows_of(fields, call.limits, call.limits.samples - 1)]
+    prompts = [tokens_of_json(each.part("prompt"), call.limits) for each in found]
+    if sum(map(len, prompts)) > call.limits.tokens:
+        raise ServiceError(f"the prompts have more than {call.limits.tokens} tokens", code="too_large")
+    return _wait(call, call.service.prompt_logprobs(sampler, *prompts))
 
 
 def get_operation(call: Call) -> Wait:
