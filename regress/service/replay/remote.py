@@ -28,7 +28,6 @@ from regress.replay.variants import Precision, Variant
 from regress.service.client.connect import connect
 from regress.service.client.run import train
 from regress.service.core.opening import executor_of
-from regress.service.core.service import CoreService
 
 MODEL = "golden"
 """Name under which the service offers the model of a case."""
@@ -185,6 +184,7 @@ def _serving(config: Config, folder: Path) -> Iterator[tuple[str, str]]:
     try:
         import httpx  # noqa: F401  # the client's own
 
+        from regress.service.core.service import CoreService
         from regress.service.wires.app import create_app
         from regress.service.wires.server import ThreadedServer
         from regress.service.wires.settings import Settings
