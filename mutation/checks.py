@@ -19,7 +19,7 @@ from regress.replay.configure import replay_config
 from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.matrix import Replay, replays
 from regress.replay.table import VARIANTS
-from regress.replay.variants import Extent, Precision
+from regress.replay.variants import LOCAL, Extent, Precision
 
 _COMPOSING = threading.Lock()
 """Hydra composes one configuration of a process at a time."""
@@ -134,7 +134,7 @@ def _enumerated(extent: Extent) -> Iterator[tuple[tuple[str, str], int]]:
     rows = {
         name: variant
         for name, variant in VARIANTS.items()
-        if not variant.program and variant.wire is None and variant.resume_at is None
+        if not variant.program and variant.trainer == LOCAL and variant.resume_at is None
     }
     for replay in replays(cases, rows, [Precision.FLOAT64], extent):
         yield (replay.case.name, replay.variant.name), replay.world_size

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
@@ -25,6 +24,10 @@ TRAINERS = "regress.trainers"
 RESUME_CHECKS = "regress.resume_checks"
 """Any name -> function of a configuration, a console and the keys whose change is accepted. It is called before a run
 goes on, and raises for a checkpoint that it cannot go on from."""
+REPLAYERS = "regress.replayers"
+"""Value of ``trainer.type`` -> function of a `regress.replay.replayers.Machine` that returns a `Replayer`."""
+VARIANTS = "regress.variants"
+"""Any name -> mapping of names to `regress.replay.variants.Variant`."""
 PROBES = "regress.probes"
 """Any name -> function that returns `regress.replay.probes.Probe`s, faults that tolerances have to detect."""
 MODES = "regress.modes"
@@ -50,6 +53,11 @@ OWN: Mapping[str, Mapping[str, str]] = {
     },
     TRAINERS: {"local": "regress.parallel.run:train", "remote": "regress.service.client.run:train"},
     RESUME_CHECKS: {"doctor": "regress.doctor.gate:before_resume"},
+    REPLAYERS: {
+        "local": "regress.replay.engine_replayer:EngineReplayer",
+        "remote": "regress.service.replay.replayer:RemoteReplayer",
+    },
+    VARIANTS: {"remote": "regress.service.replay.variants:REMOTE"},
     PROBES: {"faults": "regress.faults.probes:probes"},
     MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
@@ -121,10 +129,8 @@ def load(point: EntryPoint) -> Any:
     Raises:
         ConfigError: if another package registers something that cannot be imported.
     """
-    module, _, attribute = point.value.partition(":")
     try:
-        found = import_module(module)
-        return getattr(found, attribute) if attribute else found
+        return point.load()
     except Exception as error:
         if is_own(point):
             raise

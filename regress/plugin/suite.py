@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from regress.plugin.settings import Settings
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
-    from regress.replay.foreign import ForeignReplays
     from regress.replay.matrix import Item, Replay
+    from regress.replay.replayers import Replayers
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Extent, Variant
 
@@ -115,24 +115,28 @@ class Suite:
     def cache(self) -> ReplayCache:
         """Replays of this session, judged against the golden values or, in an update, the staged ones."""
         from regress.replay.cache import ReplayCache
+        from regress.replay.replayers import Judging
 
+        tokens = self.settings.report is not None
         return ReplayCache(
             self.shared / REPLAYS,
             self.variants,
-            scale=self.settings.tolerance_scale,
-            overrides=self.overrides,
+            self.replayers,
+            Judging(self.settings.tolerance_scale, self.overrides, self._golden, tokens),
             keep=self.settings.keep_dumps,
-            tokens=self.settings.report is not None,
-            golden=self._golden,
-            foreign=self._foreign,
             settings=self.configured,
         )
 
-    @property
-    def _foreign(self) -> ForeignReplays | None:
-        from regress.replay.foreign import ForeignReplays
+    @cached_property
+    def replayers(self) -> Replayers:
+        """Ways to compute and judge the replays: the registered ones, or a user's own trainer."""
+        from regress.replay.replayers import Replayers
 
-        return None if self.adapter is None else ForeignReplays(self.adapter, self.shared / EXPORTS)
+        if self.adapter is None:
+            return Replayers()
+        from regress.replay.foreign import ForeignReplayer
+
+        return Replayers(own=ForeignReplayer(self.adapter, self.shared / EXPORTS))
 
     @cached_property
     def staging(self) -> Staging | None:
@@ -254,8 +258,7 @@ class Suite:
         yield from combinations(opened, rows, TIERS[self.settings.tier], Extent.FULL)
 
     def _tests(self, replay: Replay, extent: Extent, wanted: Wanted) -> Iterator[Item | Broken]:
-        from regress.replay.foreign import foreign_items
-        from regress.replay.matrix import belongs, items, left_out
+        from regress.replay.matrix import belongs, left_out
         from regress.replay.settings import conflict
 
         try:
@@ -266,8 +269,7 @@ class Suite:
             if reason is not None:
                 self.left_out[replay.name] = reason
                 return
-            made = items(replay) if self.adapter is None else foreign_items(replay)
-            found: Sequence[Item | Broken] = list(made)
+            found: Sequence[Item | Broken] = list(self.replayers.of(replay.variant).items(replay))
         except RegressError as error:
             found = [Broken(f"{replay.name}/unplanned", str(error), replay.case.name)]
         yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found

@@ -3,61 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from regress.compare.verdicts.overrides import Overrides
 from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
-from regress.errors import ConfigError, NotInstalled, NotSupported, ReplayError, reason
-from regress.golden.case import GoldenCase
-from regress.parallel.launch.imports import imported_for_good
+from regress.errors import NotInstalled, NotSupported, ReplayError, reason
 from regress.replay.cpu_slots import CpuSlots
-from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.interprocess_lock import interprocess_lock, stated
-from regress.replay.matrix import Replay, items, place_of_test
-from regress.replay.needs import unmet, unusable_tracker
+from regress.replay.matrix import Replay
 from regress.replay.outcome import FILE, ReplayOutcome
-from regress.replay.run_context import run_context_of
+from regress.replay.replayers import Judging, Replayer, Replayers
 from regress.replay.settings import conflict, scene_with
-from regress.replay.shares import has_other_values
-from regress.replay.variants import Precision, Variant
+from regress.replay.variants import Variant
 
-if TYPE_CHECKING:
-    from regress.replay.foreign import ForeignReplays
-    from regress.service.replay.remote import RemoteReplay
-
-SERVED = "served"
-"""File that tells that the dumps of a replay through a service are complete."""
-REMOTE_FOLDERS = ("client", "service", "reference")
-
-
-def _run_here(replay: Replay, folder: Path) -> DumpReader:
-    if replay.world_size == 1:  # several ranks compute in processes of their own, and this one needs no torch
-        _import_engine()
-    from regress.replay.run import replay as run
-
-    return run(replay.case, replay.variant, replay.precision, folder)
-
-
-def _serve_here(replay: Replay, folder: Path) -> RemoteReplay:
-    _import_engine()
-    from regress.service.replay.remote import replay_remote
-
-    return replay_remote(replay.case, replay.variant, replay.precision, folder)
-
-
-@cache
-def _import_engine() -> None:
-    with imported_for_good():
-        import regress.engine.build
-        import regress.replay.run  # noqa: F401  # to be there
+_COMPUTED, _KEPT = "computed", "keep"
+"""Files that tell that what a replay leaves is complete, and that it stays until the session ends."""
 
 
 @dataclass
@@ -66,30 +32,17 @@ class ReplayCache:
 
     Attributes:
         variants: the table in which bitwise references are looked up.
-        scale: factor on tolerances.
-        overrides: tolerances that the project sets by hand.
-        dumps: folder of the replays' dumps, if not below `root`.
-        tokens: True to keep token values for a report; see `regress.replay.token_tables`.
-        keep: folder for a copy of each dump, below the name of its replay; None: dumps are removed.
-        golden: the case whose values a case is judged against; itself, unless it is being updated.
-        run: function that replays a case under a variant in a precision, into a folder; by default the engine
-            of this package, on ranks of its pool.
-        foreign: replays by a user's own trainer, in place of `run`.
-        serve: function that replays a case under a variant through a training service of this machine.
+        replayers: ways to compute and judge them.
+        judging: measures that they are judged by.
+        keep: folder for a copy of what each replay leaves, below its name; None: it is removed.
         settings: settings applied to every variant; a replay in which one would not take effect is left out.
     """
 
     root: Path
     variants: Mapping[str, Variant]
-    scale: float = 1.0
-    overrides: Overrides = field(default_factory=Overrides)
-    dumps: Location | None = None
+    replayers: Replayers = field(default_factory=Replayers)
+    judging: Judging = field(default_factory=Judging)
     keep: Path | None = None
-    tokens: bool = False
-    golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
-    run: Callable[[Replay, Path], DumpReader] = _run_here
-    foreign: ForeignReplays | None = None
-    serve: Callable[[Replay, Path], RemoteReplay] = _serve_here
     settings: Mapping[str, Any] = field(default_factory=dict)
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
@@ -109,15 +62,9 @@ class ReplayCache:
 
     def dump(self, replay: Replay) -> DumpReader:
         """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
-        if replay.variant.wire is not None:
-            raise ConfigError(
-                f"{replay.variant.name} trains through a service, which writes dumps of another form; take them with "
-                "--regress-keep-dumps and regress compare"
-            )
-        folder = self._folder(replay)
-        with interprocess_lock(folder, replay.name):
-            (folder / "keep").touch()
-            return self._dump(replay)
+        place = self.replayers.of(replay.variant).dump_of(replay, self._folder(replay))
+        self._computed(replay)
+        return DumpReader(place)
 
     def _shared_outcome(self, replay: Replay) -> ReplayOutcome:
         folder = self._folder(replay)
@@ -126,169 +73,91 @@ class ReplayCache:
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())
             try:
-                self._require_in_force(replay)
                 found = self._judged(replay)
             except (NotSupported, NotInstalled) as error:
                 found = ReplayOutcome(unsupported=str(error))
             except Exception as error:  # any error would occur again with each of the replay's tests
                 found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
             write_atomically(path, [found.dumps().encode()])
-            self._leave(replay)
         return found
 
     def _judged(self, replay: Replay) -> ReplayOutcome:
-        if self.foreign is not None:
-            return self._judge_foreign(replay)
-        return self._judge(replay) if replay.variant.wire is None else self._judge_remote(replay)
+        replayer = self.replayers.of(replay.variant)
+        refusal = conflict(replay.variant, self.settings) or replayer.refuses(replay)
+        if refusal is not None:
+            raise NotSupported(refusal)
+        try:
+            return self._verdicts(replay, replayer)
+        finally:
+            if not (self._folder(replay) / _KEPT).exists():
+                self._remove(replay)
 
-    def _judge(self, replay: Replay) -> ReplayOutcome:
-        from regress.replay.judge import judge_replay, judge_twin, stored_tolerances
-
-        twin = self._twin(
-            replay
-        )  # its lock is taken under this one; a twin has no twin, so there is no deadlock
-        dump = self._dump(replay)
-        tested = {(str(item.place), item.quantity) for item in items(replay)}
-        scene = scene_with(run_context_of(replay, dump.manifest.provenance.config), self.settings)
-        if twin is not None:
-            return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
-        tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
-        golden = self.golden(replay.case)
-        truth = truth_of_ranks(replay, self._folder(replay) / "truth")
-        verdicts = judge_replay(golden, dump, replay.plan, replay.precision, truth=truth, tolerance=tolerance)
-        outcome = ReplayOutcome.of(verdicts, tested, scene)
-        if self.tokens and truth is None:
-            from regress.replay.token_tables import keep_tables
-
-            keep_tables(self._folder(replay), replay, golden, dump, outcome, tolerance)
+    def _verdicts(self, replay: Replay, replayer: Replayer) -> ReplayOutcome:
+        # the lock of a reference is taken under this one; a reference has none itself, so there is no deadlock
+        reference, source = replayer.reference_of(replay, self.variants), replayer.computed_as(replay)
+        against = None if reference is None else self.dump(reference)
+        folder = self._compute(replay) if source == replay else self._computed(source)
+        judged = replayer.judge(replay, folder, self.judging, against)
+        tested = {(str(item.place), item.quantity) for item in replayer.items(replay)}
+        scene = scene_with(judged.scene, self.settings)
+        outcome = ReplayOutcome.of(judged.verdicts, tested, scene, judged.place)
+        if judged.keep is not None:
+            judged.keep(outcome)
         return outcome
 
-    def _require_in_force(self, replay: Replay) -> None:
-        reason = conflict(replay.variant, self.settings) or self._impossible(replay)
-        if reason is not None:
-            raise NotSupported(reason)
-
-    def _impossible(self, replay: Replay) -> str | None:
-        """Return why a case cannot be replayed under a variant here; None if it can."""
-        variant = replay.variant
-        if variant.program and self.foreign is not None:
-            return "it is about the program around the steps, which is that of this package"
-        if variant.wire is not None and self.foreign is not None:
-            return "it is about the training service, which is that of this package"
-        return (None if self.foreign is not None else unmet(replay.case, variant)) or unusable_tracker(
-            variant
-        )
-
-    def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
-        from regress.replay.foreign import foreign_items, foreign_scene
-        from regress.replay.judge import stored_tolerances
-
-        assert self.foreign is not None
-        if has_other_values(replay):
-            raise NotSupported("the recorded values are not those of its data-parallel ranks")
-        dump = self._dump(replay)
-        tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
-        verdicts = self.foreign.judge(replay, dump, self.golden(replay.case), tolerance)
-        tested = {(str(item.place), item.quantity) for item in foreign_items(replay)}
-        scene = scene_with(foreign_scene(replay), self.settings)
-        return ReplayOutcome.of(verdicts, tested, scene, place_of_test)
-
-    def _judge_remote(self, replay: Replay) -> ReplayOutcome:
-        """Judge a replay through a service: in float32 by the truth, else by the engine's step on what was sent."""
-        from regress.service.replay.judge import compare_with_reference, compare_with_truth, judged, scene_of
-        from regress.service.replay.reference import replay_sent
-
-        folder, golden = self._folder(replay), self.golden(replay.case)
-        found = self._remote(replay)
-        if replay.precision is Precision.FLOAT32:
-            compared = compare_with_truth(golden, found, scale=self.scale, overrides=self.overrides)
-        else:
-            reference = replay_sent(replay.case, found, replay.precision, folder / "reference")
-            compared = compare_with_reference(reference, found, replay.precision)
-        tested = {(str(item.place), item.quantity) for item in items(replay)}
-        scene = scene_with(scene_of(replay, compared), self.settings)
-        return ReplayOutcome.of(judged(replay, compared, masked=found.masked), tested, scene, place_of_test)
-
-    def _remote(self, replay: Replay) -> RemoteReplay:
-        """Return the dumps of a replay through a service; that in float32 is the bitwise one, too, and runs once."""
-        if replay.precision is not Precision.BITWISE:
-            return self._served(replay)
-        shared = Replay(replay.case, replay.variant, Precision.FLOAT32)
-        folder = self._folder(shared)
-        with interprocess_lock(folder, shared.name):
-            (folder / "keep").touch()
-            return self._served(shared)
-
-    def _served(self, replay: Replay) -> RemoteReplay:
-        """Run a replay through a service unless its dumps are there; the caller holds its lock."""
-        from regress.service.replay.remote import RemoteReplay
-
+    def _computed(self, replay: Replay) -> Path:
+        """Return the folder of a replay that is computed, by this process or another, and stays."""
         folder = self._folder(replay)
-        if (folder / SERVED).is_file():
-            return RemoteReplay.of(replay.variant, folder)
-        for name in REMOTE_FOLDERS:
-            remove_tree(folder / name)
+        with interprocess_lock(folder, replay.name):
+            (folder / _KEPT).touch()
+            return self._compute(replay)
+
+    def _compute(self, replay: Replay) -> Path:
+        """Compute a replay unless it is there; the caller holds its lock."""
+        folder = self._folder(replay)
+        if (folder / _COMPUTED).is_file():
+            return folder
+        self._remove(replay)
         try:
             with CpuSlots(self.root / ".slots").taken(replay.world_size, replay.name):
-                found = self.serve(replay, folder)
-            (folder / SERVED).touch()
+                self.replayers.of(replay.variant).compute(replay, folder)
+            (folder / _COMPUTED).touch()
         finally:
             self._keep(folder, replay)
-        return found
-
-    def _twin(self, replay: Replay) -> DumpReader | None:
-        if replay.precision is not Precision.BITWISE:
-            return None
-        twin = self.variants[str(replay.variant.twin)]
-        return self.dump(Replay(replay.case, twin, Precision.FLOAT32))
-
-    def _dump(self, replay: Replay) -> DumpReader:
-        """Run the replay unless its dump is there; the caller holds its lock."""
-        folder, place = self._folder(replay), self._place(replay)
-        if (place / MANIFEST).is_file():
-            return DumpReader(place)
-        remove_tree(place)
-        try:
-            with CpuSlots(self.root / ".slots").taken(replay.world_size, replay.name):
-                return (self.run if self.foreign is None else self.foreign.run)(replay, folder)
-        finally:
-            self._keep(folder, replay)
+        return folder
 
     def _keep(self, folder: Path, replay: Replay) -> None:
-        """Copy the dump of a replay, complete or not, over the one that an earlier session kept."""
+        """Copy what a replay leaves, complete or not, over what an earlier session kept."""
         if self.keep is None:
             return
         kept = self.keep / replay.name
         try:
             with suppress(FileNotFoundError):
                 shutil.rmtree(kept)
-            shutil.copytree(folder, kept, ignore=lambda *_: {"keep"})
-            if self.dumps is not None:
-                _download(self._place(replay), kept / "dump")
+            shutil.copytree(folder, kept, ignore=lambda *_: {_KEPT, _COMPUTED})
+            elsewhere = self.replayers.of(replay.variant).elsewhere(replay)
+            if elsewhere is not None:
+                _download(elsewhere, kept / "dump")
         except OSError as error:  # shutil.Error, too
             raise ReplayError(
                 f"{kept} cannot hold the dump of a replay ({reason(error)}); choose another folder with "
                 "--regress-keep-dumps"
             ) from None
 
-    def _leave(self, replay: Replay) -> None:
-        """Remove the dump of a judged replay; that of a bitwise reference stays until the session ends."""
-        folder = self._folder(replay)
-        if (folder / "keep").exists():
-            return
-        remove_tree(self._place(replay))
-        if replay.variant.wire is not None:
-            (folder / SERVED).unlink(missing_ok=True)
-            for name in REMOTE_FOLDERS:
-                remove_tree(folder / name)
+    def _remove(self, replay: Replay) -> None:
+        """Remove what a replay has left."""
+        folder, replayer = self._folder(replay), self.replayers.of(replay.variant)
+        (folder / _COMPUTED).unlink(missing_ok=True)
+        for name in replayer.leaves:
+            remove_tree(folder / name)
+        elsewhere = replayer.elsewhere(replay)
+        if elsewhere is not None:
+            remove_tree(elsewhere)
 
     def _folder(self, replay: Replay) -> Path:
         folder = self.root / replay.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-    def _place(self, replay: Replay) -> Location:
-        return (self.dumps or self.root) / replay.name / "dump"
 
 
 def _download(dump: Location, folder: Path) -> None:

@@ -26,10 +26,14 @@ from regress.errors import DumpError, NotSupported, ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.adapter import Adapter, call_on_rank, require_agreement
 from regress.replay.interprocess_lock import interprocess_lock
-from regress.replay.matrix import Item, Replay
+from regress.replay.judge import stored_tolerances
+from regress.replay.matrix import Item, Replay, is_judged, place_of_test
+from regress.replay.needs import unusable_tracker
 from regress.replay.plan import PlannedUpdate
+from regress.replay.replayers import Judged, Judging, Replayer
 from regress.replay.run_context import run_context_of
-from regress.replay.variants import Precision
+from regress.replay.shares import has_other_values
+from regress.replay.variants import LOCAL, Precision
 from regress.replay.workspace import Workspace
 
 WEIGHTY = ("log_probs", "gradient", "param")
@@ -41,7 +45,7 @@ Truth = Mapping[str, Mapping[str, Array]]
 
 
 @dataclass(frozen=True)
-class ForeignReplays:
+class ForeignReplayer(Replayer):
     """Runs and judges replays by an adapter.
 
     Attributes:
@@ -51,9 +55,36 @@ class ForeignReplays:
 
     adapter: Adapter
     exports: Path
+    leaves: Sequence[str] = ("dump",)
 
-    def run(self, one: Replay, folder: Path) -> DumpReader:
-        """Replay a case; the dump lies in ``folder/dump``.
+    def refuses(self, replay: Replay) -> str | None:
+        """Return why a replay is about this package's own program, or cannot be judged."""
+        if replay.variant.program:
+            return "it is about the program around the steps, which is that of this package"
+        if replay.variant.trainer != LOCAL:
+            return "it is about the training service, which is that of this package"
+        return unusable_tracker(replay.variant)
+
+    def items(self, replay: Replay) -> Iterator[Item]:
+        """Yield the tests of a replay: each quantity of an update, wherever it was recorded."""
+        for step in dict.fromkeys(update.step for update in replay.plan):
+            yield Item(replay, Place(step), "trajectory")
+            for update in (update for update in replay.plan if update.step == step):
+                recorded = set(replay.case.quantities(update.where))
+                place = Place(update.step, update.update)
+                for quantity in QUANTITIES:
+                    structure = quantity.name in ("coverage", "invariants") or (
+                        quantity.name == "replicas" and replay.world_size > 1
+                    )
+                    if structure or (quantity.name in recorded and is_judged(replay, quantity.name)):
+                        yield Item(replay, place, quantity.name)
+
+    def dump_of(self, replay: Replay, folder: Path) -> Path:
+        """Return the place of a replay's dump."""
+        return folder / "dump"
+
+    def compute(self, replay: Replay, folder: Path) -> None:
+        """Replay a case by the adapter.
 
         Raises:
             NotSupported: if the adapter does not have the variant.
@@ -61,24 +92,28 @@ class ForeignReplays:
         """
         from regress.replay.pool import shared_pool
 
-        if one.precision is Precision.BITWISE:
+        if replay.precision is Precision.BITWISE:
             raise NotSupported("byte-for-byte replays are judged for the engine of this package only")
+        if has_other_values(replay):
+            raise NotSupported("the recorded values are not those of its data-parallel ranks")
         arguments = {
             "adapter": self.adapter,
-            "case": self._exported(one.case),
-            "variant": one.variant,
-            "precision": one.precision,
+            "case": self._exported(replay.case),
+            "variant": replay.variant,
+            "precision": replay.precision,
             "folder": folder / "dump",
         }
-        what = f"{one.name}: {self.adapter.name}"
-        found = shared_pool().run(call_on_rank, arguments, one.world_size, folder=folder / "ranks", what=what)
+        what = f"{replay.name}: {self.adapter.name}"
+        found = shared_pool().run(
+            call_on_rank, arguments, replay.world_size, folder=folder / "ranks", what=what
+        )
         try:
             require_agreement(self.adapter, found)
         except NotSupported:
             remove_tree(folder / "dump")
             raise
         try:
-            return DumpReader(folder / "dump")
+            DumpReader(folder / "dump")
         except DumpError as error:
             raise ReplayError(
                 f"{self.adapter.name} left no complete dump in the folder that it was given ({error}); record with "
@@ -96,7 +131,14 @@ class ForeignReplays:
                 export_case(case, target)
         return target
 
-    def judge(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
+    def judge(self, replay: Replay, folder: Path, judging: Judging, reference: DumpReader | None) -> Judged:
+        """Judge the dump of an adapter by golden values within measured tolerances."""
+        tolerance = stored_tolerances(replay.case, replay.precision, judging.scale, judging.overrides)
+        dump = DumpReader(self.dump_of(replay, folder))
+        verdicts = self._verdicts(replay, dump, judging.golden(replay.case), tolerance)
+        return Judged(verdicts, foreign_scene(replay), place_of_test)
+
+    def _verdicts(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
         """Return all verdicts on a dump, in the order of computation; unrecorded quantities have none.
 
         Without a plan of microbatches, every golden token must occur once over all ranks that hold different
@@ -118,21 +160,6 @@ class ForeignReplays:
         return verdicts
 
 
-def foreign_items(replay: Replay) -> Iterator[Item]:
-    """Yield the tests of a replay by a user's own trainer: each quantity of an update, wherever it was recorded."""
-    for step in dict.fromkeys(update.step for update in replay.plan):
-        yield Item(replay, Place(step), "trajectory")
-        for update in (update for update in replay.plan if update.step == step):
-            recorded = set(replay.case.quantities(update.where))
-            place = Place(update.step, update.update)
-            for quantity in QUANTITIES:
-                structure = quantity.name in ("coverage", "invariants") or (
-                    quantity.name == "replicas" and replay.world_size > 1
-                )
-                if structure or (quantity.name in recorded and _bounded(replay, quantity.name)):
-                    yield Item(replay, place, quantity.name)
-
-
 def foreign_scene(replay: Replay) -> RunContext:
     """Return the run context of a replay by a user's own trainer; its microbatches are unknown."""
     name = shlex.quote(f"{replay.name}/")
@@ -152,13 +179,6 @@ def whole_config(one: Replay) -> dict[str, Any]:
     with Workspace() as folder:
         config = replay_config(one.case, one.variant, one.precision, len(one.case.trajectories()), folder)
     return to_plain(config)
-
-
-def _bounded(replay: Replay, quantity: str) -> bool:
-    if replay.precision is Precision.BITWISE:
-        return True
-    entry = replay.case.tolerance(quantity, replay.precision.measured_as)
-    return entry is None or entry.relative is not None
 
 
 def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[PlannedUpdate, list[Record]]]:

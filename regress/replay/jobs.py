@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regress.compare.verdicts.overrides import Overrides
     from regress.replay.cache import ReplayCache
     from regress.replay.matrix import Replay
-    from regress.replay.session import Machine, Results
+    from regress.replay.session import Results, Session
     from regress.replay.variants import Variant
 
 _PATIENCE = 10.0
@@ -26,7 +26,7 @@ def run_all(
     chosen: Sequence[Replay],
     table: dict[str, Variant],
     overrides: Overrides,
-    machine: Machine,
+    session: Session,
     named: Sequence[str],
     jobs: int,
 ) -> Results:
@@ -41,7 +41,7 @@ def run_all(
 
     results = Results()
     with (
-        machine.cache(table, overrides) as cache,
+        session.cache(table, overrides) as cache,
         _helpers(cache, chosen, jobs - 1),
         progress(total=len(chosen)) as bar,
     ):

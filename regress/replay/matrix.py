@@ -19,8 +19,7 @@ from regress.replay.one import Replay as Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.shares import keeps_microbatches
-from regress.replay.variants import Extent, Precision, Variant
-from regress.service.replay.variants import quantities
+from regress.replay.variants import LOCAL, Extent, Precision, Variant
 
 
 def belongs(replay: Replay) -> bool:
@@ -35,8 +34,8 @@ def belongs(replay: Replay) -> bool:
         raise ConfigError(
             f"case {replay.case.name}: its precisions name {unknown!r}, which is none; choose of {', '.join(Precision)}"
         )
-    on_a_wire = replay.variant.wire is not None  # which rounds to float32
-    return not wanted or (str(replay.precision) in wanted and not on_a_wire)
+    # those of other trainers are judged in float32 besides, whatever they compute in
+    return not wanted or (str(replay.precision) in wanted and replay.variant.trainer == LOCAL)
 
 
 def left_out(replay: Replay, extent: Extent = Extent.DEFAULT) -> str | None:
@@ -126,6 +125,18 @@ def items(replay: Replay) -> Iterator[Item]:
         ConfigError: if its optimizer updates are not those that were recorded, so that some would go unjudged, or its
             microbatches are others although the values of the case depend on them.
     """
+    require_recorded_plan(replay)
+    for step in dict.fromkeys(update.step for update in replay.plan):
+        yield Item(replay, Place(step), "trajectory")
+        for quantity in quantities_of_rollouts(replay.case, replay.precision):
+            if is_judged(replay, quantity):
+                yield Item(replay, Place(step), quantity)
+        for update in (update for update in replay.plan if update.step == step):
+            yield from _items_of_update(replay, update)
+
+
+def require_recorded_plan(replay: Replay) -> None:
+    """Raise `ConfigError` for a replay whose updates, or microbatches that count, are not those that were recorded."""
     planned, recorded = [update.where for update in replay.plan], replay.case.wheres()
     if set(planned) != set(recorded):
         raise ConfigError(
@@ -137,26 +148,6 @@ def items(replay: Replay) -> Iterator[Item]:
             f"{replay.name} makes other microbatches than were recorded, and the objective of the case has "
             "denominators or statistics of each; leave batching and parallel as they are, or choose another case"
         )
-    if replay.variant.wire is not None:
-        yield from _items_over_a_wire(replay)
-        return
-    for step in dict.fromkeys(update.step for update in replay.plan):
-        yield Item(replay, Place(step), "trajectory")
-        for quantity in quantities_of_rollouts(replay.case, replay.precision):
-            if _judged(replay, quantity):
-                yield Item(replay, Place(step), quantity)
-        for update in (update for update in replay.plan if update.step == step):
-            yield from _items_of_update(replay, update)
-
-
-def _items_over_a_wire(replay: Replay) -> Iterator[Item]:
-    """Yield the tests of a replay through a service, whose ranks and microbatches are its own."""
-    for update in replay.plan:
-        place, recorded = Place(update.step, update.update), {*replay.case.quantities(update.where)}
-        for quantity in (q.name for q in QUANTITIES):
-            over_wire = quantity in quantities(replay.precision) and quantity in recorded
-            if quantity == "coverage" or (over_wire and _judged(replay, quantity)):
-                yield Item(replay, place, quantity)
 
 
 def place_of_test(place: Place) -> Place:
@@ -166,7 +157,7 @@ def place_of_test(place: Place) -> Place:
 
 def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
     recorded = set(replay.case.quantities(update.where))
-    judged = [q for q in QUANTITIES if q.name in recorded and _judged(replay, q.name)]
+    judged = [q for q in QUANTITIES if q.name in recorded and is_judged(replay, q.name)]
     where = Place(update.step, update.update)
     for rank, layouts in enumerate(update.layouts):
         for micro, layout in enumerate(layouts):
@@ -199,7 +190,7 @@ def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:
     return kinds
 
 
-def _judged(replay: Replay, quantity: str) -> bool:
+def is_judged(replay: Replay, quantity: str) -> bool:
     """Return True if a tolerance exists: where the noise of a precision hides everything there is no test."""
     if replay.precision is Precision.BITWISE:
         return True

@@ -32,5 +32,3 @@ def _extras(case: GoldenCase, variant: Variant) -> Iterator[str]:
     model = overlaid(case.config, variant.overrides).get("model") or {}
     if is_adapter(case.folder / "model") or (model.get("lora") or {}).get("r"):
         yield "lora"
-    if variant.wire is not None:
-        yield "service"

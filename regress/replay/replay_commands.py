@@ -27,9 +27,8 @@ from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.replay.adapter import Adapter
     from regress.replay.matrix import Replay
-    from regress.replay.session import Results
+    from regress.replay.session import Results, Session
 
 POOL = "pool"
 EVERYTHING = "*"
@@ -164,8 +163,9 @@ def replay(
     from regress.dump.location import location
     from regress.replay.jobs import run_all
     from regress.replay.judged_by import told_layouts
+    from regress.replay.replayers import Machine
     from regress.replay.session import (
-        Machine,
+        Session,
         adapter_around,
         chosen_replays,
         project_overrides,
@@ -190,20 +190,20 @@ def replay(
     table = {name: with_settings(variant, own) for name, variant in plain.items()}
     overrides, adapter = project_overrides(store), adapter_around()
     console = Console()
+    place = None if work is None else location(work)
+    session = Session(
+        Machine(launch, device, place), keep_dumps, tokens=report is not None, adapter=adapter, settings=own
+    )
     if listing:
-        console.print(_listed(chosen, adapter))
+        console.print(_listed(chosen, session))
         for line in told_layouts(chosen, [one.name for one in chosen], refused, "judge"):
             echo(line)
         return
-    place = None if work is None else location(work)
-    machine = Machine(
-        launch, device, place, keep_dumps, tokens=report is not None, adapter=adapter, settings=own
-    )
     if launch is not None and not launch.judges:
         for one in chosen:
-            machine.attend(one)
+            session.attend(one)
         return
-    results = run_all(chosen, table, overrides, machine, cases, jobs)
+    results = run_all(chosen, table, overrides, session, cases, jobs)
     layouts = told_layouts(chosen, results.calls, {**refused, **results.unsupported})
     _tell(results, report, console, layouts)
     _tell_left_out(results, None if adapter is None else adapter.name)
@@ -309,16 +309,14 @@ def _tell_left_out(results: Results, adapter: str | None) -> None:
         echo(sentence)
 
 
-def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:
-    from regress.replay.foreign import foreign_items
-    from regress.replay.matrix import items
-
+def _listed(chosen: list[Replay], session: Session) -> Table:
+    replayers = session.replayers(Path())
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for title in ("replay", "ranks", "tests"):
         table.add_column(title, justify="left" if title == "replay" else "right", no_wrap=True)
     table.add_column("what it could break")
     for one in chosen:
-        tests = str(sum(1 for _ in (items(one) if adapter is None else foreign_items(one))))
+        tests = str(sum(1 for _ in replayers.of(one.variant).items(one)))
         table.add_row(Text(one.name), str(one.world_size), tests, Text(one.variant.why))
     return table
 

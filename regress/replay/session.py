@@ -7,36 +7,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regress.compare.diagnosis.causes import Diagnosis
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.verdicts.overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
-from regress.dump.location import Location, address
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.location import project_root
 from regress.golden.store import GoldenStore
-from regress.parallel.launch.launchers import Launch
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config
+from regress.replay.engine_replayer import overrides_on
 from regress.replay.matrix import Replay, replays
 from regress.replay.names import choose, overrides_of, select
 from regress.replay.outcome import ReplayOutcome
 from regress.replay.pool import standstill_of
+from regress.replay.replayers import Judging, Machine, Replayers
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant
 from regress.replay.workspace import Workspace
 from regress.report.call import Call
 from regress.report.groups import Group, grouped
 from regress.report.tokens import TokenTable
-
-if TYPE_CHECKING:
-    from regress.dump.reader import DumpReader
-    from regress.replay.foreign import ForeignReplays
-    from regress.service.replay.remote import RemoteReplay
 
 
 @dataclass
@@ -224,22 +219,18 @@ def _opened(store: GoldenStore, name: str) -> GoldenCase:
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Machine settings of replays.
+class Session:
+    """Replays of one command.
 
     Attributes:
-        launch: launch settings of the ranks; None: in this process, or those of a pool.
-        device: device in place of the cases' own.
-        work: folder or URL that all nodes see, which does not exist yet; None: a temporary folder.
+        machine: launch settings, device, and the folder or URL of the dumps, which does not exist yet.
         keep: folder for a copy of each dump.
         tokens: True to keep token values for a report.
         adapter: a user's own trainer, which replays in place of the engine.
         settings: settings applied to every variant.
     """
 
-    launch: Launch | None = None
-    device: str | None = None
-    work: Location | None = None
+    machine: Machine = field(default_factory=Machine)
     keep: Path | None = None
     tokens: bool = False
     adapter: Adapter | None = None
@@ -250,44 +241,46 @@ class Machine:
         """Yield the cache that runs and judges replays; remove its folder and its ranks afterwards."""
         from regress.replay.pool import close_shared_pool
 
-        with self._work() as (folder, dumps):
+        with self._work() as folder:
             try:
                 yield ReplayCache(
                     folder,
                     table,
-                    overrides=overrides,
-                    dumps=dumps,
+                    self.replayers(folder),
+                    Judging(overrides=overrides, tokens=self.tokens),
                     keep=self.keep,
-                    tokens=self.tokens,
-                    run=self._run,
-                    serve=self._serve,
-                    foreign=self._foreign(folder),
                     settings=self.settings,
                 )
             finally:
                 close_shared_pool()
 
-    def _foreign(self, folder: Path) -> ForeignReplays | None:
-        if self.adapter is None:
-            return None
-        from regress.replay.foreign import ForeignReplays
+    def replayers(self, folder: Path) -> Replayers:
+        """Return the ways to compute and judge replays in a folder.
 
-        if self.launch is not None or self.device is not None or self.work is not None:
+        Raises:
+            ConfigError: if a user's own trainer is to replay where it cannot.
+        """
+        if self.adapter is None:
+            return Replayers(self.machine)
+        from regress.replay.foreign import ForeignReplayer
+
+        if self.machine != Machine():
             raise ConfigError(
                 f"{self.adapter.name} replays cases on the ranks of a pool on this machine; leave --launcher, "
                 "--device and --work away"
             )
-        return ForeignReplays(self.adapter, folder / ".exports")
+        return Replayers(own=ForeignReplayer(self.adapter, folder / ".exports"))
 
     def attend(self, replay: Replay) -> None:
-        """Run the ranks of a node that does not judge."""
-        assert self.launch is not None
-        self._require_here(replay)
-        overrides = self._overrides(replay)
-        steps = len(replay.case.trajectories())
+        """Run the ranks of a node that does not judge, unless the one that judges leaves the replay out."""
+        launch = self.machine.launch
+        assert launch is not None
         with Workspace() as folder:
+            if self.replayers(folder).of(replay.variant).refuses(replay) is not None:
+                return
+            overrides, steps = overrides_on(self.machine, replay), len(replay.case.trajectories())
             config = replay_config(replay.case, replay.variant, replay.precision, steps, folder, overrides)
-            self.launch.run(
+            launch.run(
                 folder / "config.yaml",
                 replay.world_size,
                 folder / "ranks",
@@ -295,57 +288,22 @@ class Machine:
                 standstill=standstill_of(config),
             )
 
-    def _run(self, replay: Replay, folder: Path) -> DumpReader:
-        from regress.replay.run import replay as run
-
-        return run(
-            replay.case,
-            replay.variant,
-            replay.precision,
-            folder,
-            launch=self.launch,
-            overrides=self._overrides(replay),
-        )
-
-    def _serve(self, replay: Replay, folder: Path) -> RemoteReplay:
-        from regress.service.replay.remote import replay_remote
-
-        self._require_here(replay)
-        overrides = None if self.device is None else {"device": self.device}
-        return replay_remote(replay.case, replay.variant, replay.precision, folder, overrides=overrides)
-
-    def _require_here(self, replay: Replay) -> None:
-        """Raise `ConfigError` for a replay through a service, which has its ranks, where a launcher starts ranks."""
-        if replay.variant.wire is not None and (self.launch is not None or self.work is not None):
-            raise ConfigError(
-                f"variant {replay.variant.name} trains through a service that starts its ranks on this machine; leave "
-                "it out, or --launcher and --work away"
-            )
-
-    def _overrides(self, replay: Replay) -> dict[str, str]:
-        """Return the configuration that a replay has on this machine, by dotted key."""
-        found = {} if self.device is None else {"device": self.device}
-        if self.work is not None:
-            found["debug.dump_dir"] = address(self.work / replay.name / "dump")
-        return found
-
     @contextmanager
-    def _work(self) -> Iterator[tuple[Path, Location | None]]:
-        """Yield a folder of this machine, and the location of dumps if it is another one."""
-        if self.work is not None and self.work.exists():
-            raise ConfigError(
-                f"{self.work} exists, but every run needs a folder of its own; give another --work"
-            )
-        if isinstance(self.work, Path):
-            self.work.mkdir(parents=True)
+    def _work(self) -> Iterator[Path]:
+        """Yield a folder of this machine; one of dumps that lies elsewhere is removed with it."""
+        work = self.machine.work
+        if work is not None and work.exists():
+            raise ConfigError(f"{work} exists, but every run needs a folder of its own; give another --work")
+        if isinstance(work, Path):
+            work.mkdir(parents=True)
             try:
-                yield self.work, None
+                yield work
             finally:
-                shutil.rmtree(self.work, ignore_errors=True)
+                shutil.rmtree(work, ignore_errors=True)
             return
         with Workspace() as folder:
             try:
-                yield folder, self.work
+                yield folder
             finally:
-                if self.work is not None:
-                    remove_tree(self.work)
+                if work is not None:
+                    remove_tree(work)

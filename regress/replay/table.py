@@ -10,23 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
+from regress.plugins import VARIANTS as REGISTERED
+from regress.plugins import load, registered
 from regress.project import project_section
 from regress.replay.names import overrides_of
 from regress.replay.traits import TRAITS
 from regress.replay.variants import ANY, SEMANTICS, TRAIT, Precision, Variant
-from regress.service.replay.variants import REMOTE
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:
-    """Return the built-in variants, those of ``[tool.regress.variants]`` in ``root/pyproject.toml``, and
-    those ``added``.
+    """Return the built-in variants, those that are registered, those of ``[tool.regress.variants]`` in
+    ``root/pyproject.toml``, and those ``added``.
 
     A row of an existing name replaces that variant.
 
     Raises:
         ConfigError: naming the row and what is wrong with it.
     """
-    table = {**VARIANTS, **REMOTE}
+    table = dict(VARIANTS)
+    for point in registered(REGISTERED).values():
+        table |= load(point)
     table |= parse_variants(_own_rows(root), f"{root / 'pyproject.toml'}: [tool.regress.variants]")
     table |= _added(added)
     for variant in table.values():

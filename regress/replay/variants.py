@@ -85,6 +85,8 @@ TRAIT = "@"
 """Beginning of a trait among patterns of cases."""
 ANY = "@any"
 
+LOCAL = "local"
+"""Value of ``trainer.type`` of variants that the engine computes."""
 SEMANTICS = (Precision.FLOAT64,)
 BOTH = (Precision.FLOAT64, Precision.FLOAT32)
 EVERY = (*BOTH, Precision.BFLOAT16)
@@ -112,9 +114,8 @@ class Variant:
             stage of each step is told by the recording.
         twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
 
-    A variant with ``trainer.type=remote`` trains through a service, and ``parallel``, ``batching`` and ``model`` are
-    those of the service. Its reference, in float64 and bit for bit, is the step of its twin fed with the datums that
-    the client sent, which wires round to float32.
+    A variant of another ``trainer.type`` is computed and judged by the replayer that is registered for it, see
+    `regress.replay.replayers`.
     """
 
     name: str
@@ -130,11 +131,9 @@ class Variant:
     combines: bool = False
 
     @property
-    def wire(self) -> str | None:
-        """Protocol of the service that it trains through, None where the engine trains in its own process."""
-        if self.overrides.get("trainer.type") != "remote":
-            return None
-        return str(self.overrides.get("service.train_service.backend", "weaver"))
+    def trainer(self) -> str:
+        """Value of ``trainer.type``: who trains."""
+        return str(self.overrides.get("trainer.type", LOCAL))
 
     def rank(self, case: GoldenCase) -> int | None:
         """Return how telling a case is: the place of the first of the patterns that it has; None if it has none."""

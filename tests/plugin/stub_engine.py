@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import regress.replay.cache
+import regress.replay.engine_replayer
 import regress.replay.run
 import regress.replay.truth
 from regress.dump.reader import DumpReader
@@ -54,7 +54,9 @@ def _copy_with(faults: list[dict[str, Any]], made: DumpReader, folder: Path) -> 
 
 
 def pytest_configure() -> None:
-    PATCH.setattr(regress.replay.cache, "_import_engine", lambda: None)  # seconds, and nobody computes here
+    PATCH.setattr(
+        regress.replay.engine_replayer, "import_engine", lambda: None
+    )  # seconds, and nobody computes
     PATCH.setattr(regress.replay.run, "replay", replay)
     PATCH.setattr(regress.replay.truth, "replay", replay)
 

@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import regress.replay.cache
+import regress.replay.engine_replayer
 import regress.replay.run
 from regress.dump.reader import DumpReader
 
@@ -67,7 +67,7 @@ def replay(case, variant, precision, folder, **_):
     return DumpReader(folder / "dump")
 
 
-regress.replay.cache._import_engine = lambda: None  # seconds, and only ranks compute here
+regress.replay.engine_replayer.import_engine = lambda: None  # seconds, and only ranks compute here
 regress.replay.run.replay = replay
 """
 

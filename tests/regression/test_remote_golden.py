@@ -10,7 +10,7 @@ from regress.faults import loss
 from regress.faults.fault import injected
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
-from regress.replay.matrix import Replay, items
+from regress.replay.matrix import Replay
 from regress.replay.table import project_variants
 from regress.replay.variants import Precision
 from regress.service.replay.variants import REMOTE
@@ -44,7 +44,7 @@ def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
         return
     assert found.unsupported is None
     assert found.failed == []
-    for item in items(replay):
+    for item in cache.replayers.of(replay.variant).items(replay):
         assert found.outcomes[str(item.place), item.quantity].tensors, item.id
 
 

@@ -60,8 +60,6 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "replay": {
-        "service",
-        "interop",
         "parallel",
         "engine",
         "golden",
@@ -86,7 +84,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "oracle": {
         "capture",
-        "interop",
         "replay",
         "engine",
         "explain",
@@ -173,6 +170,8 @@ TORCH_FREE = [
     "regress.parallel.launch.pool",
     "regress.parallel.launch.launchers",
     "regress.replay.cache",
+    "regress.replay.engine_replayer",
+    "regress.replay.foreign",
     "regress.faults.trials.commands",
     "regress.replay.judge",
     "regress.replay.matrix",
@@ -198,6 +197,7 @@ TORCH_FREE = [
     "regress.systems.run",
     "regress.service.api",
     "regress.service.commands",
+    "regress.service.replay.replayer",
     "regress.service.core.service",
 ]
 

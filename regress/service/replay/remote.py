@@ -47,8 +47,8 @@ class RemoteReplay:
     @classmethod
     def of(cls, variant: Variant, folder: Path) -> RemoteReplay:
         """Return where the dumps of a variant's replay in a folder lie."""
-        assert variant.wire is not None
-        return cls(variant.wire, folder / "client" / "dump", folder / "service" / "dump")
+        wire = str(variant.overrides.get("service.train_service.backend", "weaver"))
+        return cls(wire, folder / "client" / "dump", folder / "service" / "dump")
 
     @property
     def masked(self) -> bool:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regress.engine.tracking import availability
 from regress.golden.location import open_store
-from regress.replay.cache import ReplayCache
-from regress.replay.table import BASE, VARIANTS
+from regress.replay.engine_replayer import EngineReplayer
+from regress.replay.foreign import ForeignReplayer
+from regress.replay.matrix import Replay
+from regress.replay.replayers import Replayer
+from regress.replay.table import VARIANTS
+from regress.replay.variants import Precision
 
 
-def impossible(name: str, foreign: object = None) -> str | None:
-    cache: Any = SimpleNamespace(foreign=foreign)
-    replay: Any = SimpleNamespace(
-        case=open_store(None).case("dense"), variant={"base": BASE, **VARIANTS}[name]
-    )
-    return ReplayCache._impossible(cache, replay)
+def impossible(name: str, *, foreign: bool = False) -> str | None:
+    nobody: Any = None
+    replayer: Replayer = ForeignReplayer(nobody, Path()) if foreign else EngineReplayer()
+    return replayer.refuses(Replay(open_store(None).case("dense"), VARIANTS[name], Precision.FLOAT64))
 
 
 def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +34,7 @@ def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["tracking-on", "eval-on", "curriculum", "resume-at3", "resume-at2"])
 def test_a_trainer_of_ones_own_does_not_run_the_program(name: str) -> None:
     """An adapter that steps through the updates would pass them without a checkpoint ever being read."""
-    assert impossible(name, foreign=object()) == (
+    assert impossible(name, foreign=True) == (
         "it is about the program around the steps, which is that of this package"
     )
-    assert impossible("base", foreign=object()) is None
+    assert impossible("base", foreign=True) is None

@@ -14,12 +14,15 @@ from regress.errors import CompareError, ConfigError, NotSupported
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
-from regress.replay.matrix import Replay, items
-from regress.replay.session import Machine
+from regress.replay.foreign import ForeignReplayer
+from regress.replay.matrix import Replay
+from regress.replay.replayers import Machine, Replayers
 from regress.replay.table import VARIANTS, project_variants
 from regress.replay.variants import Extent, Precision, Variant
+from regress.service.replay import remote
 from regress.service.replay.judge import judged
-from regress.service.replay.remote import inexpressible, replay_remote
+from regress.service.replay.remote import RemoteReplay, inexpressible, replay_remote
+from regress.service.replay.replayer import RemoteReplayer
 from regress.service.replay.variants import REMOTE, quantities
 
 STORE = GoldenStore(Path(__file__).parents[4] / "golden")
@@ -44,14 +47,15 @@ def test_a_row_of_a_project_can_train_through_a_service(tmp_path: Path) -> None:
         '"trainer.type" = "remote"\n"service.train_service.backend" = "tinker"\n"parallel.tp" = 2\n'
     )
     mine = project_variants(tmp_path)["mine"]
-    assert mine.wire == "tinker"
+    assert mine.trainer == "remote"
+    assert RemoteReplay.of(mine, tmp_path).wire == "tinker"
     assert Replay(STORE.case("dense"), mine, Precision.FLOAT64).world_size == 2
-    assert VARIANTS["packed"].wire is None
+    assert VARIANTS["packed"].trainer == "local"
 
 
 @pytest.mark.parametrize("precision", REMOTE["remote-tinker"].precisions)
 def test_every_update_of_a_case_has_its_tests(precision: Precision) -> None:
-    found = list(items(Replay(STORE.case("cispo"), REMOTE["remote-tinker"], precision)))
+    found = list(RemoteReplayer().items(Replay(STORE.case("cispo"), REMOTE["remote-tinker"], precision)))
     wheres = {str(Place(update.step, update.update)) for update in CISPO.plan}
     assert len(wheres) == 4
     assert {(str(item.place), item.quantity) for item in found} == {
@@ -93,9 +97,9 @@ def test_a_case_that_no_wire_can_say_is_not_replayed(tmp_path: Path) -> None:
 
 
 def test_a_trainer_of_ones_own_has_no_service_of_ours(tmp_path: Path) -> None:
-    cache: Any = SimpleNamespace(foreign=object())
-    replay: Any = SimpleNamespace(case=STORE.case("dense"), variant=REMOTE["remote-weaver"])
-    assert ReplayCache._impossible(cache, replay) == (
+    nobody: Any = None
+    replay = Replay(STORE.case("dense"), REMOTE["remote-weaver"], Precision.FLOAT64)
+    assert ForeignReplayer(nobody, tmp_path).refuses(replay) == (
         "it is about the training service, which is that of this package"
     )
 
@@ -109,7 +113,7 @@ def test_the_default_matrix_has_each_wire_once() -> None:
 def test_a_launcher_does_not_start_a_service(tmp_path: Path) -> None:
     launch: Any = object()
     with pytest.raises(ConfigError, match="starts its ranks on this machine; leave it out, or --launcher"):
-        Machine(launch)._serve(CISPO, tmp_path)
+        Replayers(Machine(launch)).of(CISPO.variant).refuses(CISPO)
 
 
 def test_dumps_of_a_service_are_not_given_as_those_of_the_engine(tmp_path: Path) -> None:
@@ -117,20 +121,21 @@ def test_dumps_of_a_service_are_not_given_as_those_of_the_engine(tmp_path: Path)
         ReplayCache(tmp_path, REMOTE).dump(CISPO)
 
 
-def test_bytes_are_judged_without_a_second_run(tmp_path: Path) -> None:
+def test_bytes_are_judged_without_a_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def serve(replay: Replay, folder: Path) -> Any:
-        ran.append(replay.name)
+    def serve(case: GoldenCase, variant: Variant, precision: Precision, *_: object, **__: object) -> Any:
+        ran.append(Replay(case, variant, precision).name)
         raise ArithmeticError("far enough")
 
-    cache = ReplayCache(tmp_path, REMOTE, serve=serve)
+    monkeypatch.setattr(remote, "replay_remote", serve)
+    cache = ReplayCache(tmp_path, REMOTE)
     bitwise = Replay(CISPO.case, CISPO.variant, Precision.BITWISE)
     assert "far enough" in str(cache.outcome(bitwise).error)
     assert ran == ["cispo/remote-tinker-fp32"]
 
 
 def test_a_variant_of_another_kind_is_local() -> None:
-    assert Variant("mine", "x", {"service.train_service.backend": "tinker"}).wire is None
+    assert Variant("mine", "x", {"service.train_service.backend": "tinker"}).trainer == "local"
     case: GoldenCase = STORE.case("dense")
     assert inexpressible(case, "weaver") is None

@@ -1,0 +1,106 @@
+"""Replays by the engine of this package, judged by golden values or by the bytes of a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regress.dump.location import Location, address
+from regress.dump.reader import DumpReader
+from regress.parallel.launch.imports import imported_for_good
+from regress.replay.data_ranks import truth_of_ranks
+from regress.replay.matrix import Item, Replay, items
+from regress.replay.needs import unmet, unusable_tracker
+from regress.replay.replayers import Judged, Judging, Machine, Replayer
+from regress.replay.run_context import run_context_of
+from regress.replay.variants import Precision, Variant
+
+if TYPE_CHECKING:
+    from regress.replay.outcome import ReplayOutcome
+
+
+@cache
+def import_engine() -> None:
+    """Import what replays in this process need."""
+    with imported_for_good():
+        import regress.engine.build
+        import regress.replay.run  # noqa: F401  # to be there
+
+
+@dataclass(frozen=True)
+class EngineReplayer(Replayer):
+    """Computes replays in this process, on ranks of its pool, or under a launcher."""
+
+    machine: Machine = field(default_factory=Machine)
+    leaves: Sequence[str] = ("dump",)
+
+    def refuses(self, replay: Replay) -> str | None:
+        """Return which package is absent."""
+        return unmet(replay.case, replay.variant) or unusable_tracker(replay.variant)
+
+    def items(self, replay: Replay) -> Iterator[Item]:
+        """Yield the tests of a replay, rank by rank and microbatch by microbatch."""
+        return items(replay)
+
+    def reference_of(self, replay: Replay, variants: Mapping[str, Variant]) -> Replay | None:
+        """Return the twin of a bitwise replay, in float32."""
+        if replay.precision is not Precision.BITWISE:
+            return None
+        return Replay(replay.case, variants[str(replay.variant.twin)], Precision.FLOAT32)
+
+    def compute(self, replay: Replay, folder: Path) -> None:
+        """Run the training steps of a replay."""
+        if (
+            self.machine.launch is None and replay.world_size == 1
+        ):  # several ranks need no torch in this process
+            import_engine()
+        from regress.replay.run import replay as run
+
+        run(
+            replay.case,
+            replay.variant,
+            replay.precision,
+            folder,
+            launch=self.machine.launch,
+            overrides=overrides_on(self.machine, replay),
+        )
+
+    def dump_of(self, replay: Replay, folder: Path) -> Location:
+        """Return the place of a replay's dump."""
+        return self.elsewhere(replay) or folder / "dump"
+
+    def elsewhere(self, replay: Replay) -> Location | None:
+        """Return the place of a dump in a store; a folder of this machine is that of the session itself."""
+        work = self.machine.work
+        return None if work is None or isinstance(work, Path) else work / replay.name / "dump"
+
+    def judge(self, replay: Replay, folder: Path, judging: Judging, reference: DumpReader | None) -> Judged:
+        """Judge a dump by golden values within measured tolerances, or by the bytes of its reference."""
+        from regress.replay.judge import judge_replay, judge_twin, stored_tolerances
+
+        dump = DumpReader(self.dump_of(replay, folder))
+        scene = run_context_of(replay, dump.manifest.provenance.config)
+        if reference is not None:
+            return Judged(judge_twin(replay.case, dump, reference, replay.plan), scene)
+        tolerance = stored_tolerances(replay.case, replay.precision, judging.scale, judging.overrides)
+        golden = judging.golden(replay.case)
+        truth = truth_of_ranks(replay, folder / "truth")
+        verdicts = judge_replay(golden, dump, replay.plan, replay.precision, truth=truth, tolerance=tolerance)
+
+        def keep(outcome: ReplayOutcome) -> None:
+            from regress.replay.token_tables import keep_tables
+
+            keep_tables(folder, replay, golden, dump, outcome, tolerance)
+
+        return Judged(verdicts, scene, keep=keep if judging.tokens and truth is None else None)
+
+
+def overrides_on(machine: Machine, replay: Replay) -> dict[str, str]:
+    """Return the configuration that a replay has on a machine, by dotted key."""
+    found = {} if machine.device is None else {"device": machine.device}
+    if machine.work is not None:
+        found["debug.dump_dir"] = address(machine.work / replay.name / "dump")
+    return found
