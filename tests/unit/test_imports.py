@@ -121,6 +121,8 @@ ALLOWED: dict[str, set[str]] = {
         "dump",
     },
 }
+ON_THE_CORE = {"service", "systems", "doctor", "interop", "faults"}
+"""Rooms that stand on the core; `regress/plugins.py` knows of them."""
 TORCH_FREE = [
     "regress",
     "regress.errors",
@@ -270,6 +272,11 @@ def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
     assert room in ALLOWED, f"{path} lies in no room; name it in the architecture first"
     forbidden = imported_rooms(path) - ALLOWED[room] - FREE - {room, "__version__"}
     assert not forbidden, f"{path} imports {sorted(forbidden)}, which {room} may not know"
+
+
+def test_the_core_may_import_nothing_that_stands_on_it() -> None:
+    told = {room: rooms & ON_THE_CORE for room, rooms in ALLOWED.items() if room not in ON_THE_CORE}
+    assert not {room: rooms for room, rooms in told.items() if rooms}
 
 
 HEAVY = """
