@@ -35,6 +35,9 @@ MODES = "regress.modes"
 SOURCES = "regress.sources"
 """System -> `regress.dump.sources.Reader` of its dumps."""
 
+SYSTEMS = "regress.systems"
+"""Released trainer -> class of its `regress.systems.protocol.SystemUnderTest`."""
+
 OWN: Mapping[str, Mapping[str, str]] = {
     COMMANDS: {
         "compare": "regress.report.compare_commands:compare",
@@ -64,6 +67,14 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "nexrl": "regress.interop.nexrl:READER",
         "service": "regress.interop.service:READER",
         "files": "regress.dump.bare_files:READER",
+    },
+    SYSTEMS: {
+        "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
+        "megatron": "regress.systems.adapters.megatron:Megatron",
+        "trainer": "regress.systems.adapters.trainer:Trainer",
+        "trl": "regress.systems.adapters.trl:TRL",
+        "verl": "regress.systems.adapters.verl:Verl",
+        "verl-pins": "regress.systems.adapters.verl:VerlOnItsPins",
     },
 }
 """Parts of this package by group and name, each of which may be left out."""

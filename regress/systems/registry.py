@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from difflib import get_close_matches
-from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from regress.errors import SystemsError, reason
+from regress.plugins import SYSTEMS, registered
 from regress.systems.protocol import SystemUnderTest
-
-GROUP = "regress.systems"
-
-BUILT_IN: Mapping[str, str] = {
-    "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
-    "megatron": "regress.systems.adapters.megatron:Megatron",
-    "trainer": "regress.systems.adapters.trainer:Trainer",
-    "trl": "regress.systems.adapters.trl:TRL",
-    "verl": "regress.systems.adapters.verl:Verl",
-    "verl-pins": "regress.systems.adapters.verl:VerlOnItsPins",
-}
-"""Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
 
 _MEMBERS = ("name", "version_of", "requirements", "modules", "shims", "environ", "builds")
 _METHODS = ("cells", "objective", "prepare", "step", "engaged", "close")
@@ -30,16 +17,9 @@ def locations() -> dict[str, str]:
     """Return ``module:attribute`` of each known system, by name: this package's first.
 
     Raises:
-        SystemsError: if two packages register the same name.
+        ConfigError: if two packages register the same name.
     """
-    found = dict(BUILT_IN)
-    for entry in entry_points(group=GROUP):
-        known = found.setdefault(entry.name, entry.value)
-        if known != entry.value:
-            raise SystemsError(
-                f"the system {entry.name!r} is registered by {known} and by {entry.value}: rename one of them"
-            )
-    return found
+    return {name: point.value for name, point in registered(SYSTEMS).items()}
 
 
 def location_of(name: str) -> str:
@@ -68,8 +48,7 @@ def load(location: str) -> SystemUnderTest:
     if not colon or not module or not attribute:
         raise SystemsError(f"{location!r} names no adapter: write package.module:Class")
     try:
-        import_module(module)
-        system = EntryPoint(attribute, location, GROUP).load()()
+        system = EntryPoint(attribute, location, SYSTEMS).load()()
     except Exception as error:
         raise SystemsError(f"the adapter {location} cannot be loaded ({reason(error)})") from error
     lacking = [name for name in _MEMBERS if not hasattr(system, name)]
