@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 
-from regress.errors import CompareError
+from regress.errors import CompareError, meant
 
 
 class Kind(StrEnum):
@@ -227,7 +227,9 @@ for _source in SOURCES:
 def quantity_named(name: str) -> Quantity:
     """Return the quantity of that name; raises `CompareError` for none."""
     if name not in _BY_NAME:
-        raise CompareError(f"{name!r} is no quantity; choose one of {', '.join(_BY_NAME)}")
+        raise CompareError(
+            f"{meant(name, _BY_NAME)}{name!r} is no quantity; choose one of {', '.join(_BY_NAME)}"
+        )
     return _BY_NAME[name]
 
 

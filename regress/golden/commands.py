@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regress.errors import GoldenError
+from regress.errors import GoldenError, meant
 from regress.golden.location import open_store
 from regress.golden.options import directory_option
 from regress.printed import echo, hint_at
@@ -86,8 +86,10 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     if case == CHECKS:
         rows = check_rows(open_store(golden_dir), quantity)
         if not rows:
+            names = {row[key] for row in check_rows(open_store(golden_dir), None) for key in ("test", "name")}
+            near = meant(quantity or "", sorted(names))
             raise GoldenError(
-                f"no stored check{f' matches {quantity!r}' if quantity else ''}: give a test or a name"
+                f"{near}no stored check{f' matches {quantity!r}' if quantity else ''}: give a test or a name"
             )
         _print_json(rows) if as_json else echo_table(rows)
         return
@@ -95,8 +97,11 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     if quantity is not None:
         rows = tensor_rows(found, quantity)
         if not rows:
-            known = ", ".join(sorted({row["quantity"] for row in quantity_rows(found)})) or "nothing"
-            raise GoldenError(f"{found.folder} has no {quantity!r}: recorded is {known}")
+            known = sorted({row["quantity"] for row in quantity_rows(found)})
+            told = ", ".join(known) or "nothing"
+            raise GoldenError(
+                f"{meant(quantity, known)}{found.folder} has no {quantity!r}: recorded is {told}"
+            )
         _print_json(rows) if as_json else echo_table(rows)
         return
     about = {"reason": found.reason, "claims": found.claims, "config": found.config, "recipe": found.recipe}

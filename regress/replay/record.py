@@ -190,6 +190,8 @@ def measure(
         processes: number of processes that replay, which changes no value.
     """
     case = store.case(name)
+    for quantity in only or ():
+        quantity_named(quantity)
     with Workspace() as workspace:
         measured = None if proof else only  # held-out variants are judged by all tolerances
         floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance, processes=processes)

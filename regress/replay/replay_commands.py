@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regress.choice import Choice
 from regress.dump.location import Location
 from regress.dump.outputs import LocalFolder, OutputFolder
 from regress.errors import ConfigError
@@ -49,14 +50,14 @@ _RANKS, _MICROS = 8, 8
 )
 @click.option(
     "--tier",
-    type=click.Choice([*TIERS]),
+    type=Choice([*TIERS]),
     default="semantics",
     show_default=True,
     help="The same mathematics (float64), accurate enough (float32, bfloat16, mixed), or the same bytes.",
 )
 @click.option(
     "--matrix",
-    type=click.Choice([extent.value for extent in Extent]),
+    type=Choice([extent.value for extent in Extent]),
     help="Each variant on one case, on those that it could break, or on all that are possible. The last is the default "
     "where both cases and variants are named, else the second.",
 )
@@ -85,7 +86,7 @@ _RANKS, _MICROS = 8, 8
 @click.option("--device", metavar="NAME", help="In place of that of the cases, such as cuda.")
 @click.option(
     "--launcher",
-    type=click.Choice([POOL, *LAUNCHERS]),
+    type=Choice([POOL, *LAUNCHERS]),
     default=POOL,
     show_default=True,
     help="What starts the ranks: a pool on this machine, or what a cluster has.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from regress.choice import Choice
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.dump.location import Location
 from regress.dump.outputs import Output, errors_written
@@ -76,7 +77,7 @@ _SHOWN = 8
 )
 @click.option(
     "--engine",
-    type=click.Choice(ENGINES),
+    type=Choice(ENGINES),
     default="processes",
     help="Who does the work: this process, processes of this machine when there is much of it (the default), or a Ray "
     "cluster.",

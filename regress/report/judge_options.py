@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from regress.choice import Choice
 from regress.dump.outputs import OutputFile, OutputFolder
 
 Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -43,9 +44,7 @@ json_calls_option: Option = click.option(
 
 def precision_option(help: str) -> Option:
     """Return ``--precision``, which declares what a trainer computes in."""
-    return click.option(
-        "--precision", type=click.Choice(["float64", "float32", "bfloat16", "float16"]), help=help
-    )
+    return click.option("--precision", type=Choice(["float64", "float32", "bfloat16", "float16"]), help=help)
 
 
 def ranks_average_option(whose: str) -> Option:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from regress.choice import Choice
 from regress.dump.outputs import Output, OutputFile, write_output
 from regress.printed import echo
 
@@ -20,7 +21,7 @@ PAGE = "run-report.html"
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=Choice(FORMATS),
     help="By default that of the ending of --output (.html, .txt, .json), else html.",
 )
 @click.option(

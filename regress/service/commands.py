@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regress.choice import Choice
 from regress.errors import ConfigError
 from regress.golden.options import code_option
 from regress.service.core.limits import FORMATS, Limits
@@ -115,7 +116,7 @@ def _limit_options(
 @click.option(
     "--log-format",
     "log",
-    type=click.Choice(FORMATS),
+    type=Choice(FORMATS),
     default="text",
     show_default=True,
     help="One line for each operation, on stderr.",

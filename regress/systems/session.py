@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regress.dump.outputs import Output, StandardOutput, write_output
-from regress.errors import SystemsError
+from regress.errors import SystemsError, meant
 from regress.golden.location import open_store
 from regress.systems.environments import environment_of, shared_size
 from regress.systems.findings import marked
@@ -47,8 +47,10 @@ def run_systems(
 
     known = {name: load(location_of(name)) for name in names or locations()}
     if patterns and not any(chosen(system, patterns) for system in known.values()):
+        cells = [cell.name for system in known.values() for cell in system.cells()]
+        near = next(filter(None, (meant(pattern, cells) for pattern in patterns)), "")
         raise SystemsError(
-            f"no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
+            f"{near}no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
         )
 
     rows = _kept(json_file, resume, known)

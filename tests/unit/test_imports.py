@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2] / "regress"
 
 FREE = {
     "regress",
+    "choice",
     "errors",
     "extras",
     "lazy",
@@ -257,6 +258,7 @@ def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
         assert not _imported_at_run_time(path)
         return
     if room in (
+        "choice",
         "errors",
         "lazy",
         "redaction",

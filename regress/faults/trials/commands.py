@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regress.choice import Choice
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
 from regress.golden.location import open_store
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 170  # columns of a table where there is no terminal
 PARTS = ("all", "tuning", "held-out")
+KINDS = ("semantic", "precision", "equivalent", "harmless")
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUV")
+"""Kinds and categories of the corpus, which loads torch."""
 
 
 @click.group()
@@ -40,8 +44,13 @@ def faults() -> None:
 
 @faults.command("list")
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB]...")
-@click.option("--kind", help="Only those of a kind: semantic, precision, equivalent, harmless.")
-@click.option("--category", metavar="LETTER", help="Only those of a category.")
+@click.option("--kind", type=Choice(KINDS), help="Only those of a kind.")
+@click.option(
+    "--category",
+    type=Choice(LETTERS),
+    metavar="LETTER",
+    help=f"Only those of a category: A to {LETTERS[-1]}.",
+)
 def list_faults(names: tuple[str, ...], kind: str | None, category: str | None) -> None:
     """List the faults of the corpus.
 
@@ -102,12 +111,12 @@ def show(name: str) -> None:
 
 @faults.command()
 @click.argument("names", nargs=-1, metavar="[NAME|GLOB]...")
-@click.option("--kind", help="Only those of a kind: semantic, precision, equivalent, harmless.")
+@click.option("--kind", type=Choice(KINDS), help="Only those of a kind.")
 @click.option("--case", metavar="NAME", help="Replay this golden case instead of those in which they show.")
 @click.option("--variant", metavar="NAME", help="Replay under this variant instead.")
 @click.option(
     "--part",
-    type=click.Choice(PARTS),
+    type=Choice(PARTS),
     default="all",
     show_default=True,
     help="A third of the faults is held out, by a hash of the name, to judge diagnoses by.",
