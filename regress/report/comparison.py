@@ -176,6 +176,7 @@ def run_context_of(comparison: Comparison, again: str = "") -> RunContext:
         group_sizes=comparison.group_sizes,
         quantities=frozenset(verdict.quantity for verdict in comparison.verdicts if verdict.count),
         absent=absent_records(golden, actual),
+        golden_absent=() if golden.system == "golden" else absent_records(actual, golden),
         precisions=(golden.precision, actual.precision),
         commands={
             "compare": f"{command} --only {{quantity}}",

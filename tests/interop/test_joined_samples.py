@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,13 @@ def test_an_unknown_sample_is_said_to_be_known_ones_one_behind_the_other(
     right = recorded(tmp_path / "right", ("a", "b", "c"), joined=False)
     wrong = recorded(tmp_path / "wrong", ("b", "a", "c"), joined=True)
     pair = (wrong, right) if golden_joined else (right, wrong)
-    code, said = ran("compare", *pair)
+    told = tmp_path / "told.json"
+    code, said = ran("compare", *pair, "--json", told)
     has = "golden" if golden_joined else "actual"
     assert code == 1
     assert f"sample row/0 of the {has} dump is 3 samples, one behind the other (b/0, a/0, c/0)" in said
     assert "rule samples-in-one" in said
+    assert json.loads(told.read_text())["diagnoses"]["compare"][0]["of"] == has
     assert "let them begin again at each sample, or pass cu_seq_lens" in said
     assert "another batch or seed" not in said
     assert "two different runs" not in said

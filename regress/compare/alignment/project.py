@@ -202,7 +202,13 @@ class Projection:
     def around(self) -> FailureContexts:
         """Failure contexts of the tensors of the update."""
         return FailureContexts(
-            self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool, self._known_beside
+            self.truth,
+            self.frame,
+            self.known_loss_mask,
+            self._config,
+            self._whole.pool,
+            self._known_beside,
+            self._whole.truth,
         )
 
     def pool(self, source: Source) -> NDArray[np.float64] | None:

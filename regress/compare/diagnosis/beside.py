@@ -41,6 +41,7 @@ class Beside:
         gradients: the samples' own gradients, in float64.
         microbatches: microbatches of the actual run, by name.
         before: golden values of the update before it; empty for the first.
+        sampled: asks for the tokens ``[frame.size]`` that the rollouts hold to be sampled; None where they do not tell.
         first: asks whether the update is known to be the first on its rollouts, whose old log-probs are its own.
     """
 
@@ -50,11 +51,17 @@ class Beside:
     gradients: OwnGradients | None = None
     microbatches: Mapping[str, OwnMicrobatch] = field(default_factory=dict)
     before: Truth = field(default_factory=dict)
+    sampled: Callable[[], NDArray[np.bool_] | None] = lambda: None
     first: Callable[[], bool] = lambda: False
 
     def of_tokens(self, tokens: NDArray[np.int64]) -> Beside:
         """Return what is known of some tokens."""
-        return replace(self, sampler=None if self.sampler is None else self.sampler[tokens])
+
+        def sampled() -> NDArray[np.bool_] | None:
+            every = self.sampled()
+            return None if every is None else every[tokens]
+
+        return replace(self, sampler=None if self.sampler is None else self.sampler[tokens], sampled=sampled)
 
 
 NOTHING = Beside()

@@ -193,10 +193,15 @@ def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
 def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:
     there = rule.look in scene.quantities or not scene.quantities
     quantity = rule.look if rule.look and there else divergence.first.quantity
-    evidence = [*evidence, *(f"the actual dump lacks {gap}" for gap in scene.absent if rule.of_records)]
+    said = re.search(rule.says, divergence.first.detail)
+    of = "golden" if said is not None and said.groupdict().get("golden") else "actual"
+    if rule.of_records:
+        other = "actual" if of == "golden" else "golden"
+        gaps = [gap.replace("the golden dump", f"the {other} dump") for gap in scene.lacks(of)]
+        evidence = [*evidence, *(f"the {of} dump lacks {gap}" for gap in gaps)]
     cites = {"quantity": divergence.first.quantity, "tensor": divergence.first.name}
     return Diagnosis(
-        rule.id, rule.cause, tuple(evidence), next_command(scene, quantity, rule.variants), cites
+        rule.id, rule.cause, tuple(evidence), next_command(scene, quantity, rule.variants), cites, of
     )
 
 

@@ -20,7 +20,7 @@ from regress.compare.diagnosis.extent import (
     rounded_to,
 )
 from regress.compare.diagnosis.group_patterns import of_groups, of_tokens, of_zeros
-from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted
+from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted, says_nothing
 from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes
@@ -139,6 +139,9 @@ class FailureContext:
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
+            if says_nothing(found, actual, over, bound, compared):
+                known[found.id], hits[found.id] = dict(found.numbers), 0
+                continue
             if not explains(found, actual, golden, over, bound, compared):
                 continue
             hits[found.id] = int((over & np.isfinite(found.values)).sum())

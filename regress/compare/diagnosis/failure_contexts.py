@@ -35,6 +35,7 @@ class FailureContexts:
         config: configuration of the run, nested, as far as it is known.
         pool: the different golden values of a token quantity in the whole update, sorted.
         beside: further facts about the update.
+        of_update: golden values of all samples of the update, where the frame has a part of them.
     """
 
     truth: Truth
@@ -43,6 +44,7 @@ class FailureContexts:
     config: Mapping[str, Any]
     pool: Callable[[Source], NDArray[np.float64] | None] = lambda _: None
     beside: Beside = NOTHING
+    of_update: Truth = field(default_factory=dict)
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
@@ -66,7 +68,7 @@ class FailureContexts:
                 own = self.traits(layout).position.reshape(layout.shape)
                 yield Hypothesis("columns", np.where(columns == own, np.nan, columns))
             elif source.quantity == "activations" and _OF_POSITIONS.search(source.name):
-                yield from self._of_columns(known, layout, leading)
+                yield from self._of_columns(source, layout, leading)
 
         def sums() -> Iterator[Terms]:
             for found in self._guesses.sums(source.quantity):
@@ -95,19 +97,15 @@ class FailureContexts:
         )
 
     def _of_columns(
-        self, outputs: NDArray[Any], layout: TokenLayout, leading: tuple[int, ...]
+        self, source: Source, layout: TokenLayout, leading: tuple[int, ...]
     ) -> Iterator[Hypothesis]:
-        """Yield the embeddings of the columns of a row, as far as golden tokens have these positions.
-
-        Args:
-            outputs: ``[frame.size, H]`` golden embeddings of positions.
-        """
-        positions = self.truth.get("batch_inputs", {}).get("position_ids")
-        if (
-            positions is None
-            or positions.shape != outputs.shape[:1]
-            or math.prod(leading) != math.prod(layout.shape)
-        ):
+        """Yield the embeddings of the columns of a row, as far as golden tokens of the update have these positions."""
+        known = self.of_update or self.truth
+        positions = known.get("batch_inputs", {}).get("position_ids")
+        outputs = known.get(source.quantity, {}).get(source.name)
+        if positions is None or outputs is None or positions.shape != outputs.shape[:1]:
+            return
+        if math.prod(leading) != math.prod(layout.shape):
             return
         table = np.full((max(layout.shape[1], int(positions.max(initial=0)) + 1), *outputs.shape[1:]), np.nan)
         table[positions] = outputs
@@ -167,7 +165,8 @@ class FailureContexts:
 
     @cached_property
     def _classes(self) -> dict[str, NDArray[np.bool_]]:
-        return token_classes(self.truth, self.frame, self.loss_mask, clip_range(self._objective))
+        clip, sampled = clip_range(self._objective), self.beside.sampled()
+        return token_classes(self.truth, self.frame, self.loss_mask, clip, sampled)
 
     @cached_property
     def _guesses(self) -> TokenGuesses:

@@ -25,7 +25,8 @@ _LITTLE = 0.01
 def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
     """Return whether values are the golden ones times, or plus, a number of each group; empty if neither.
 
-    A group without two different golden values proves neither; one without any value but 0 keeps it under every factor.
+    A group without two different golden values, or with none that moved, proves neither; one without any value but 0
+    keeps it under every factor.
 
     Args:
         actual, golden: ``[K]`` values of the tokens that count; ``groups``: ``[K]`` their groups.
@@ -40,10 +41,11 @@ def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict
         factor = float(own @ right) / square if square > slack**2 else 0.0
         fits = bool((np.abs(own - factor * right) <= slack).all())
         offset &= float(np.ptp(own - right)) <= slack
+        moved = bool((np.abs(own - right) > slack).any())
         if float(np.ptp(right)) <= slack:
             scale &= fits
             continue
-        proofs += 1
+        proofs += moved
         most = max(most, abs(factor - 1.0))
         scale &= fits and factor > 0.0  # as every deviation is
     return (

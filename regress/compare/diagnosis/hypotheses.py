@@ -101,11 +101,8 @@ def explains(
     values = guess.values[said]
     exact = not is_float(golden.dtype)
     slack = 0.0 if exact else max(bound, _rounding(actual, values))
-    asked = np.isfinite(guess.values)
-    asked = asked if compared is None else asked & compared
-    with np.errstate(invalid="ignore"):
-        if not (np.abs(actual[asked].astype(np.float64) - guess.values[asked]) <= slack).all():
-            return False
+    if _contradicted(guess, actual, slack, compared):
+        return False
     moved = np.abs(values - golden[said].astype(np.float64))
     if float(np.median(moved)) <= 4 * slack:
         return False  # it equals the golden tensor
@@ -116,6 +113,28 @@ def explains(
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))
     chance = min(2 * slack / room, 1.0) if room else 1.0
     return hits * math.log(max(chance, 1e-300)) < math.log(CHANCE)
+
+
+def says_nothing(
+    guess: Hypothesis,
+    actual: Array,
+    over: NDArray[np.bool_],
+    bound: float,
+    compared: NDArray[np.bool_] | None = None,
+) -> bool:
+    """Return True for a partial hypothesis that knows too few of the affected values, and is right about all others."""
+    known = guess.values[np.isfinite(guess.values)]
+    if not guess.partial or not known.size or int((over & np.isfinite(guess.values)).sum()) >= _AT_LEAST:
+        return False
+    return not _contradicted(guess, actual, max(bound, _rounding(actual, known)), compared)
+
+
+def _contradicted(guess: Hypothesis, actual: Array, slack: float, compared: NDArray[np.bool_] | None) -> bool:
+    """Return True if a value that counts differs from that of the hypothesis."""
+    asked = np.isfinite(guess.values)
+    asked = asked if compared is None else asked & compared
+    with np.errstate(invalid="ignore"):
+        return not (np.abs(actual[asked].astype(np.float64) - guess.values[asked]) <= slack).all()
 
 
 def leaves_little(actual: Array, golden: Array, values: Floats) -> bool:

@@ -21,7 +21,8 @@ class RunContext:
         group_sizes: numbers of samples in a group, where the samples are known.
         config: configuration of the run, nested, as far as it is known.
         quantities: those that both sides have, empty if unknown.
-        absent: records that the run's dump lacks although others tell of them, a phrase each.
+        absent: records that the run's dump lacks although others tell of them, a phrase each; ``golden_absent`` those
+            that the golden one lacks.
         precisions: dtypes that the golden and the actual model compute in; None where unknown.
         commands: commands for a closer look, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare``
             (of ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
@@ -34,8 +35,13 @@ class RunContext:
     config: Mapping[str, Any] = field(default_factory=dict)
     quantities: frozenset[str] = frozenset()
     absent: tuple[str, ...] = ()
+    golden_absent: tuple[str, ...] = ()
     precisions: tuple[str | None, str | None] = (None, None)
     commands: Mapping[str, str] = field(default_factory=dict)
+
+    def lacks(self, side: str) -> tuple[str, ...]:
+        """Return the absent records of the ``golden`` or ``actual`` side."""
+        return self.golden_absent if side == "golden" else self.absent
 
     def setting(self, section: str, key: str) -> Any:
         """Return a value of the configuration, None if it is unknown."""

@@ -80,11 +80,14 @@ def token_classes(
     frame: TokenFrame,
     loss_mask: NDArray[np.bool_] | None,
     clip: tuple[float, float] | None = None,
+    sampled: NDArray[np.bool_] | None = None,
 ) -> dict[str, NDArray[np.bool_]]:
     """Return classes of canonical tokens, ``[frame.size]`` each, as far as the golden values tell them.
 
     Args:
         clip: the range that ratios are clipped to, if it is known.
+        sampled: tokens that the policy sampled, by the rollouts: they are of no prompt and no tool, whatever the loss
+            mask leaves out; None where only the loss mask tells.
     """
     starts, stops = frame.offsets[:-1], frame.offsets[1:]
     found = {"end": _at(frame.size, stops[stops > starts] - 1)}
@@ -96,12 +99,13 @@ def token_classes(
         first_of = np.full(len(starts), frame.size, np.int64)
         first_of[sample[firsts]] = firsts
         index = np.arange(frame.size)
+        given = ~loss_mask if sampled is None else ~loss_mask & ~sampled
         found |= {
             "first_trained": _at(frame.size, firsts),
             "last_trained": _at(frame.size, lasts),
             "trained": loss_mask,
-            "prompt": index < first_of[sample],
-            "tool": (index > first_of[sample]) & ~loss_mask,
+            "prompt": (index < first_of[sample]) & given,
+            "tool": (index > first_of[sample]) & given,
         }
     ids = truth.get("batch_inputs", {}).get("input_ids")
     if ids is not None and ids.shape == (frame.size,):

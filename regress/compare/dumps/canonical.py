@@ -19,6 +19,7 @@ from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.beside import Beside
 from regress.compare.dumps import listing
+from regress.compare.dumps.contents import rollouts_of
 from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.truth import Tensors, TruthSide
@@ -85,10 +86,24 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
-    before = Beside(
-        before=_before(golden_side, step, update), first=partial(_is_first, golden_side, step, update)
+    beside = Beside(
+        before=_before(golden_side, step, update),
+        sampled=partial(_sampled, golden_side, step, headers(golden_side, names), found.frame),
+        first=partial(_is_first, golden_side, step, update),
     )
-    return Projection(found.truth(), found.frame, None, config, beside=before)
+    return Projection(found.truth(), found.frame, None, config, beside=beside)
+
+
+def _sampled(side: Side, step: int | None, records: Sequence[Listed], frame: TokenFrame) -> Mask | None:
+    """Return the tokens that the rollouts hold to be sampled; None where they do not tell it of every sample."""
+    known = rollouts_of(side, step or 0, records)
+    parts = []
+    for key, length in zip(frame.samples, frame.lengths, strict=True):
+        masks = [rollout.loss_mask.astype(bool) for rollout in known.get(key, ())]
+        if not masks or len(masks[0]) != length or any(not np.array_equal(masks[0], m) for m in masks):
+            return None
+        parts.append(masks[0])
+    return np.concatenate(parts) if parts else None
 
 
 def _is_first(side: Side, step: int | None, update: int | None) -> bool:

@@ -15,7 +15,7 @@ from regress.compare.dumps.match import Sample, Tokens, Values, ValuesOf
 from regress.compare.dumps.sides import Side
 from regress.dump.mapped import release
 from regress.dump.record import Record
-from regress.dump.trajectory import rollouts_in
+from regress.dump.trajectory import Rollout, rollouts_in
 from regress.layout import SampleKey
 
 TELLING = ("batch_inputs", "forward_data")
@@ -55,30 +55,33 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
     ]
 
 
-def groups_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, tuple[str, int]]:
-    """Return the group of each sample of an update, and the number of its samples, as the last rollouts tell.
+def rollouts_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, list[Rollout]]:
+    """Return the rollouts of each sample of an update, as the last step that has some tells them.
 
-    A sample goes with the rollout of its id, else with the one of its tokens; of rollouts with the same tokens in
-    several groups it goes with none.
+    A sample goes with the rollout of its id, else with all that have its tokens.
     """
     tapped = {
         name: at.step for name, (type, at) in side.entries.items() if type == "trajectory" and at.step <= step
     }
     last = max(tapped.values(), default=0)
-    rollouts = [t for name in tapped if tapped[name] == last for t in rollouts_in(side.read(name))]
-    found = [(rollout.key, Tokens.of(rollout.tokens)) for rollout in rollouts if not rollout.is_val]
-    sizes = Counter(key[0] for key, _ in found)
-    own = {key: (key[0], sizes[key[0]]) for key, _ in found}
-    of_tokens: dict[Tokens, set[str]] = {}
-    for key, tokens in found:
-        of_tokens.setdefault(tokens, set()).add(key[0])
+    known = [t for name in tapped if tapped[name] == last for t in rollouts_in(side.read(name))]
+    known = [rollout for rollout in known if not rollout.is_val]
+    found = {rollout.key: [rollout] for rollout in known}
     telling = [record for record in records if record.key.stage in TELLING]
-    for key, tokens in tokens_in(side, telling, own).items():
-        groups = of_tokens.get(tokens, ())
-        if len(groups) == 1:
-            (group,) = groups
-            own[key] = group, sizes[group]
-    return own
+    of_tokens: dict[Tokens, list[Rollout]] = {}
+    for rollout in known:
+        of_tokens.setdefault(Tokens.of(rollout.tokens), []).append(rollout)
+    for key, tokens in tokens_in(side, telling, found).items() if known else ():
+        found[key] = of_tokens.get(tokens, [])
+    return found
+
+
+def groups_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, tuple[str, int]]:
+    """Return the group of each sample of an update, and the number of its rollouts; of several groups none."""
+    known = rollouts_of(side, step, records)
+    sizes = Counter(group for group, _ in {rollout.key for own in known.values() for rollout in own})
+    groups = {key: {rollout.key[0] for rollout in own} for key, own in known.items()}
+    return {key: (group, sizes[group]) for key, own in groups.items() if len(own) == 1 for group in own}
 
 
 def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:

@@ -25,6 +25,8 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.layout import SampleKey, TokenFrame
 
 _ARE = ("as is", "as are")
+LEFT_OUT = "it was produced by no microbatch of the golden dump"
+"""Words for tokens that a dump that may be wrong lacks."""
 
 
 def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Verdict]:
@@ -225,6 +227,7 @@ class Stage:
         if extra.size:
             more = others(extra.size, "token", _ARE)
             detail = f"{locator.token(int(extra[0]))} is in the actual dump only{more}"
+            detail += "" if self.golden.side.system == "golden" else f": {LEFT_OUT}"
             yield Verdict.fault(Status.EXTRA, QUANTITY, self.name, self.place, detail)
         if verdict.ok:
             yield from self._each_tensor(locator)

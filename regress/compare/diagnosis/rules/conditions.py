@@ -30,6 +30,11 @@ def _after_an_update(divergence: Divergence, _: RunContext) -> bool:
     return bool(divergence.first.place.step or divergence.first.place.update)
 
 
+def _side_of(divergence: Divergence) -> str:
+    """Return the side that lacks what only one of them has."""
+    return "golden" if divergence.first.status is Status.EXTRA else "actual"
+
+
 def _sampled_here(divergence: Divergence, _: RunContext) -> bool:
     """Return True for rollouts that the run had to sample itself, in place of repeating recorded ones."""
     return SAMPLED in divergence.first.detail
@@ -105,8 +110,8 @@ CONDITIONS: dict[str, Condition] = {
     "penalty_in_rewards": _penalty_in_rewards,
     "only_reports_fail": _only_reports_fail,
     "tied": _tied,
-    "records_absent": lambda _, scene: bool(scene.absent),
-    "no_record_absent": lambda _, scene: not scene.absent,
+    "records_absent": lambda found, scene: bool(scene.lacks(_side_of(found))),
+    "no_record_absent": lambda found, scene: not scene.lacks(_side_of(found)),
     # of what was judged
     "experts": lambda found, _: "experts" in found.kinds,
     "recurrent": lambda found, _: "recurrent layers" in found.kinds,
@@ -123,7 +128,9 @@ CONDITIONS: dict[str, Condition] = {
     "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),
     "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),
     # of what fails
-    "places_are_tokens": lambda found, _: found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss"),
+    "places_are_tokens": lambda found, _: (
+        found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss", "trajectory")
+    ),
     "parameters_held_before": lambda found, _: "param" in found.before,
     "parameters_unknown_before": lambda found, scene: (
         _after_an_update(found, scene) and "param" not in found.before
