@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record, replace_tensors
+from regress.faults.registry import installed
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.table import VARIANTS
@@ -41,9 +43,9 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
         key = case, variant, fault
         if key not in known:
             folder = tmp_path_factory.mktemp("dump")
-            row = VARIANTS[variant]
+            given, around = GoldenStore(GOLDEN).case(case), partial(installed, fault)
             made = replay(
-                GoldenStore(GOLDEN).case(case), row, Precision.FLOAT64, folder, steps=1, fault=fault
+                given, VARIANTS[variant], Precision.FLOAT64, folder, steps=1, around=around if fault else None
             )
             known[key] = Path(str(made.folder))
         return known[key]
