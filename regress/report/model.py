@@ -134,11 +134,10 @@ class Report:
         Args:
             every: with every call; otherwise with what failed alone.
         """
-        tree = self.head(every=every) | {"calls": [call.strict() for call in self._told(every)]}
-        return {key: tree[key] for key in (*self.sections, *_ORDER)}
+        return self.head(every=every) | {"calls": [call.strict() for call in self._told(every)]}
 
     def head(self, *, every: bool = True) -> dict[str, Any]:
-        """Return the tree of `to_json` without the calls, which are by far the most of it."""
+        """Return the tree of `to_json` with no calls, which are by far the most of it."""
         tree = {
             **self.sections,
             "schema_version": SCHEMA_VERSION,
@@ -149,6 +148,7 @@ class Report:
             "checks": len(self.calls),
             "failed": len(self.failed),
             "tensors": self.tensors,
+            "calls": [],
             "errors": self.errors,
             "headroom": [row.to_json() for row in self.closest if every or row.failed],
             "variants": [row.to_json() for row in self.variants],
@@ -163,7 +163,9 @@ class Report:
 
     def dumps(self, *, every: bool = True) -> str:
         """Return the text of `to_json`, a call a line."""
-        told = json.dumps(self.head(every=every), indent=1, allow_nan=False)
+        head = self.head(every=every)
+        del head["calls"]
+        told = json.dumps(head, indent=1, allow_nan=False)
         lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self._told(every))
         calls = f"[\n{lines}\n ]" if lines else "[]"
         return f'{told[:-2]},\n "calls": {calls}\n}}\n'
@@ -181,24 +183,6 @@ class Report:
                 if table.where == where
             )
             yield from islice((replace(table, values=values[:1]) for table, values in rows if values), 1)
-
-
-_ORDER = (
-    *(
-        "schema_version",
-        "title",
-        "summary",
-        "exit_code",
-        "error",
-        "checks",
-        "failed",
-        "tensors",
-        "calls",
-        "errors",
-        "headroom",
-    ),
-    *("variants", "divergences", "diagnoses", "tokens", "environment", "notes"),
-)
 
 
 def _told(found: Told) -> dict[str, Any]:

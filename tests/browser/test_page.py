@@ -218,6 +218,11 @@ def test_a_token_tells_golden_and_actual(page: Page) -> None:
     tokens[4].hover()
     assert "NaN" in page.inner_text("#token-detail")
 
+    page.focus("#token-text")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert "sample g/0, position 1" in page.inner_text("#token-detail")
+
     def colours() -> list[str]:
         script = "all => all.map(one => one.style.backgroundColor)"
         found: list[str] = page.eval_on_selector_all("#token-text .token", script)
@@ -278,6 +283,15 @@ def test_a_line_can_be_left_out(page: Page) -> None:
     assert page.get_attribute("#positions .legend button >> nth=1", "aria-pressed") == "false"
     page.keyboard.press("Enter")  # it keeps the focus
     assert page.locator("#positions .line").count() == 2 + 2
+
+
+def test_a_browser_that_cannot_unpack_the_records_says_so(browser: Browser, url: str) -> None:
+    page = browser.new_page()
+    page.add_init_script("delete globalThis.DecompressionStream")
+    page.goto(url)
+    assert "a browser of 2023 or later" in page.inner_text("main .note")
+    assert "batch_inputs" in page.inner_text("#headroom")  # what needs no program is there
+    page.close()
 
 
 def test_light_and_dark(page: Page) -> None:

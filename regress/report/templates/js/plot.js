@@ -168,6 +168,7 @@ function reading(plot, rows, label, near) {
 
 /** What `packed_json` packed. */
 async function unpacked(text) {
+  if (!globalThis.DecompressionStream) document.querySelector("main").prepend(element("p", "note", {}, "The records cannot be shown: open this page in a browser of 2023 or later."));
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }

@@ -51,6 +51,7 @@ function painter(table, choice) {
 
 function drawTokens() {
   const table = tokenTable, sample = byId("token-sample").value;
+  chosenToken = null;
   const { paint, left, right, colors } = painter(table, byId("token-colour").value);
   byId("token-legend").replaceChildren(...scaleKey(left, colors, right));
   const starts = startsOf(table), samples = sample === EVERY ? [...table.samples.keys()] : [Number(sample)];
@@ -131,12 +132,22 @@ function startTokens() {
   const text = byId("token-text");
   const tell = ({ dataset }) => tellToken(Number(dataset.index), Number(dataset.at), Number(dataset.sample));
   text.addEventListener("pointerover", (event) => { const token = event.target.closest(".token"); if (token && !chosenToken) tell(token); });
+  const choose = (token) => {
+    chosenToken?.classList.remove("chosen");
+    chosenToken = token;
+    token?.classList.add("chosen");
+    token?.scrollIntoView({ block: "nearest" });
+    if (token) tell(token);
+  };
   text.addEventListener("click", (event) => {
     const token = event.target.closest(".token");
-    chosenToken?.classList.remove("chosen");
-    chosenToken = token === chosenToken ? null : token;
-    chosenToken?.classList.add("chosen");
-    if (chosenToken) tell(chosenToken);
+    choose(token === chosenToken ? null : token);
+  });
+  text.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], all = [...text.querySelectorAll(".token")];
+    if (!step || !all.length) return;
+    event.preventDefault();
+    choose(all[Math.min(all.length - 1, Math.max(0, all.indexOf(chosenToken) + step))]);
   });
   chooseTable();
 }
