@@ -49,6 +49,19 @@ class Table:
         rows = [[row[n] for n in kept] for row in self.rows]
         return replace(self, columns=[self.columns[n] for n in kept], rows=rows)
 
+    def lines(self) -> list[str]:
+        """Return the whole table as plain text; a terminal's table is made far more slowly."""
+        table = [self.columns, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        aligned = [str.ljust if self.is_words(name) else str.rjust for name in self.columns]
+        texts = [
+            "   ".join(
+                align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)
+            ).rstrip()
+            for row in table
+        ]
+        return [texts[0], "\u2500" * (sum(widths) + 3 * (len(widths) - 1)), *texts[1:]]
+
     def rich(self) -> RichTable:
         """Return the table for a terminal."""
         from rich.box import SIMPLE_HEAD

@@ -27,7 +27,6 @@ WIDTH, HEIGHT = 80, 24
 
 _NARROW = ("quantity", "precision", "x tolerance", "headroom", "passed", "failed")
 """Columns of the headroom table on a narrow terminal."""
-_WIDE = 120
 _LOGS = ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "TRAVIS", "DRONE", "WOODPECKER")
 """Variables of CI systems whose logs show colours, although they are no terminals."""
 
@@ -62,13 +61,9 @@ def screen(
     return "".join(f"{line}\n" for line in lines)
 
 
-def whole(report: Report, width: int = _WIDE) -> str:
+def whole(report: Report) -> str:
     """Return everything as plain text: failures, every quantity by rank and microbatch, headroom."""
-    parts = [
-        f"{printable(block)}\n" if isinstance(block, str) else printed(block, width, False)
-        for block in _everything(report, width)
-    ]
-    return "\n".join(part for part in parts if part.strip())
+    return "\n".join(f"{printable(block)}\n" for block in _everything(report) if block.strip())
 
 
 def printed(block: RenderableType, width: int, colour: bool) -> str:
@@ -120,25 +115,24 @@ def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableTy
         yield _text("")
 
 
-def _everything(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield blocks for a terminal, and texts that are lines already."""
-    yield _state(report)
-    for name, error in report.errors.items():
-        yield _text(f"! {name}: {error}")
-    for where, first, causes in report.findings:
-        yield _text("\n".join([where, *first, *causes]))
+def _everything(report: Report) -> Iterator[str]:
+    yield f"{report.sign} {report.title}: {report.summary}"
+    yield from (f"! {name}: {error}" for name, error in report.errors.items())
+    yield from ("\n".join([where, *first, *causes]) for where, first, causes in report.findings)
     yield "\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed)
     for table in rank_tables(report.calls):
         yield f"--- {table.title} ---"
-        yield "\n".join(table.lines())
+        yield "\n".join(table.table().lines())
         yield table.statistics
-    yield headroom_table(report.closest, max(width, 200)).rich()
-    yield _text("\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())]))
+    yield "\n".join(closest_table(report.closest).only(COLUMNS).lines())
+    yield "\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())])
 
 
 def headroom_table(rows: Sequence[Closest], width: int) -> Table:
     """Return the closest call of every quantity, in as many columns as there is room for."""
-    return closest_table(rows).only(COLUMNS if width >= _WIDE else _NARROW)
+    known = closest_table(rows)
+    tables = [known.only(columns) for columns in (COLUMNS, COLUMNS[:-1], _NARROW)]
+    return next((table for table in tables if len(max(table.lines(), key=len)) <= width), tables[-1])
 
 
 def _nearest_first(report: Report) -> list[Closest]:
@@ -205,17 +199,6 @@ class RankTable:
             return f"diff: none{odd}"
         mean = math.fsum(finite) / len(finite)
         return f"diff: max {short(max(finite))}, min {short(min(finite))}, mean {short(mean)}{odd}"
-
-    def lines(self) -> list[str]:
-        """Return the whole table as plain text; a terminal's table is made far more slowly."""
-        whole = self.table()
-        table = [whole.columns, *whole.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        texts = [
-            "   ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-            for line in table
-        ]
-        return [texts[0], "\u2500" * (sum(widths) + 3 * (len(widths) - 1)), *texts[1:]]
 
     def table(self, ranks: int | None = None, micros: int | None = None) -> Table:
         """Return the table with a limited number of ranks and microbatches, failed ones first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,16 @@ def test_the_table() -> None:
     assert "equal" in lines[0]
     assert lines[2].split()[:4] == ["log_probs", "float64", "0.25", "4"]
     assert "dense/packed/step0/rank0/micro2: log_probs" in lines[2]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 150, 200])
+def test_no_figure_is_cut_off_whatever_the_width(width: int) -> None:
+    """A terminal of 120 columns showed ten of them, each cut off after a letter."""
+    table = headroom_table(closest_calls(CALLS), width)
+    assert {"quantity", "x tolerance", "headroom", "failed"} <= {*table.columns}
+    assert ("closest call" in table.columns) == (width >= 150)
+    if width >= 80:
+        assert "…" not in printed(table.rich(), width, False)
 
 
 def test_a_quantity_that_only_failed_has_no_closest_call() -> None:

@@ -76,6 +76,8 @@ def test_the_text_holds_every_rank_and_failure() -> None:
     for words in ("--- ratio of dense/dp8: 2 of 128 checks failed ---", "! dense/cp2: no", "so", "a: b"):
         assert words in text
     assert text.count("✗ drift:") == 8
+    assert "dense/dp8/step0/rank0/micro0: log_probs" in text
+    assert "…" not in text
 
 
 def test_what_has_no_difference_is_named() -> None:
