@@ -151,24 +151,13 @@ SUMMARY = pytest.StashKey[Summary]()
 
 def _table(rows: list[UpdateRow], width: int) -> str:
     """Return the rows as text: old and new value of each golden where it changed most."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from regress.report.table import Table
+    from regress.report.terminal import printed
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    titles = ("golden of", "name", "status", "changed", "max change", "x tolerance", "old", "new")
-    cells = [_cells(row) for row in rows]
-    used = [index for index in range(len(titles)) if any(row[index] for row in cells)]
-    for title in (titles[index] for index in used):
-        is_text = title in ("golden of", "name", "status")
-        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    for row in cells:
-        table.add_row(*(Text(row[index]) for index in used))  # ids hold brackets, which are no markup
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    words = ("golden of", "name", "status")
+    titles = (*words, "changed", "max change", "x tolerance", "old", "new")
+    table = Table(titles, [_cells(row) for row in rows], words=words, folded=words)
+    return printed(table.only(titles).rich(), width, False)
 
 
 def _cells(row: UpdateRow) -> tuple[str, ...]:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from regress.choice import Choice
@@ -26,6 +24,7 @@ from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
+from regress.report.table import Table
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Replay
@@ -196,7 +195,7 @@ def replay(
         Machine(launch, device, place), keep_dumps, tokens=report is not None, adapter=adapter, settings=own
     )
     if listing:
-        console.print(_listed(chosen, session))
+        console.print(_listed(chosen, session).rich())
         for line in told_layouts(chosen, [one.name for one in chosen], refused, "judge"):
             echo(line)
         return
@@ -312,14 +311,12 @@ def _tell_left_out(results: Results, adapter: str | None) -> None:
 
 def _listed(chosen: list[Replay], session: Session) -> Table:
     replayers = session.replayers(Path())
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in ("replay", "ranks", "tests"):
-        table.add_column(title, justify="left" if title == "replay" else "right", no_wrap=True)
-    table.add_column("what it could break")
+    rows = []
     for one in chosen:
-        tests = str(sum(1 for _ in replayers.of(one.variant).items(one)))
-        table.add_row(Text(one.name), str(one.world_size), tests, Text(one.variant.why))
-    return table
+        tests = sum(1 for _ in replayers.of(one.variant).items(one))
+        rows.append((one.name, str(one.world_size), str(tests), one.variant.why))
+    columns = ("replay", "ranks", "tests", "what it could break")
+    return Table(columns, rows, words=("replay", columns[-1]), folded=columns[-1:])
 
 
 @click.command()
@@ -341,11 +338,7 @@ def variants(pattern: str) -> None:
     from regress.replay.size import mesh_sizes
 
     table = variant_table()
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for title in ("variant", "mesh"):
-        found.add_column(title, no_wrap=True)
-    for title in ("what it could break", "precisions", "cases", "overrides"):
-        found.add_column(title, overflow="fold")
+    rows = []
     chosen = choose(table, pattern)
     for name in chosen:
         row = table[name]
@@ -354,10 +347,11 @@ def variants(pattern: str) -> None:
             f"{key.rpartition('.')[2]}={value}" for key, value in row.overrides.items() if not _is_mesh(key)
         ]
         cells = (row.why, _precisions(row), ", ".join(row.cases), " ".join(settings))
-        found.add_row(Text(name), mesh or "1", *(Text(cell) for cell in cells))
+        rows.append((name, mesh or "1", *cells))
+    columns = ("variant", "mesh", "what it could break", "precisions", "cases", "overrides")
     console = Console()
     console = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
-    console.print(found)
+    console.print(Table(columns, rows, folded=columns[2:]).rich())
     echo(plural(len(chosen), "variant"))
 
 
