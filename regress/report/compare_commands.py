@@ -234,7 +234,7 @@ def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Com
 
 
 def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTable]:
-    from regress.report.comparison_tokens import comparison_tables
+    from regress.report.comparison import comparison_tables
 
     return [table for name, one in found.items() for table in comparison_tables(name, one, options)]
 

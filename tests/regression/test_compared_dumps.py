@@ -22,8 +22,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.session import spelled_out, variant_table
 from regress.replay.variants import Precision
-from regress.report.comparison import run_context_of
-from regress.report.comparison_tokens import comparison_tables
+from regress.report.comparison import comparison_tables, run_context_of
 from regress.report.tokens import TokenTable
 
 GOLDEN = Path(__file__).parents[2] / "golden"
