@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,8 +23,8 @@ from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 PLACES = 1 << 24
 """Number of tokens that a layout may have, however small the tensors of its record are."""
 
-SMALL = 1 << 21
-"""Most bytes of the tensors of a record that is kept for who asks for one of its tensors after another."""
+SMALL, KEPT, SEVERAL = 1 << 21, 1 << 25, 1 << 12
+"""Most bytes of the tensors of a record that is kept once it was read, of all that are kept, and how many are kept."""
 
 FEW = 1 << 14
 """Most tokens of a frame that is remembered by what was read of it."""
@@ -163,13 +164,13 @@ def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:
 
 def headers(side: Source, names: Iterable[str]) -> list[Listed]:
     """Return the headers of some records of a source."""
-    return [listed(name, side.read(name)) for name in names]
+    return [listed(name, record_of(side, name)) for name in names]
 
 
 @lru_cache(maxsize=1024)
 def header(path: str, name: str) -> Listed:
     """Return the header of a record of the source that a path names."""
-    return listed(name, open_side(path).read(name))
+    return listed(name, record_of(open_side(path), name))
 
 
 def told_by(path: str, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame) -> Told:
@@ -186,7 +187,7 @@ def _told(
     path: str, names: tuple[str, ...], index: tuple[tuple[SampleKey, int], ...], frame: TokenFrame
 ) -> Told:
     numbers = dict(index)
-    records = ((open_side(path).read(name), header(path, name)) for name in names)
+    records = ((record_of(open_side(path), name), header(path, name)) for name in names)
     placed = ((r, found.places(numbers, frame)) for r, found in records if found.spans is not None)
     return told_tokens(placed, frame.size)
 
@@ -195,18 +196,41 @@ _told_once = lru_cache(maxsize=256)(_told)
 
 
 def record_of(side: Source, name: str) -> Record:
-    """Return a record of a source; a small one is read once."""
-    return _small_record(side, name) or side.read(name)  # type: ignore[arg-type]  # sources are told apart by identity
+    """Return a record of a source; of the small ones, those that were asked for last are not read again."""
+    return _records.get(side, name)
 
 
-@lru_cache(maxsize=64)
-def _small_record(side: Source, name: str) -> Record | None:
-    record = side.read(name)
-    return record if sum(array.nbytes for array in record.tensors.values()) <= SMALL else None
+class _Records:
+    """Small records that were read last."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[Source, str], tuple[Record, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, side: Source, name: str) -> Record:
+        key = (side, name)  # sources are told apart by identity
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key][0]
+        record = side.read(name)
+        size = sum(array.nbytes for array in record.tensors.values())
+        if size <= SMALL:
+            self._held[key] = record, size
+            self._bytes += size
+            while len(self._held) > SEVERAL or self._bytes > KEPT:
+                self._bytes -= self._held.popitem(last=False)[1][1]
+        return record
+
+    def clear(self) -> None:
+        self._held.clear()
+        self._bytes = 0
+
+
+_records = _Records()
 
 
 def forget() -> None:
     """Forget what was read: it may have changed since."""
     header.cache_clear()
-    _small_record.cache_clear()
+    _records.clear()
     _told_once.cache_clear()

@@ -22,7 +22,7 @@ from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.held import HeldRecords
-from regress.compare.dumps.listing import header
+from regress.compare.dumps.listing import header, record_of
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side, precisions
@@ -93,8 +93,8 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
     found: list[Finding] = []
     for group in unit.groups:
         records = (
-            [golden_side.read(name) for name in group.golden],
-            [actual_side.read(name) for name in group.actual],
+            [record_of(golden_side, name) for name in group.golden],
+            [record_of(actual_side, name) for name in group.actual],
         )
         sources = [
             source
@@ -264,10 +264,10 @@ class _Scales:
         if len(known) < len(names) or not known:
             return max(1.0, math.fsum(abs(share.item()) for share in shares))
         if part not in self._largest:
-            records = [self.side.read(name) for name in dict.fromkeys(self.terms.values())]
+            records = [record_of(self.side, name) for name in dict.fromkeys(self.terms.values())]
             arrays = [record.tensors[term] for record in records if term in record.tensors]
             self._largest[part] = max((largest(array) for array in arrays), default=0.0)
-        weights = [self.side.read(name).tensors.get("weights") for name in known]
+        weights = [record_of(self.side, name).tensors.get("weights") for name in known]
         total = math.fsum(
             float(np.abs(array, dtype=np.float64).sum()) for array in weights if array is not None
         )

@@ -14,7 +14,7 @@ from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.held import HeldRecords
-from regress.compare.dumps.listing import header, told_by
+from regress.compare.dumps.listing import header, record_of, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.unit import Unit
@@ -42,9 +42,8 @@ class UnitRecords:
             DumpError: if a file cannot be read.
         """
         golden, actual = open_side(unit.golden), open_side(unit.actual)
-        return cls(
-            unit, golden, actual, {name: golden.read(name) for name in unit.records}, actual.read(unit.record)
-        )
+        records = {name: record_of(golden, name) for name in unit.records}
+        return cls(unit, golden, actual, records, record_of(actual, unit.record))
 
     @cached_property
     def hidden(self) -> Index:
