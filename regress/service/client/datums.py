@@ -1,4 +1,7 @@
-"""Datums of microbatches: rows of tokens and the values of their loss, each at the position that predicts it."""
+"""Datums of microbatches: rows of tokens and the values of their loss, each at the position that predicts it.
+
+Of what is known of a datum, the arrays that a loss of Weaver's protocol takes are sent.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from regress.engine.batch import Microbatch
 from regress.layout import SampleKey
 from regress.service.api import Array, Datum, ServiceError
+from regress.service.client.backend import LossConfig
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,36 @@ def gradients_of(micro: Microbatch, gradient: Tensor) -> list[Array]:
 def _grid(micro: Microbatch, values: Tensor) -> Array:
     """Return ``[K]`` values at the tokens' places, in float32, which is what the wires carry."""
     return micro.scatter(values.detach().to(torch.float32)).cpu().numpy()
+
+
+INPUTS = {
+    "forward_logprob": ("target_tokens",),
+    "surrogate": ("target_tokens", "surrogate_weights"),
+    "cross_entropy": ("target_tokens", "weights"),
+}
+"""Arrays of each loss; those of ratios take `RATIO_INPUTS`."""
+RATIO_INPUTS = ("target_tokens", "logprobs", "loss_mask", "advantages")
+
+
+def taken(data: Sequence[Datum], loss: str, config: LossConfig) -> list[Datum]:
+    """Return datums with the arrays that a loss takes alone.
+
+    Where entropies are rewarded, the mask tells those of which tokens. The weights of cross entropy are the advantages.
+    """
+    names = INPUTS.get(loss, RATIO_INPUTS)
+    if "entropy_coeff" in config:
+        names = tuple(dict.fromkeys((*names, "loss_mask")))
+    if loss == "cross_entropy":
+        data = with_array(data, "weights", [datum.inputs["advantages"] for datum in data])
+    return [
+        Datum(datum.tokens, {name: datum.inputs[name] for name in names if name in datum.inputs}, datum.id)
+        for datum in data
+    ]
+
+
+def with_array(data: Sequence[Datum], name: str, values: Sequence[Array]) -> list[Datum]:
+    """Return datums with one more array, ``[T]`` each."""
+    return [
+        Datum(datum.tokens, {**datum.inputs, name: own}, datum.id)
+        for datum, own in zip(data, values, strict=True)
+    ]

@@ -23,7 +23,7 @@ from regress.service.api import (
     Status,
 )
 from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.inputs import taken, with_array
+from regress.service.client.datums import taken, with_array
 
 WAIT = 10.0
 

@@ -41,8 +41,13 @@ from regress.service.client.backend import RemoteModel
 from regress.service.client.connect import connect
 from regress.service.client.dumps import RemoteDumps
 from regress.service.client.policy import RemotePolicy
-from regress.service.client.reference import LocalReference, Reference, ServiceReference
-from regress.service.client.rollout import CurrentSampler, ServiceRolloutWorker
+from regress.service.client.rollout import (
+    CurrentSampler,
+    LocalReference,
+    Reference,
+    ServiceReference,
+    ServiceRolloutWorker,
+)
 from regress.service.client.state import ServiceState
 from regress.service.client.trainer import RemoteAdamW, RemoteTrainer
 

@@ -1,8 +1,9 @@
-"""Address and key of the service that a configuration names. A vendor's address is never a default."""
+"""Address and key of the service that a configuration names, and deadlines. A vendor's address is never a default."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
 from regress.redaction import redacted_url
+from regress.service.api import ServiceError
 
 Mode = Literal["auto", "own", "sdk"]
 
@@ -82,3 +84,36 @@ def _given(value: str | None, wire: str, key: str, what: str, environ: Mapping[s
 
 def _with_scheme(url: str) -> str:
     return (url if "://" in url else f"https://{url}").rstrip("/")
+
+
+class Deadline:
+    """Moment at which an operation is no longer waited for."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._end = time.monotonic() + endpoint.timeout
+
+    def check(self) -> None:
+        """Raise `ServiceError` once the moment has passed."""
+        if time.monotonic() > self._end:
+            endpoint = self._endpoint
+            raise ServiceError(
+                f"the service at {endpoint.shown} has not finished an operation within {endpoint.timeout:g} seconds; "
+                f"raise service.{endpoint.wire}_service.timeout, or look at its log",
+                code="timeout",
+                category="server",
+            )
+
+
+def only_one(names: list[str], endpoint: Endpoint) -> str:
+    """Return the only model that a service offers.
+
+    Raises:
+        ServiceError: if it offers none or several.
+    """
+    if len(names) == 1:
+        return names[0]
+    raise ServiceError(
+        f"the service at {endpoint.shown} offers {', '.join(names) or 'no models'}; set "
+        f"service.{endpoint.wire}_service.base_model to one of them"
+    )

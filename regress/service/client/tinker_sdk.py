@@ -18,9 +18,8 @@ from regress.service.api import (
 )
 from regress.service.client.backend import LossConfig, Opened
 from regress.service.client.sdk import SdkModel, SdkSampler, told
-from regress.service.client.settings import Endpoint
+from regress.service.client.settings import Endpoint, only_one
 from regress.service.client.tinker import RATIO_INPUTS
-from regress.service.client.waiting import only_one
 
 
 class TinkerSdkModel(SdkModel):

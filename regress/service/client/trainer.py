@@ -21,7 +21,7 @@ from regress.service.api import AdamParams, Datum, PassResult
 from regress.service.client.dumps import RemoteDumps
 from regress.service.client.losses import entropy_coefficient, wire_loss
 from regress.service.client.policy import RemotePolicy, RemoteUpdate
-from regress.service.client.reference import Reference
+from regress.service.client.rollout import Reference
 
 
 class RemoteAdamW(Optimizer):

@@ -22,10 +22,9 @@ from regress.service.api import (
 )
 from regress.service.client.backend import LossConfig, Opened
 from regress.service.client.batches import BatchSampler, batches, split_scores
-from regress.service.client.inputs import taken, with_array
-from regress.service.client.settings import Endpoint
+from regress.service.client.datums import taken, with_array
+from regress.service.client.settings import Deadline, Endpoint, only_one
 from regress.service.client.transport import Transport
-from regress.service.client.waiting import Deadline, only_one
 
 API = "/api/v1"
 POLL = 0.005

@@ -8,10 +8,9 @@ from typing import Any
 from regress.errors import ConfigError
 from regress.service.api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
 from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.inputs import taken, with_array
+from regress.service.client.datums import taken, with_array
 from regress.service.client.sdk import SdkModel, SdkSampler, told
-from regress.service.client.settings import Endpoint
-from regress.service.client.waiting import only_one
+from regress.service.client.settings import Endpoint, only_one
 from regress.service.client.weaver import (
     exported,
     inner,

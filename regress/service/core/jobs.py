@@ -20,8 +20,8 @@ from regress.service.api import (
 )
 from regress.service.core.entries import Entry, ModelEntry, Point, Removed, SaveEntry
 from regress.service.core.hosted import Hosted
-from regress.service.core.names import checked_name, save_path
 from regress.service.core.operations import Ticket, Work
+from regress.service.core.saves import checked_name, save_path
 
 LOADABLE = (SaveKind.WEIGHTS, SaveKind.STATE)
 

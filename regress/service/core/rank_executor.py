@@ -20,8 +20,7 @@ from regress.errors import RankError, RegressError
 from regress.parallel.launch.pool import RankPool
 from regress.service.api import ServiceError
 from regress.service.core.executor import HostCall, HostLostError, OpenHost
-from regress.service.core.rank_loop import Answer, agreed, serve_rank
-from regress.service.core.watch import named
+from regress.service.core.rank_loop import Answer, agreed, named, serve_rank
 
 MODULES = ("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.service.core.rank_loop")
 """Modules that ranks need, imported once before they are forked."""

@@ -1,4 +1,4 @@
-"""Saves on disk: whole or not there, each file with its hash."""
+"""Saves on disk: whole or not there, each file with its hash; their paths are ``<model_id>/<kind>/<name>``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,23 @@ from regress.dump.files import TEMPORARY, file_stamp, remove_tree, sync_folder, 
 from regress.errors import DumpError, RegressError, reason
 from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.schema import conform
-from regress.service.api import ServiceError
+from regress.service.api import SAVE_NAME, SaveKind, ServiceError
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a save; raises `ServiceError` unless it can be the name of a folder anywhere."""
+    if not isinstance(name, str) or not SAVE_NAME.fullmatch(name):
+        raise ServiceError(
+            f"{name!r} is no name of a save; use 1 to 128 letters, digits, dots, dashes and underscores, with no dot "
+            "or dash first"
+        )
+    return name
+
+
+def save_path(model_id: str, kind: SaveKind, name: str) -> str:
+    """Return the path by which a save is loaded."""
+    return f"{model_id}/{kind.value}/{name}"
+
 
 MANIFEST = "save.json"
 CONTENT = "checkpoint"

@@ -28,8 +28,8 @@ from regress.service.core.executor import Executor, HostCall
 from regress.service.core.hosted import Hosted
 from regress.service.core.jobs import Close, CreateModel, Job, Load, ModelCall, SamplerCall, Save
 from regress.service.core.limits import Limits
-from regress.service.core.names import checked_name
 from regress.service.core.operations import Ticket
+from regress.service.core.saves import checked_name
 from regress.service.core.sessions import Sessions
 from regress.service.core.state import State
 from regress.service.core.worker import Worker

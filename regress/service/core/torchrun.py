@@ -13,8 +13,7 @@ from regress.errors import lost_connection
 from regress.parallel.launch.reports import Failed
 from regress.service.api import Host
 from regress.service.core.executor import HostCall, HostLostError, InProcess, OpenHost
-from regress.service.core.rank_loop import Answer, agreed, answered
-from regress.service.core.watch import Watch, named
+from regress.service.core.rank_loop import Answer, Watch, agreed, answered, named
 
 _IDLE = timedelta(days=3650)
 """Time for which ranks wait for the next call."""

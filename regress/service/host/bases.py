@@ -8,14 +8,16 @@ from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from regress.dump.arrays import to_numpy
-from regress.engine.adapters.settings import is_adapter
+from regress.engine.adapters.settings import is_adapter, of_directory
 from regress.engine.checkpoint.weights import copied_weights, load_weights, save_weights
 from regress.engine.config.schema import Config, LoraConfig
 from regress.engine.config.task_rules import without_task
+from regress.engine.hub import local_folder
 from regress.engine.material import Material, make_material, tokenizer_path
 from regress.engine.policies import build_policy
 from regress.engine.policy import LocalPolicy
@@ -26,8 +28,57 @@ from regress.engine.warm_start import warm_start
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
 from regress.layout import BatchPlan
-from regress.service.api import LoraSpec, OfferedModel
-from regress.service.host.adapters import require_rank, target_modules
+from regress.service.api import LoraSpec, OfferedModel, ServiceError
+
+
+def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
+    """Return the ends of the names of the linear layers that are adapted: those of attention, MLP and output.
+
+    Routers of experts are left out.
+
+    Raises:
+        ServiceError: if a part is asked for that has no linear layers, such as fused experts, or nothing at all.
+    """
+    head = model.get_output_embeddings()
+    found: dict[str, list[str]] = {"train_attn": [], "train_mlp": [], "train_unembed": []}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D):
+            continue
+        owner, _, leaf = name.rpartition(".")
+        parent = owner.rpartition(".")[2]
+        if module is head:
+            found["train_unembed"].append(name)
+        elif "attn" in parent:
+            found["train_attn"].append(f"{parent}.{leaf}")
+        elif "mlp" in owner and leaf != "gate":
+            found["train_mlp"].append(f"{parent}.{leaf}")
+    names: list[str] = []
+    for part, modules in found.items():
+        if not getattr(lora, part):
+            continue
+        if not modules:
+            raise ServiceError(
+                f"lora_config.{part}=true finds no linear layers in {type(model).__name__}; set it to false"
+            )
+        names += dict.fromkeys(modules)
+    if not names:
+        raise ServiceError("lora_config trains nothing; set train_attn, train_mlp or train_unembed to true")
+    return names
+
+
+def require_rank(lora: LoraSpec | None, config: Config, name: str) -> None:
+    """Refuse another rank than that of the adapter which is offered.
+
+    Raises:
+        ServiceError: naming both.
+    """
+    offered = of_directory(local_folder(str(config.model.path), "model.path"), "model.path").r
+    if lora is None or lora.rank != offered:
+        asked = "full parameters" if lora is None else f"rank {lora.rank}"
+        raise ServiceError(
+            f"base_model={name!r} is an adapter of rank {offered}, and {asked} is asked for; create it with this rank"
+        )
+
 
 _UNUSED = {
     "model.router_coef": "its protocols have no such loss",

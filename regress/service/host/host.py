@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from regress.dump.manifest import environment, package_versions
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.world import World, raise_on_all_ranks
+from regress.errors import CheckpointError, DumpError, NotFinite, RankError, RegressError, reason
 from regress.service.api import (
     AdamParams,
     Array,
@@ -35,11 +37,35 @@ from regress.service.api import (
 from regress.service.host import saves
 from regress.service.host.bases import Base, offered, require_one_layout
 from regress.service.host.dumps import Dumps, DumpSettings
-from regress.service.host.errors import told
 from regress.service.host.model import Model, check, optim_step
-from regress.service.host.passes import run_pass
+from regress.service.host.passes import complete, run_pass
 from regress.service.host.samplers import Sampler, SamplingNet
-from regress.service.host.whole import complete
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Raise the engine's errors as `ServiceError`: those that another request helps against, and the others."""
+    try:
+        yield
+    except ServiceError:
+        raise
+    except RankError as error:
+        raise ServiceError(str(error), code="rank_failed", category="server") from error
+    except NotFinite as error:
+        raise ServiceError(str(error), code="not_finite") from error
+    except CheckpointError as error:
+        raise ServiceError(str(error), code="bad_save") from error
+    except DumpError as error:
+        raise ServiceError(str(error), code="dump_failed", category="server") from error
+    except RegressError as error:
+        raise ServiceError(str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ServiceError(
+            f"the memory of the service does not suffice ({reason(error)}); send fewer or shorter datums in a request",
+            code="out_of_memory",
+            category="server",
+        ) from error
+
 
 T = TypeVar("T")
 

@@ -1,8 +1,13 @@
-"""A training request as passes of the engine."""
+"""A training request as passes of the engine, and the gradients of a step however clients have cut it into requests.
+
+On one process with one datum a microbatch, passes one after another are the pass over all of their datums bit for bit.
+Elsewhere the plan of the microbatches, and the order in which ranks sum, depend on the datums that lie in one request:
+requests of one loss that follow each other are then made again before the step, as the one request that they stand for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -228,3 +233,34 @@ def _ratio_metrics(found: Mapping[str, Array], counted: Array) -> dict[str, floa
         "logprob_diff_abs:max": float(gap.max()) if len(gap) else 0.0,
         "logprob_diff_abs:sum": float(gap.sum()),
     }
+
+
+def merged(requests: Sequence[PassRequest]) -> list[PassRequest]:
+    """Return the requests with those of one loss and its settings, as far as they follow each other, made one."""
+    found: list[PassRequest] = []
+    for request in requests:
+        if found and same_loss(found[-1], request):
+            found[-1] = replace(found[-1], data=[*found[-1].data, *request.data])
+        else:
+            found.append(request)
+    return found
+
+
+def complete(model: Model, world: World) -> None:
+    """Make the gradients of a model those of whole passes, by all ranks together.
+
+    Raises:
+        RegressError: if that fails; the gradients since the last step are dropped then.
+    """
+    whole = merged(model.passes)
+    if model.cut_anywhere or len(whole) == len(model.passes):
+        return
+    try:
+        model.policy.zero_grad()
+        for request in whole:
+            with added(model.policy):
+                accumulate_whole(model, request, world)
+    except BaseException:
+        model.drop_gradients()
+        raise
+    model.passes = whole

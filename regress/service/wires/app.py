@@ -1,4 +1,7 @@
-"""HTTP application of the training service: keys, bodies, waiting and errors, the same for every wire."""
+"""HTTP application of the training service: keys, bodies, waiting and errors, the same for every wire.
+
+A new wire is a file, and a line of `WIRES`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,29 @@ from regress.service.api import Service, ServiceError
 from regress.service.wires.bodies import Bodies
 from regress.service.wires.counters import PROMETHEUS, Counters
 from regress.service.wires.keys import Keys
-from regress.service.wires.registry import chosen
 from regress.service.wires.settings import Settings
+from regress.service.wires.tinker import TINKER
 from regress.service.wires.waiting import Waiter
+from regress.service.wires.weaver import WEAVER
 from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply
+
+WIRES: dict[str, Wire] = {wire.name: wire for wire in (WEAVER, TINKER)}
+
+
+def chosen(names: Sequence[str] | None) -> list[Wire]:
+    """Return the wires of some names, None: all.
+
+    Raises:
+        ServiceError: a name is unknown, or there is none.
+    """
+    if names is None:
+        return [*WIRES.values()]
+    unknown = [name for name in names if name not in WIRES]
+    if unknown or not names:
+        what = f"the wire {unknown[0]!r} is unknown" if unknown else "no wire is named"
+        raise ServiceError(f"{what}; choose from {', '.join(WIRES)}", code="unknown_wire")
+    return [WIRES[name] for name in dict.fromkeys(names)]
+
 
 _BUSY_SECONDS = 0.05
 

@@ -25,8 +25,8 @@ from regress.service.wires.requests import (
     open_sampler,
     pass_of,
     sampling_request,
+    spending,
 )
-from regress.service.wires.spending import spending
 from regress.service.wires.tinker_results import ADDRESSES, future_reply, shown_adapter
 from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, json_reply
 

@@ -22,8 +22,8 @@ from regress.service.wires.requests import (
     pass_of,
     rows_of,
     sampling_request,
+    spending,
 )
-from regress.service.wires.spending import spending
 from regress.service.wires.tensors import tokens_of_json
 from regress.service.wires.weaver_results import (
     ADDRESSES,
