@@ -186,6 +186,7 @@ def run_context_of(comparison: Comparison, again: str = "") -> RunContext:
         quantities=frozenset(verdict.quantity for verdict in comparison.verdicts if verdict.count),
         absent=absent_records(golden, actual),
         golden_absent=() if golden.system == "golden" else absent_records(actual, golden),
+        trusted=golden.system == "golden",
         precisions=(golden.precision, actual.precision),
         commands={
             "compare": f"{command} --only {{quantity}}",

@@ -152,6 +152,8 @@ FAULTS = (
     ("last_microbatch_left_out", "dense", "mbs4", "batch-left-out"),
     ("tokens_behind_the_first_end_token_masked", "tools", "packed-dynamic", "loss-mask"),
     ("stream_of_the_batch", "rollout", "base", "other-rollouts"),
+    ("update_made_twice", "dense", "mbs4", "step-counter"),
+    ("last_layer_not_in_the_optimizer", "dense", "mbs4", "step-counter"),
     ("lone_sample_without_advantage", "trl", "base", "advantage-groups"),
 )
 DEFAULT = ("positions_ignored", "last_microbatch_left_out")
@@ -185,3 +187,26 @@ def test_tokens_that_one_dump_lacks_are_left_out_there_or_lost(dump: Dumps, tmp_
         told = causes(*pair, tmp_path)[0]
         assert (told["rule"], told["of"]) == ("records-lost", of)
         assert f"the {of} dump lacks forward_data of step 0, rank 0, microbatch 1" in str(told["evidence"])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [("update_made_twice", "update-made-twice"), ("last_layer_not_in_the_optimizer", "no-update")],
+)
+def test_numbers_of_updates_that_differ_are_explained_where_one_of_them_is_that_of_a_first_update(
+    dump: Dumps, tmp_path: Path, fault: str, rule: str
+) -> None:
+    right, wrong = dump("dense", "mbs4"), dump("dense", "mbs4", fault)
+    reader = DumpReader(right)
+    (name,) = reader.names("optimizer")
+    last = next(float(v) for key, v in reader.read(name).tensors.items() if key.endswith("/step")) - 1
+
+    def fresh(record: Record) -> Record:
+        counts = {key: value - last for key, value in record.tensors.items() if key.endswith("/step")}
+        return replace_tensors(record, counts) if record.type == "optimizer" else record
+
+    pair = rewritten(right, tmp_path / "right", fresh), rewritten(wrong, tmp_path / "wrong", fresh)
+    forward, backward = causes(*pair, tmp_path)[0], causes(*pair[::-1], tmp_path)[0]
+    assert (forward["rule"], forward["of"]) == (rule, "actual")
+    assert (backward["rule"], backward["of"]) == (rule, "golden")

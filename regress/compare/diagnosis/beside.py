@@ -41,6 +41,7 @@ class Beside:
         gradients: the samples' own gradients, in float64.
         microbatches: microbatches of the actual run, by name.
         before: golden values of the update before it; empty for the first.
+        trusted: True for golden values that are right by definition, as those of a dump are not.
         sampled: asks for the tokens ``[frame.size]`` that the rollouts hold to be sampled; None where they do not tell.
         first: asks whether the update is known to be the first on its rollouts, whose old log-probs are its own.
     """
@@ -51,6 +52,7 @@ class Beside:
     gradients: OwnGradients | None = None
     microbatches: Mapping[str, OwnMicrobatch] = field(default_factory=dict)
     before: Truth = field(default_factory=dict)
+    trusted: bool = True
     sampled: Callable[[], NDArray[np.bool_] | None] = lambda: None
     first: Callable[[], bool] = lambda: False
 

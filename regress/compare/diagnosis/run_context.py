@@ -23,6 +23,7 @@ class RunContext:
         quantities: those that both sides have, empty if unknown.
         absent: records that the run's dump lacks although others tell of them, a phrase each; ``golden_absent`` those
             that the golden one lacks.
+        trusted: True if the golden side is right by definition, as a dump is not.
         precisions: dtypes that the golden and the actual model compute in; None where unknown.
         commands: commands for a closer look, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare``
             (of ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
@@ -36,6 +37,7 @@ class RunContext:
     quantities: frozenset[str] = frozenset()
     absent: tuple[str, ...] = ()
     golden_absent: tuple[str, ...] = ()
+    trusted: bool = True
     precisions: tuple[str | None, str | None] = (None, None)
     commands: Mapping[str, str] = field(default_factory=dict)
 

@@ -21,6 +21,8 @@ _PARTS = (2, 3, 4, 8)
 """Numbers of parts that ranks may hold of a tensor."""
 _NOTHING = 1e-6
 """Size of a sum, relative to its parts, that is zero but for rounding."""
+_BEGINS = 0.1
+"""Part of an update by which its beginning may differ from the end of the last one, in other precision."""
 _LAST = "the gradient plus that of the last update"
 
 
@@ -148,6 +150,8 @@ class UpdateHypotheses:
         decays = dict(zip(("exp_avg", "exp_avg_sq"), self._numbers("betas") or (), strict=False))
         if gradient is None or state is None or kind not in decays or gradient.shape != state.shape:
             return None
+        if not self._after_one_update(parameter):
+            return None
         return _Entry(parameter, gradient, state, decays[kind], 1 if kind == "exp_avg" else 2)
 
     def _state(self, name: str) -> Iterator[Hypothesis]:
@@ -194,15 +198,15 @@ class UpdateHypotheses:
         inside = rate * (first / corrections[0]) / ((np.sqrt(second) + eps) / math.sqrt(corrections[1]))
         plain = rate * first / (np.sqrt(second) + eps)
         rows: dict[str, Floats] = {
-            "the parameters before this update": before,
             "the update without weight decay": before - step,
             "the update with weight decay twice": before * (1 - rate * decay) ** 2 - step,
             "the update with eps inside of the bias correction": kept - inside,
             "the update without bias correction": kept - plain,
-            "the update twice": kept - 2 * step,
             "the update with its sign reversed": kept + step,
             "the weight decay alone": kept,
         }
+        if self._after_one_update(name) and self._begins_as_recorded(name, made, before):
+            rows |= {"the parameters before this update": before, "the update twice": kept - 2 * step}
         rows["the update with a step counter that is one ahead"] = kept - _step(made._replace(t=t + 1))
         if t > 1:
             rows["the update with a step counter that is one behind"] = kept - _step(made._replace(t=t - 1))
@@ -212,6 +216,22 @@ class UpdateHypotheses:
         yield Hypothesis(
             "fitted", before - step, {"what": "an update with a weight decay of"}, -rate * before
         )
+
+    def _after_one_update(self, parameter: str) -> bool:
+        """Return False if the golden state is not the recorded one of the update before, updated once."""
+        count = self._values("optimizer", f"{parameter}/step")
+        earlier = self.beside.before.get("optimizer", {}).get(f"{parameter}/step")
+        if self.beside.trusted or earlier is None or count is None:
+            return True
+        return bool((count == earlier.astype(np.float64) + 1).all())
+
+    def _begins_as_recorded(self, name: str, made: _Made, before: Floats) -> bool:
+        """Return False if the golden update does not begin with the parameters that the one before it left."""
+        earlier = self.beside.before.get("param", {}).get(name)
+        if self.beside.trusted or earlier is None or earlier.shape != before.shape:
+            return True
+        moved = float(np.abs(made.golden - before).max(initial=0.0))
+        return float(np.abs(before - earlier).max(initial=0.0)) <= _BEGINS * moved
 
     def _before(self, name: str) -> Floats | None:
         """Return the parameter before the golden update; None unless everything that enters it is known."""
@@ -227,7 +247,7 @@ class UpdateHypotheses:
         betas = self._numbers("betas")
         if golden is None or moments[0] is None or moments[1] is None or count is None:
             return None
-        if rate is None or eps is None or decay is None or betas is None or count.size != 1:
+        if rate is None or eps is None or decay is None or betas is None or count.size != 1 or count < 1:
             return None
         return _Made(golden, moments[0], moments[1], float(count.reshape(-1)[0]), rate, eps, decay, betas)
 

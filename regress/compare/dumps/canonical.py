@@ -88,6 +88,7 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
     found = _Recorded(golden_side, headers(golden_side, names))
     beside = Beside(
         before=_before(golden_side, step, update),
+        trusted=golden_side.system == "golden",
         sampled=partial(_sampled, golden_side, step, headers(golden_side, names), found.frame),
         first=partial(_is_first, golden_side, step, update),
     )
