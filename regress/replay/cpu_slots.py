@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from regress.replay.interprocess_lock import interprocess_lock
+from regress.replay.interprocess_lock import LockHolders, interprocess_lock
 
 _PAUSE = 0.02
 """Seconds between two looks for a slot; only one process looks at a time."""
@@ -42,10 +42,11 @@ class CpuSlots:
         self._root.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             with interprocess_lock(self._root / "gate", what):
-                self._take(min(wanted, self._count), held)
+                self._take(min(wanted, self._count), held, what)
             yield
 
-    def _take(self, wanted: int, held: ExitStack) -> None:
+    def _take(self, wanted: int, held: ExitStack, what: str) -> None:
+        others = LockHolders(what)
         free = [FileLock(self._root / f"{index}.lock") for index in range(self._count)]
         while wanted:
             for lock in list(free):
@@ -57,4 +58,5 @@ class CpuSlots:
                 wanted -= 1
                 if not wanted:
                     return
+            others.require_running(free)
             time.sleep(_PAUSE)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from filelock import FileLock
 
 from regress.errors import ConfigError, ReplayError
 from regress.replay import interprocess_lock
+from regress.replay.cpu_slots import CpuSlots
 
 
 def test_a_turn_is_given_back_by_whatever_ends_it(tmp_path: Path) -> None:
@@ -31,6 +35,36 @@ def test_a_process_that_does_not_come_to_an_end_is_named(
     assert str(error.value) == (
         "dense/packed has been computed by another process for 0.01 s without an end; run it alone with -n 0 to see "
         "where it hangs"
+    )
+
+
+STOPS = """
+import os, signal, sys
+from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("slots", [False, True], ids=["lock", "slots"])
+def test_a_stopped_process_that_holds_what_others_wait_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: bool
+) -> None:
+    monkeypatch.setattr(interprocess_lock, "STANDSTILL", 0.2)
+    path = tmp_path / ("0.lock" if slots else "it.lock")
+    with subprocess.Popen([sys.executable, "-c", STOPS, str(path)]) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        turn = CpuSlots(tmp_path, 1).taken(1, "dense/dp2") if slots else None
+        with (
+            pytest.raises(ReplayError) as error,
+            turn or interprocess_lock.interprocess_lock(tmp_path / "it", "dense/dp2"),
+        ):
+            raise AssertionError("two had the turn")
+        process.kill()
+    assert str(error.value) == (
+        f"dense/dp2 waits for another process of this run (process {process.pid}), which is stopped by a signal such "
+        "as SIGSTOP: see who sent it, and run it again"
     )
 
 
