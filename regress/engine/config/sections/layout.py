@@ -103,7 +103,7 @@ class ParallelConfig:
     pp_stages_per_rank: int = value(1, "pp: stages on each rank", minimum=1)
     timeout: float = value(
         600.0,
-        "seconds after which a rank that waits for the others gives up; a replay with a stopped rank, or whose ranks "
-        "do nothing, is given up after as many where this is set, else after 60",
+        "seconds after which a rank that waits for the others gives up; a replay with a stopped process, or whose "
+        "ranks do nothing, is given up after as many where this is set, else after 60",
         exclusive_minimum=0.0,
     )
