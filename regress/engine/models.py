@@ -193,6 +193,8 @@ def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, sta
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 without_dropout(hf), dtype=torch.float32, **implementations
             )
+    except ConfigError:
+        raise
     except Exception as error:  # transformers checks some values itself, torch fails on others
         raise _unfit(stated, error) from error
     return model

@@ -116,6 +116,13 @@ def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None
         )
 
 
+def _named(config: Config, key: str) -> str:
+    """Return the key of the configuration that names a model, with its value."""
+    if key == "model" and config.model.path is None:
+        return f"model.family={config.model.family}"
+    return f"{key}.path={config.model.path if key == 'model' else config.reference.path}"
+
+
 def _require_served_attention(model: PreTrainedModel, config: Config, key: str) -> None:
     """Refuse layers that the engine's masks do not serve, and windows that its own attentions leave out: the sampler
     would apply them, and compute another function.
@@ -124,8 +131,9 @@ def _require_served_attention(model: PreTrainedModel, config: Config, key: str) 
     others = layer_kinds(model.config) - known
     if others:
         raise ConfigError(
-            f"{key}: the engine has no masks for its layers of the kind {', '.join(sorted(others))}, so trainer and "
-            "sampler would compute different functions; give a model with full or sliding attention"
+            f"{_named(config, key)}: the engine has no masks for its layers of the kind {', '.join(sorted(others))}, "
+            "so trainer and sampler would compute different functions; set it to a model with full or sliding "
+            "attention, such as qwen2"
         )
     window, longest = sliding_window(model.config), config.data.max_seq_length
     if window is None or window >= longest:

@@ -22,8 +22,8 @@ def tensor_refusal(kind: str, sizes: Mapping[str, int], count: int) -> str | Non
     """
     if kind not in FAMILIES:
         return (
-            f"parallel.tp={count}: models of the family {kind!r} cannot be split by tensor parallelism, only those of "
-            f"{', '.join(FAMILIES)}; set parallel.tp=1"
+            f"parallel.tp={count}: a {kind} model cannot be split by tensor parallelism; set parallel.tp=1, or "
+            f"model.family to one of {', '.join(FAMILIES)}"
         )
     return divisor_refusal(kind, sizes, count)
 
@@ -94,8 +94,8 @@ def family_refusal(kind: str) -> str | None:
     if kind in FAMILIES:
         return None
     return (
-        f"parallel.pp: a {kind} model cannot be cut into stages; choose one of {', '.join(sorted(FAMILIES))}, "
-        "or set parallel.pp=1"
+        f"parallel.pp: a {kind} model cannot be cut into stages; set parallel.pp=1, or model.family to one of "
+        f"{', '.join(FAMILIES)}"
     )
 
 

@@ -25,6 +25,7 @@ OVERRIDES = {
     "valid key is optimizer.learning_rate.",
     "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, qwen3_next, qwen3_5_text, "
     "llama, gpt2, or the model_type of another causal language model of transformers; did you mean qwen3?",
+    "model.attention=flash": "model.attention=flash names no function; write package.module:function",
     "max_steps=two": "max_steps=two (command line) must be an integer of at least 0.",
     "data.group_size=0": "data.group_size=0 (command line) must be an integer of at least 1.",
     'debug.target_param_pattern="("': "debug.target_param_pattern=( (command line) must be a regular expression, "
@@ -99,6 +100,17 @@ def test_learned_positions_have_an_end(case: Any) -> None:
         "~model.config.head_dim",
         says="data.max_seq_length=48: the model has 47 positions (n_positions); lower data.max_seq_length or give a "
         "model with more",
+    )
+
+
+def test_a_family_without_attention_is_named_by_its_key(case: Any) -> None:
+    case.refuses(
+        "model.family=mamba",
+        "model.config={hidden_size: 16}",
+        *("~model.config.intermediate_size", "~model.config.head_dim", "~model.config.num_attention_heads"),
+        *("~model.config.num_key_value_heads",),
+        says="model.family=mamba: the engine has no masks for its layers of the kind linear_attention, so trainer and "
+        "sampler would compute different functions; set it to a model with full or sliding attention, such as qwen2",
     )
 
 

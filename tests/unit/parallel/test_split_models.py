@@ -164,8 +164,8 @@ def test_a_family_without_a_plan_is_named() -> None:
     with pytest.raises(ConfigError) as error:
         family_of(model, 2)
     assert str(error.value) == (
-        "parallel.tp=2: models of the family 'mamba' cannot be split by tensor parallelism, only those of gpt2, llama, "
-        "qwen3, qwen3_moe; set parallel.tp=1"
+        "parallel.tp=2: a mamba model cannot be split by tensor parallelism; set parallel.tp=1, or model.family to one "
+        "of gpt2, llama, mistral, qwen2, qwen3, qwen3_moe"
     )
 
 

@@ -193,8 +193,8 @@ def test_a_family_whose_forward_is_not_known_is_refused() -> None:
     model = model_of("llama")
     model.config.model_type = "gemma"
     message = (
-        "parallel.pp: a gemma model cannot be cut into stages; choose one of gpt2, llama, mistral, qwen2, qwen3, "
-        "qwen3_moe, or "
+        "parallel.pp: a gemma model cannot be cut into stages; set parallel.pp=1, or model.family to one of gpt2, "
+        "llama, mistral, qwen2, qwen3, qwen3_moe"
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         cut(model, 0, 2)
