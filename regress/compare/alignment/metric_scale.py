@@ -6,6 +6,7 @@ its own size is no scale; nor is that of the least of them, such as a ratio that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
@@ -39,6 +40,22 @@ _LOG_RATIOS = "training_step/approx_kl/*"
 _FRACTIONS = ("training_step/clip_ratio/*", "training_step/kept", "rollouts/truncated_ratio")
 """Means of numbers that are 0 or 1."""
 
+_LEAST = 2.0**-10
+"""Share of advantage times log-prob below which the size of policy losses is no scale.
+
+Losses that hold the log-prob itself, such as VESPO's, are as far off as log-probs are, however small they come out where
+the policy is certain of its tokens. At the bound of float64, 1e-12, this allows for 4 spacings of log-probs.
+"""
+
+
+def size_of(quantity: str, values: Array, truth: Truth) -> float:
+    """Return the size of the largest golden value of a quantity, for policy losses at least that of their rounding."""
+    own = largest(values)
+    if quantity != "policy_loss":
+        return own
+    made = [truth.get(name, {}).values() for name in ("advantages", "log_probs")]
+    return max(own, _LEAST * math.prod(max(map(largest, found), default=0.0) for found in made))
+
 
 def metric_scale(name: str, value: Array, truth: Truth, share_scale: ShareScale) -> float:
     """Return the scale of a metric's tolerance, at least its own size.
@@ -53,7 +70,8 @@ def metric_scale(name: str, value: Array, truth: Truth, share_scale: ShareScale)
     if share := _of(_SHARES, name):
         return max(own, share_scale(share))
     if quantity := _of(_MEANS, name):
-        return max(own, *(largest(values) for values in truth.get(quantity, {}).values()), 0.0)
+        sizes = (size_of(quantity, values, truth) for values in truth.get(quantity, {}).values())
+        return max(own, *sizes, 0.0)
     if fnmatchcase(name, _LOG_RATIOS):
         return max(own, _log_ratios(truth))
     return own

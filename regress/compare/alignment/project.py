@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
-from regress.compare.alignment.metric_scale import metric_scale
+from regress.compare.alignment.metric_scale import metric_scale, size_of
 from regress.compare.alignment.token_overlap import Part
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
@@ -233,7 +233,7 @@ class Projection:
         words = f"{name} of {len(tokens)} loss tokens of {samples} samples"
         weights, terms = self._summands(name)
         total = math.fsum((weights[tokens] * terms[tokens]).tolist())
-        return np.array(total), self._share_scale(weights[tokens], terms), lambda _: words
+        return np.array(total), self._share_scale(name, weights[tokens], terms), lambda _: words
 
     def _size_of_share(self, name: str) -> float:
         """Return `share_scale`; 1 where nothing tells it, as advantages and ratios are of the order of 1."""
@@ -243,9 +243,9 @@ class Projection:
     def share_scale(self, name: str) -> float:
         """Return the scale of the total of a loss over the update, see `_share_scale`."""
         weights, terms = self._summands(name)
-        return self._share_scale(weights[self.loss_mask], terms)
+        return self._share_scale(name, weights[self.loss_mask], terms)
 
-    def _share_scale(self, weights: NDArray[np.float64], terms: NDArray[np.float64]) -> float:
+    def _share_scale(self, name: str, weights: NDArray[np.float64], terms: NDArray[np.float64]) -> float:
         """Return the sum of the weights, each times the largest term of the update.
 
         Not the sum of the absolute terms at hand, ``sum |weight * term|``: a divergence near 0 is a difference of
@@ -255,7 +255,8 @@ class Projection:
         (127).
         Where no term is such a difference, as in ``pg_loss``, the two scales differ by a factor of 2 to 5.
         """
-        return math.fsum(np.abs(weights).tolist()) * largest(terms[self.loss_mask])
+        largest_term = size_of(SHARES[name], terms[self.loss_mask], self.truth)
+        return math.fsum(np.abs(weights).tolist()) * largest_term
 
     def _summands(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the weight and the term of each token, both ``[frame.size]``."""
@@ -290,5 +291,5 @@ class Projection:
             if source.quantity in METRICS:
                 self._scales[key] = metric_scale(source.name, values, self.truth, self._size_of_share)
             else:
-                self._scales[key] = largest(values)
+                self._scales[key] = size_of(source.quantity, values, self.truth)
         return self._scales[key]
