@@ -220,7 +220,10 @@ def test_no_traceback_holds_a_credential(tmp_path: Path) -> None:
 
 def test_help_is_printed_as_it_is_written() -> None:
     def texts(command: click.Command, path: str) -> Iterator[str]:
-        yield command.get_help(click.Context(command, info_name=path))
+        context = click.Context(
+            command, info_name=path, help_option_names=main.context_settings["help_option_names"]
+        )
+        yield command.get_help(context)
         for name, one in command.commands.items() if isinstance(command, click.Group) else ():
             yield from texts(one, f"{path} {name}")
 

@@ -19,7 +19,6 @@ from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.diagnosis.hypotheses import Truth
-from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
     METRICS,
