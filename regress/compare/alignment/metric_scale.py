@@ -49,7 +49,7 @@ the policy is certain of its tokens. At the bound of float64, 1e-12, this allows
 
 
 def size_of(quantity: str, values: Array, truth: Truth) -> float:
-    """Return the size of the largest golden value of a quantity, for policy losses at least that of their rounding."""
+    """Return the size of the largest golden value of a quantity, of policy losses at least that of their rounding."""
     own = largest(values)
     if quantity != "policy_loss":
         return own

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.alignment.metric_scale import metric_scale
+from regress.compare.alignment.metric_scale import metric_scale, size_of
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.reported import MetricPart, check_combined, check_part, joined, parts_of
 from regress.dump.coordinates import Coordinates
@@ -137,3 +137,17 @@ def test_scales_are_those_of_what_a_mean_is_of() -> None:
     assert scale("training_step/approx_kl/k1", 0.1) == pytest.approx(2.0)
     assert scale("training_step/learning_rate", 1e-6) == 1e-6
     assert scale("training_step/policy_loss", 0.5) == 0.5
+
+
+def test_losses_that_hold_the_log_prob_are_as_far_off_as_log_probs_are() -> None:
+    """Where the policy is certain of its tokens they come out as rounding alone."""
+    truth = {
+        "policy_loss": {"policy_loss": np.array([0.0, -1e-19])},
+        "advantages": {"advantages": np.array([0.0, -0.5])},
+        "log_probs": {"log_probs": np.array([-4.0, -1e-16])},
+    }
+    lost = truth["policy_loss"]["policy_loss"]
+    assert size_of("policy_loss", lost, truth) == 2 / 1024
+    assert metric_scale("training_step/policy_loss", np.array(1e-19), truth, lambda _: 7.0) == 2 / 1024
+    assert size_of("policy_loss", np.array([0.5]), truth) == 0.5
+    assert size_of("kl", lost, truth) == 1e-19
