@@ -43,8 +43,8 @@ _FRACTIONS = ("training_step/clip_ratio/*", "training_step/kept", "rollouts/trun
 _LEAST = 2.0**-10
 """Share of advantage times log-prob below which the size of policy losses is no scale.
 
-Losses that hold the log-prob itself, such as VESPO's, are as far off as log-probs are, however small they come out where
-the policy is certain of its tokens. At the bound of float64, 1e-12, this allows for 4 spacings of log-probs.
+Losses that hold the log-prob itself, such as VESPO's, are as far off as log-probs are, however small they come out
+where the policy is certain of its tokens. At the bound of float64, 1e-12, this allows for 4 spacings of log-probs.
 """
 
 
