@@ -34,7 +34,7 @@ def invoke(*arguments: str) -> Result:
 
 def succeeded(result: Result) -> Result:
     assert result.exit_code == 0, result.stderr or result.exception
-    assert "error" not in result.stderr
+    assert "error:" not in result.stderr
     return result
 
 
