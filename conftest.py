@@ -78,11 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
-def pytest_regress_keywords() -> tuple[str, ...]:
-    """Declare that tests of golden cases may become extended ones."""
-    return (EXTENDED,)
-
-
 def _thin(items: list[pytest.Item]) -> None:
     """Run by default every n-th of the cases of a test marked ``one_in(n)``; the others are extended tests."""
     seen: Counter[str] = Counter()

@@ -16,6 +16,7 @@ from regress.plugin.fixture import regress, regress_check
 from regress.plugin.options import add_options, spell_out
 from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
+from regress.plugin.selection import choose
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
 from regress.printed import encodable
@@ -52,6 +53,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(summary, "regress-summary")
     config.pluginmanager.register(FailedReplays(config), "regress-failed-replays")
     session.register(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the quantities that ``-k`` names: after conftest.py files, before pytest itself deselects tests."""
+    choose(items, config)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

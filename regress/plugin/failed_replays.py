@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Container, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from regress.plugin.options import said
-from regress.plugin.rows import FAILED, FailedRow, failed_row
+from regress.plugin.options import reproduce
+from regress.plugin.rows import FAILED, failed_row
 from regress.plugin.state import SESSION
 from regress.plugin.summary import SUMMARY
-from regress.redaction import redacted
 
 if TYPE_CHECKING:
     from regress.report.groups import Group
@@ -21,6 +19,24 @@ _IN_FULL = 2
 """Verbosity from which all failures are printed in full, as pytest prints long differences."""
 _ANNOTATED = 10
 """Annotations of one kind that GitHub shows of a step."""
+
+
+class Failure(NamedTuple):
+    """A failing quantity of a test; ``selector`` is what ``-k`` selects it by."""
+
+    test: str
+    replay: str
+    selector: str
+
+    @property
+    def name(self) -> str:
+        """Name of its subtest."""
+        return self.selector.removeprefix("/").removesuffix("]")
+
+    @property
+    def quantity(self) -> str:
+        """Quantity alone, without its place."""
+        return self.name.rpartition("/")[2]
 
 
 class FailedReplays:
@@ -45,24 +61,27 @@ class FailedReplays:
         if not failed:
             return (yield)
         groups = self._groups(failed)
-        tests = [_test(failed, group) for group in groups]
-        repeats = _repeats(failed, groups, tests) if self._config.get_verbosity() < _IN_FULL else set()
-        self._repetition.leave_out(terminalreporter, repeats)
+        firsts = [_first(failed, group) for group in groups]
+        repeats: set[Failure] = set()
+        if self._config.get_verbosity() < _IN_FULL:
+            repeats = _repeats(failed, groups, firsts)
+            self._repetition.leave_out(terminalreporter, failed, repeats)
         yield
-        self._tell(terminalreporter, failed, groups, tests)
+        self._tell(terminalreporter, failed, groups, firsts)
         if repeats:
             from regress.report.numbers import plural
 
-            count = plural(len(repeats), "failed test")
+            count = plural(len(repeats), "failed quantity")
             terminalreporter.line(f"{count} repeat these; -vv prints each of them in full")
         return None
 
-    def _failed(self) -> list[tuple[str, FailedRow]]:
-        """Return the failing tests of golden cases."""
-        properties = self._config.stash[SUMMARY].properties(FAILED)
-        return [(nodeid, failed_row(text)) for nodeid, text in properties if nodeid in self._lines]
+    def _failed(self) -> list[Failure]:
+        """Return the failing quantities of tests of golden cases."""
+        told = self._config.stash[SUMMARY].properties(FAILED)
+        rows = [(test, failed_row(text)) for test, text in told if test in self._lines]
+        return [Failure(test, row.replay, selector) for test, row in rows for selector in row.quantities]
 
-    def _groups(self, failed: list[tuple[str, FailedRow]]) -> list[Group]:
+    def _groups(self, failed: list[Failure]) -> list[Group]:
         from regress.replay.outcome import read_outcomes
         from regress.report.groups import grouped
 
@@ -79,9 +98,9 @@ class FailedReplays:
     def _tell(
         self,
         terminal: pytest.TerminalReporter,
-        failed: list[tuple[str, FailedRow]],
+        failed: list[Failure],
         groups: list[Group],
-        tests: list[str],
+        firsts: list[Failure],
     ) -> None:
         from regress.printed import printable
         from regress.report.github import annotated, annotation
@@ -89,22 +108,21 @@ class FailedReplays:
         from regress.report.numbers import plural
 
         terminal.section("golden replays")
-        count = plural(len(failed), "failed test")
+        count = plural(len(failed), "failed quantity")
         terminal.line(
             f"{count} in {plural(len(_quantities(failed)), 'replay')}: {plural(len(groups), 'first divergence')}"
         )
-        run = redacted(shlex.join(["pytest", *said(self._config)]))
         told = [
-            [*group.lines("test", f"{run} {shlex.quote(test)}")]
-            for group, test in zip(groups, tests, strict=True)
+            [*group.lines("quantity", reproduce(self._config, first.test, first.selector))]
+            for group, first in zip(groups, firsts, strict=True)
         ]
         for lines in told[:GROUPS]:
             for line in lines:
                 terminal.line(printable(line))
         if len(groups) > GROUPS:
             terminal.line(f"and {len(groups) - GROUPS} more; --regress-report writes all of them")
-        for (title, *rest), test in zip(told[:_ANNOTATED] if annotated() else (), tests, strict=False):
-            terminal.line(annotation(*self._lines[test], title, "\n".join(rest)))
+        for (title, *rest), first in zip(told[:_ANNOTATED] if annotated() else (), firsts, strict=False):
+            terminal.line(annotation(*self._lines[first.test], title, "\n".join(rest)))
 
 
 class _Repetition:
@@ -113,10 +131,25 @@ class _Repetition:
     def __init__(self) -> None:
         self._all: list[Any] | None = None
 
-    def leave_out(self, terminal: pytest.TerminalReporter, tests: Container[str]) -> None:
-        """Leave out tests from now until pytest has printed the section."""
-        self._all = terminal.stats.get("failed", [])
-        terminal.stats["failed"] = [report for report in self._all if report.nodeid not in tests]
+    def leave_out(
+        self, terminal: pytest.TerminalReporter, failed: Collection[Failure], repeats: Collection[Failure]
+    ) -> None:
+        """Leave out some failures from now until pytest has printed the section, and what only counts them."""
+        self._all = reports = terminal.stats.get("failed", [])
+        left = {(one.test, one.name) for one in repeats}
+        tests, shown = {one.test for one in failed}, {one.test for one in failed if one not in repeats}
+        shown |= {report.nodeid for report in reports if _subtest(report) is not None}
+
+        def is_left_out(report: Any) -> bool:
+            name = _subtest(report)
+            if name is not None:
+                return (report.nodeid, name) in left
+            counts = isinstance(
+                report.longrepr, str
+            )  # "contains 3 failed subtests", in place of an exception
+            return report.nodeid in tests and (counts or report.nodeid not in shown)
+
+        terminal.stats["failed"] = [report for report in reports if not is_left_out(report)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -125,33 +158,38 @@ class _Repetition:
             terminalreporter.stats["failed"], self._all = self._all, None
 
 
-def _quantities(failed: list[tuple[str, FailedRow]]) -> dict[str, list[str]]:
-    """Return the quantities of the failing tests, by replay."""
+def _subtest(report: Any) -> str | None:
+    """Return the name of the subtest that a report is about; None if it is about the whole test."""
+    return report.context.msg or "" if isinstance(report, pytest.SubtestReport) else None
+
+
+def _quantities(failed: list[Failure]) -> dict[str, list[str]]:
+    """Return the failing quantities, by replay."""
     found: dict[str, list[str]] = {}
-    for _, row in failed:
-        found.setdefault(row.replay, []).append(row.quantity)
+    for one in failed:
+        found.setdefault(one.replay, []).append(one.quantity)
     return found
 
 
-def _repeats(failed: list[tuple[str, FailedRow]], groups: list[Group], tests: list[str]) -> set[str]:
-    """Return the ids of failing tests that add nothing to the first one of their group: what follows from it, or fails
-    as another one does that is independent of it.
+def _repeats(failed: list[Failure], groups: list[Group], firsts: list[Failure]) -> set[Failure]:
+    """Return the failures that add nothing to the first one of their group: what follows from it, or fails as another
+    one does that is independent of it.
     """
-    found: set[str] = set()
-    for group, first in zip(groups, tests, strict=True):
+    found: set[Failure] = set()
+    for group, first in zip(groups, firsts, strict=True):
         told: set[str] = set()
-        for nodeid, row in failed:
-            if row.replay not in group.replays or nodeid == first:
+        for one in failed:
+            if one.replay not in group.replays or one == first:
                 continue
-            if row.quantity in group.apart and row.quantity not in told:
-                told.add(row.quantity)
+            if one.quantity in group.apart and one.quantity not in told:
+                told.add(one.quantity)
             else:
-                found.add(nodeid)
+                found.add(one)
     return found
 
 
-def _test(failed: list[tuple[str, FailedRow]], group: Group) -> str:
-    """Return the id of the first failing test of a group: of the quantity that broke first, if one of that failed."""
-    ids = {row.quantity: nodeid for nodeid, row in reversed(failed) if row.replay == group.replays[0]}
+def _first(failed: list[Failure], group: Group) -> Failure:
+    """Return the first failure of a group: of the quantity that broke first, if one of that failed."""
+    own = [one for one in failed if one.replay == group.replays[0]]
     wanted = "" if group.first is None else group.first.quantity
-    return ids.get(wanted) or next(reversed(ids.values()))
+    return next((one for one in own if one.quantity == wanted), own[0])

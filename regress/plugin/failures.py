@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.options import said
+from regress.plugin.options import reproduce, said
+from regress.plugin.parts import ReplayPart
+from regress.plugin.selection import selector
 from regress.plugin.settings import SETTINGS
 from regress.redaction import redacted
 from regress.report.call import link
@@ -22,9 +24,15 @@ _ENVIRONMENT = pytest.StashKey[dict[str, list[str]]]()
 
 
 def explain_replay(
-    item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item, *, updates: bool = True
+    item: Item,
+    part: ReplayPart,
+    outcome: Outcome,
+    replay: ReplayOutcome,
+    node: pytest.Item,
+    *,
+    updates: bool = True,
 ) -> tuple[str, str]:
-    """Return the first line and the details of a failing test.
+    """Return the first line and the details of a failing quantity of a test.
 
     Args:
         updates: False for values of a user's own trainer, which cannot become golden. Those that break an invariant
@@ -37,7 +45,7 @@ def explain_replay(
         divergence=replay.divergence,
         diagnoses=replay.diagnoses,
         environment=environment_differences(item.replay.case, node.config),
-        commands=commands(item, node, updates=updates) | _report(item, outcome, node),
+        commands=commands(item, part, node, updates=updates) | _report(item, outcome, node),
     )
     return headline(outcome.failed[0], item.replay.name), details
 
@@ -60,15 +68,13 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
     return found[case.name]
 
 
-def commands(item: Item, node: pytest.Item, *, updates: bool = True) -> dict[str, str]:
+def commands(item: Item, part: ReplayPart, node: pytest.Item, *, updates: bool = True) -> dict[str, str]:
     """Return the commands that repeat this test, keep its dump, and accept new values if an update can."""
-    run, test = redacted(shlex.join(["pytest", *said(node.config)])), shlex.quote(node.nodeid)
-    found = {
-        "reproduce": f"{run} {test}",
-        "keep the dump": f"{run} {test} --regress-keep-dumps",
-    }
+    here = selector(node, part, item)
+    again = reproduce(node.config, node.nodeid, here)
+    found = {"reproduce": again, "keep the dump": f"{again} --regress-keep-dumps"}
     if updates and item.quantity != "trajectory" and item.replay.precision != "bitwise":
-        end = "]" if node.name.endswith(f"{item.id}]") else ""  # without: "entropy" is in "entropy_loss", too
-        expression = shlex.quote(f"[{item.replay.name}/ and /{item.quantity}{end}")
-        found["update"] = f"{run} --update-golden -k {expression}"
+        run = redacted(shlex.join(["pytest", *said(node.config)]))
+        quantity = here.rpartition("/")[2]
+        found["update"] = f"{run} --update-golden -k {shlex.quote(f'[{item.replay.name}/ and /{quantity}')}"
     return found

@@ -9,12 +9,6 @@ from regress.plugin.rows import ForeignRow
 _SHOWN = 5
 
 
-def supported(rows: Iterable[ForeignRow]) -> bool:
-    """Return True if anything was judged, or if there was no test of such a replay."""
-    told = [row for row in rows if row.adapter]
-    return not told or any(row.unsupported is None for row in told)
-
-
 def foreign_lines(rows: Iterable[ForeignRow]) -> Iterator[str]:
     """Yield sentences on replays that were left out, by reason, and on quantities that were not recorded."""
     every = list(rows)

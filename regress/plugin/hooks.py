@@ -39,9 +39,4 @@ def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, fo
 
 @pytest.hookspec
 def pytest_regress_keywords(config: pytest.Config) -> Iterable[str]:  # type: ignore[empty-body]  # a specification
-    """Name the markers and keywords that hooks of this conftest.py may add to tests of golden cases.
-
-    A conftest.py that changes collected tests (``pytest_collection_modifyitems`` and the like) should declare
-    them here: otherwise ``-k`` and ``-m`` cannot be applied before all tests of golden cases are made, which
-    takes longer. The effect of its hooks on one of these tests must not depend on the presence of others.
-    """
+    """Do nothing: deprecated, as ``-k`` and ``-m`` see all markers and keywords without it; it will be removed."""

@@ -16,9 +16,12 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Mapping
 
 import pytest
+
+from regress.redaction import redacted
 
 EXTENTS = ("reduced", "default", "full")
 TIERS = ("semantics", "precision", "bitwise", "all")
@@ -98,6 +101,12 @@ def said(config: pytest.Config) -> list[str]:
     found = [f"{name}={value}" for name, value in values.items() if value is not None]
     found += [f"--regress-set={text}" for text in config.getoption("--regress-set") or ()]
     return [*found, *(["--regress-allow-code"] if config.getoption("--regress-allow-code") else [])]
+
+
+def reproduce(config: pytest.Config, test: str, selector: str) -> str:
+    """Return the command that judges one quantity of a test again; see `regress.plugin.selection.selector`."""
+    run = redacted(shlex.join(["pytest", *said(config)]))
+    return f"{run} {shlex.quote(test)} -k {shlex.quote(selector)}"
 
 
 def spell_out(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:

@@ -1,146 +1,211 @@
-"""Golden cases as tests: enumerated at collection, each replay run once a session, each test one verdict.
+"""Golden cases as tests: one for each rank and microbatch of a replay, whose quantities are subtests.
 
     def test_golden(regress_record):
         regress_record.check()
 
-becomes one test for every case, variant, step, microbatch and quantity. ``@pytest.mark.regress(cases="dense*",
-variants="packed*")`` narrows it.
+``@pytest.mark.regress(cases="dense*", variants="packed*")`` narrows it, and so does ``-k``, down to single quantities:
+see `regress.plugin.selection`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.rows import FailedRow, ForeignRow, tell_calls, tell_failed, tell_foreign, tell_properties
+from regress.plugin.parts import Broken, ReplayPart
+from regress.plugin.rows import (
+    FailedRow,
+    ForeignRow,
+    tell_calls,
+    tell_failed,
+    tell_foreign,
+    tell_judged,
+    tell_properties,
+)
+from regress.plugin.selection import FIXTURE, asked, chosen, selector
 from regress.plugin.state import owner
-from regress.plugin.suite import Broken, Suite
+from regress.plugin.suite import Suite
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Item
-    from regress.replay.outcome import ReplayOutcome
+    from regress.replay.outcome import Outcome, ReplayOutcome
 
-FIXTURE = "regress_record"
 MARKER = "regress"
 SUITE = pytest.StashKey[Suite]()
+DETAILS = pytest.StashKey[str]()
+"""Details of the failing quantity that is reported next."""
 
 
 @pytest.fixture
-def regress_record(request: pytest.FixtureRequest) -> RecordCheck:
-    """Return one quantity at one place of one replay of a golden case."""
-    return RecordCheck(request.param, request.config.stash[SUITE], request.node)
+def regress_record(request: pytest.FixtureRequest, subtests: pytest.Subtests) -> Iterator[RecordCheck]:
+    """Yield the quantities of one rank and microbatch of a replay of a golden case."""
+    found = RecordCheck(request.param, request.config.stash[SUITE], request.node, subtests)
+    yield found
+    if not request.config.getoption("setuponly", False):
+        tell_judged(request.node, found.judged)
 
 
 class RecordCheck:
     """Value of the fixture `regress_record`.
 
     Attributes:
-        item: item under test; a `Broken` case fails every test.
+        part: part of a replay under test; a `Broken` case fails.
+        judged: number of quantities that were compared with golden values.
     """
 
-    def __init__(self, item: Item | Broken, suite: Suite, node: pytest.Item) -> None:
-        self.item = item
+    def __init__(
+        self, part: ReplayPart | Broken, suite: Suite, node: pytest.Item, subtests: pytest.Subtests
+    ) -> None:
+        self.part = part
+        self.judged = 0
         self._suite = suite
         self._node = node
+        self._subtests = subtests
 
     def check(self) -> None:
-        """Fail unless every tensor of the quantity is within its tolerance of the golden values."""
-        __tracebackhide__ = True
-        item = self.item
-        if isinstance(item, Broken):
-            pytest.fail(item.problem, pytrace=False)
-        found = self._suite.cache.outcome(item.replay)
+        """Fail unless every tensor of every quantity is within its tolerance of the golden values."""
+        if isinstance(self.part, Broken):
+            pytest.fail(self.part.problem, pytrace=False)
+        part, items = self.part, chosen(self._node, self.part)
+        found = self._suite.cache.outcome(part.replay)
         if found.error is not None:
-            self._tell_failed()
-            pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
-        self._leave_out(item, found)
-        if item.replay.variant.name == "base" and item.quantity == "coverage":
-            for name, reason in self._suite.left_out.items():
-                if name.startswith(f"{item.replay.case.name}/"):
-                    tell_foreign(self._node, ForeignRow("", name, reason))
-        outcome = found.outcomes.get((str(item.place), item.quantity))
-        if outcome is None or not outcome.tensors:
-            self._tell_failed()
-            pytest.fail(
-                f"nothing was compared: the replay recorded no {item.quantity} at {item.place} of {item.replay.name}; "
-                "look at its dump with --regress-keep-dumps",
-                pytrace=False,
-            )
-        told = outcome.calls(item.replay.name, str(item.replay.precision), owner(self._node))
-        tell_properties(self._node, told[0], found)
-        if self._suite.settings.report is not None:
-            tell_calls(self._node, told)
-        if outcome.failed:
-            from regress.plugin.failures import explain_replay
+            self._tell_failed(part, items)
+            pytest.fail(f"{part.replay.name} cannot be replayed: {found.error}", pytrace=False)
+        items = self._recorded(part, items, found)
+        self._tell_left_out(part, items)
+        failed: list[Item] = []
+        try:
+            for item in items:
+                outcome = found.outcomes.get((str(item.place), item.quantity))
+                if outcome is None or not outcome.tensors:
+                    failed.append(item)
+                    self._fail(item, _nothing_compared(item))
+                    continue
+                self.judged += 1
+                if outcome.failed:
+                    failed.append(item)
+                    self._fail(item, *self._explained(item, part, outcome, found))
+                elif self._shows_passed:
+                    with self._subtests.test(item.name):
+                        pass
+        finally:  # -x raises the first failure
+            self._tell(part, items, found)
+            if failed:
+                self._tell_failed(part, failed)
+        if failed and self._node.get_closest_marker("xfail") is not None:  # else pytest fails the test itself
+            pytest.fail(f"{len(failed)} of {len(items)} quantities failed", pytrace=False)
 
-            self._tell_failed()
-            updates = self._suite.adapter is None
-            headline, details = explain_replay(item, outcome, found, self._node, updates=updates)
-            self._node.add_report_section("call", "regress", details)
+    @property
+    def _shows_passed(self) -> bool:
+        """True if passing subtests are shown (``-v``); else they would only cost time."""
+        return self._node.config.get_verbosity(pytest.Config.VERBOSITY_SUBTESTS) > 0
+
+    def _fail(self, item: Item, headline: str, details: str | None = None) -> None:
+        with self._subtests.test(item.name):
+            if details is not None:
+                self._node.stash[DETAILS] = details
             pytest.fail(headline, pytrace=False)
 
-    def _tell_failed(self) -> None:
-        assert not isinstance(self.item, Broken)
-        tell_failed(self._node, FailedRow(self.item.replay.name, self.item.quantity))
+    def _explained(
+        self, item: Item, part: ReplayPart, outcome: Outcome, found: ReplayOutcome
+    ) -> tuple[str, str]:
+        from regress.plugin.failures import explain_replay
 
-    def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
-        """Skip, and count, what a user's own trainer, or a wire between trainer and service, does not support."""
-        adapter, configured = self._suite.adapter, self._suite.configured
-        if adapter is None and not configured:
-            if found.unsupported is not None:
-                tell_foreign(self._node, ForeignRow("", item.replay.name, found.unsupported))
-                pytest.skip(f"{item.replay.name} is not possible: {found.unsupported}")
+        updates = self._suite.adapter is None
+        return explain_replay(item, part, outcome, found, self._node, updates=updates)
+
+    def _tell(self, part: ReplayPart, items: Sequence[Item], found: ReplayOutcome) -> None:
+        """Send all verdicts to the report of the session, and the gravest or closest one to a JUnit file."""
+        settings, test = self._suite.settings, owner(self._node)
+        if settings.report is None and not self._node.config.getoption("xmlpath", None):
             return
+        outcomes = (found.outcomes.get((str(item.place), item.quantity)) for item in items)
+        where, precision = part.replay.name, str(part.replay.precision)
+        calls = [call for one in outcomes if one is not None for call in one.calls(where, precision, test)]
+        if calls:
+            failed = (call for call in calls if not call.verdict.ok)
+            closest = max(calls, key=lambda call: call.verdict.multiple)
+            tell_properties(self._node, next(failed, closest), found)
+        if settings.report is not None:
+            tell_calls(self._node, calls)
+
+    def _tell_failed(self, part: ReplayPart, items: Sequence[Item]) -> None:
+        tell_failed(
+            self._node, FailedRow(part.replay.name, [selector(self._node, part, item) for item in items])
+        )
+
+    def _tell_left_out(self, part: ReplayPart, items: Sequence[Item]) -> None:
+        """Count the replays of a case that were left out, with its first replay."""
+        if part.replay.variant.name != "base" or all(item.quantity != "coverage" for item in items):
+            return
+        for name, reason in self._suite.left_out.items():
+            if name.startswith(f"{part.replay.case.name}/") and asked(self._node, part, name):
+                tell_foreign(self._node, ForeignRow("", name, reason))
+
+    def _recorded(self, part: ReplayPart, items: Sequence[Item], found: ReplayOutcome) -> Sequence[Item]:
+        """Return what can be judged; skip, and count, what a user's own trainer, or a wire between trainer and
+        service, does not support.
+        """
+        adapter, configured = self._suite.adapter, self._suite.configured
         name = " and ".join(configured) if adapter is None else adapter.name
-        replay, reason = item.replay.name, found.unsupported
-        lacks = adapter is not None and reason is None and item.quantity not in found.quantities
-        tell_foreign(self._node, ForeignRow(name, replay, reason, item.quantity if lacks else None))
+        replay, reason = part.replay.name, found.unsupported
+        if name or reason is not None:
+            tell_foreign(self._node, ForeignRow(name, replay, reason))
         if reason is not None:
-            pytest.skip(f"{name} does not support {replay}: {reason}")
-        if lacks:
-            pytest.skip(f"{name} did not record {item.quantity}")
+            pytest.skip(
+                f"{name} does not support {replay}: {reason}"
+                if name
+                else f"{replay} is not possible: {reason}"
+            )
+        if adapter is None:
+            return items
+        lacking = dict.fromkeys(item.quantity for item in items if item.quantity not in found.quantities)
+        for quantity in lacking:
+            tell_foreign(self._node, ForeignRow(name, replay, None, quantity))
+        left = [item for item in items if item.quantity not in lacking]
+        if not left:
+            pytest.skip(f"{name} did not record {', '.join(lacking)}")
+        return left
+
+
+def _nothing_compared(item: Item) -> str:
+    return (
+        f"nothing was compared: the replay recorded no {item.quantity} at {item.place} of {item.replay.name}; "
+        "look at its dump with --regress-keep-dumps"
+    )
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
-    """Make one test for each item, if the test function asks for the fixture."""
+    """Make one test for each part of each replay, if the test function asks for the fixture."""
     if FIXTURE not in metafunc.fixturenames:
         return
     stated = metafunc.definition.nodeid
     marker = metafunc.definition.get_closest_marker(MARKER)
-    chosen: dict[str, Any] = {"cases": "*", "variants": "*", **(marker.kwargs if marker is not None else {})}
-    texts = all(isinstance(value, str) for value in chosen.values())
-    if set(chosen) != {"cases", "variants"} or not texts or (marker is not None and marker.args):
+    patterns: dict[str, Any] = {
+        "cases": "*",
+        "variants": "*",
+        **(marker.kwargs if marker is not None else {}),
+    }
+    texts = all(isinstance(value, str) for value in patterns.values())
+    if set(patterns) != {"cases", "variants"} or not texts or (marker is not None and marker.args):
         raise pytest.Collector.CollectError(
             f"{stated}: the marker {MARKER} takes cases= and variants=, each a pattern or several with commas between "
             "them"
         )
     try:
-        parameters = _parameters(metafunc, suite(), (chosen["cases"], chosen["variants"]))
+        named, asked = (patterns["cases"], patterns["variants"]), _named(metafunc.config.args)
+        found = [*suite().parts(*named, asked)] or [
+            *suite().parts(*named)
+        ]  # pytest tells of ids that do not exist
     except RegressError as error:
         raise pytest.Collector.CollectError(f"{stated}: {error}") from None
-    metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)
+    metafunc.parametrize(FIXTURE, found, ids=[part.id for part in found], indirect=True)
 
 
-def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
-    """Return the tests that could be selected; if there are none, the first of all, for pytest to deselect."""
-    from regress.plugin.narrowing import choices
-
-    for wanted in choices(metafunc):
-        found = list(suite.parameters(*patterns, wanted))
-        if found:
-            if wanted.narrowed and suite.adapter is None and not metafunc.config.getoption("collectonly"):
-                _warm_ranks(found)
-            return found
-    return list(islice(suite.parameters(*patterns), 1))
-
-
-def _warm_ranks(chosen: list[Item | Broken]) -> None:
-    """Make the ranks' forkserver import the modules of replays while pytest collects further files."""
-    if any(not isinstance(item, Broken) and item.replay.world_size > 1 for item in chosen):
-        from regress.replay.pool import shared_pool
-
-        shared_pool().warm()
+def _named(arguments: Sequence[str]) -> Callable[[str], bool]:
+    """Return the predicate of a text that the ids on the command line contain; any text, if it names more than ids."""
+    ids = [argument.partition("[")[2] for argument in arguments]
+    return lambda text: not all(ids) or any(text in id for id in ids)

@@ -21,10 +21,11 @@ CALL = "regress_call"
 ASKED = "regress_golden"
 FOREIGN = "regress_foreign"
 FAILED = "regress_failed"
+JUDGED = "regress_judged"
 """Property names: a row of the update table, a verdict for the report, the file of a stored check, a row on
-a replay by a user's own trainer, replay and quantity of a failing test.
+a replay by a user's own trainer, replay and failing quantities of a test, how many quantities a test judged.
 """
-KEPT = (UPDATE, CALL, ASKED, FOREIGN, FAILED)
+KEPT = (UPDATE, CALL, ASKED, FOREIGN, FAILED, JUDGED)
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,25 @@ def foreign_row(text: str) -> ForeignRow:
 
 @dataclass(frozen=True)
 class FailedRow:
-    """A failing test of a replay, ``case/variant``."""
+    """A failing test of a replay.
+
+    Attributes:
+        replay: ``case/variant``.
+        quantities: what selects each that failed, or could not be judged; see `regress.plugin.selection.selector`.
+    """
 
     replay: str
-    quantity: str
+    quantities: list[str]
 
 
 def tell_failed(node: pytest.Item, row: FailedRow) -> None:
     """Send a row for the last screen of the session."""
     node.user_properties.append((FAILED, _text(asdict(row))))
+
+
+def tell_judged(node: pytest.Item, quantities: int) -> None:
+    """Send the number of quantities that a test of a golden case judged, for the last lines of the session."""
+    node.user_properties.append((JUDGED, str(quantities)))
 
 
 def failed_row(text: str) -> FailedRow:
@@ -116,7 +127,7 @@ def tell_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None 
 
     See docs/reference/report.md.
     """
-    if not node.config.getoption("xmlpath", None):  # tens of thousands of tests would send them for nobody
+    if not node.config.getoption("xmlpath", None):  # else tests would send them for nobody
         return
     verdict = call.verdict
     found: dict[str, object] = {

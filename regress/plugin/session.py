@@ -5,24 +5,25 @@ from __future__ import annotations
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from regress.errors import ConfigError, RegressError
-from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
+from regress.plugin.parts import ReplayPart
+from regress.plugin.replays import DETAILS, MARKER, SUITE, parametrize
+from regress.plugin.selection import chosen, misspelt, parts_of
 from regress.plugin.settings import SETTINGS
 from regress.plugin.state import SESSION
-from regress.plugin.suite import REPLAYS, STAGED, Broken, Suite
+from regress.plugin.suite import REPLAYS, STAGED, Suite
 from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
     from regress.plugin.staged import TestStage
     from regress.replay.adapter import Adapter
-    from regress.replay.matrix import Item
 
 _SHARED = "regress_shared"
 _MADE = 200_000
@@ -144,16 +145,34 @@ class ReplaySession:
         parametrize(metafunc, self.suite)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fix the scope of an update: the items of the selected tests, whatever selected them."""
-        if self._config.stash[SETTINGS].update is None or SUITE not in self._config.stash:
+        """Fix the scope of an update: what the selected tests judge, whatever selected them."""
+        parts = parts_of(session.items)
+        if SUITE not in self._config.stash or not parts:
             return
         suite = self._config.stash[SUITE]
+        if suite.adapter is None and not self._config.getoption("collectonly"):
+            _warm_ranks(parts.values())
+        if self._config.stash[SETTINGS].update is None:
+            return
         wanted: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        for item in _replayed(session.items):
-            for update in item.replay.plan:
-                if (update.step, update.update) == (item.place.step, item.place.update):
-                    wanted[item.replay.case.name].add((update.where, item.quantity))
+        for node, part in parts.items():
+            where = {(update.step, update.update): update.where for update in part.replay.plan}
+            for item in chosen(node, part):
+                if (place := (item.place.step, item.place.update)) in where:
+                    wanted[part.replay.case.name].add((where[place], item.quantity))
         suite.selection.update(wanted)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Give the report of a failing quantity its details; a section of the test would be in all of its reports."""
+        report = yield
+        details = item.stash.get(DETAILS, None)
+        if details is not None:
+            report.sections.append(("Captured regress call", details))
+            del item.stash[DETAILS]
+        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record the tests that failed in any phase, expectedly or not: their values become no golden."""
@@ -173,7 +192,7 @@ class ReplaySession:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write all staged values, or none if the session broke off."""
         settings = self._config.stash[SETTINGS]
-        if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
+        if self._worker is None and exitstatus in _ENDED and self._config.stash[SUMMARY].judged_nothing():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._worker is None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             self._name_misspelt()
@@ -201,21 +220,18 @@ class ReplaySession:
 
     def _name_misspelt(self) -> None:
         """Say which names of ``-k``, which has selected nothing, occur in the name of no golden test."""
-        from regress.plugin.expressions import misspelt
-
         text = str(self._config.getoption("keyword") or "")
         try:
             suite = self.suite() if text else None
+            if suite is None or not suite.names:
+                return
+            parts = [part for part in suite.parts("*", "*") if isinstance(part, ReplayPart)]
         except RegressError:  # the tests that ask for golden cases have said so
             return
-        if suite is None or not suite.names:
-            return
-        replays = [f"{case}/{variant}" for case in suite.names for variant in suite.variants]
-        for name, near in misspelt(text, replays):
-            if near is not None:  # without one it may be a name of any other test
-                self._config.stash[SUMMARY].note(
-                    f"no golden test has {name!r} in its name; did you mean {near}?"
-                )
+        names = {f"[{case}/{variant}/" for case in suite.names for variant in suite.variants}
+        names |= {f"[{item.id}]" for part in parts for item in part.items}
+        for name, near in misspelt(text, names):  # without a near one it may be a name of any other test
+            self._config.stash[SUMMARY].note(f"no golden test has {name!r} in its name; did you mean {near}?")
 
     def pytest_unconfigure(self) -> None:
         """Stop the ranks' forkserver, and remove the shared directory."""
@@ -227,13 +243,12 @@ class ReplaySession:
             self._own.remove()
 
 
-def _replayed(items: Iterable[pytest.Item]) -> Iterable[Item]:
-    """Yield the items of the tests of golden cases."""
-    for item in items:
-        parameters = getattr(getattr(item, "callspec", None), "params", {})
-        found = parameters.get(FIXTURE)
-        if found is not None and not isinstance(found, Broken):
-            yield found
+def _warm_ranks(parts: Iterable[ReplayPart]) -> None:
+    """Make the ranks' forkserver import the modules of replays while the first tests run."""
+    if any(part.replay.world_size > 1 for part in parts):
+        from regress.replay.pool import shared_pool
+
+        shared_pool().warm()
 
 
 def register(config: pytest.Config) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, RegressError
-from regress.plugin.wanted import Wanted
+from regress.plugin.parts import Broken, ReplayPart, parts
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.overrides import Overrides
@@ -19,16 +19,11 @@ if TYPE_CHECKING:
     from regress.plugin.settings import Settings
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
-    from regress.replay.matrix import Item, Replay
+    from regress.replay.matrix import Replay
     from regress.replay.replayers import Replayers
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Extent, Variant
 
-
-PROBLEMS = ("damaged", "unrecorded", "uncalibrated")
-"""Reasons why a case cannot be judged, as in the id of the test that reports it."""
-
-EVERYTHING = Wanted()
 
 EVERY_VARIANT = "*"
 
@@ -38,15 +33,6 @@ STAGED = "staged"
 """Folder of staged goldens, beside it."""
 EXPORTS = "exports"
 """Folder of exported cases, beside it."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A case or replay that cannot be judged: a test that fails with the reason; ``case`` is its name, if known."""
-
-    id: str
-    problem: str
-    case: str | None = None
 
 
 @dataclass
@@ -178,12 +164,13 @@ class Suite:
         opened.verify_inputs()
         return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
-    def parameters(self, cases: str, variants: str, wanted: Wanted = EVERYTHING) -> Iterator[Item | Broken]:
+    def parts(
+        self, cases: str, variants: str, asked: Callable[[str], bool] = lambda _: True
+    ) -> Iterator[ReplayPart | Broken]:
         """Yield the tests of the cases and variants that two lists of patterns name, in the tiers of this session.
 
         Args:
-            wanted: tests that could be selected; opening a case and planning a replay that has none takes
-                time.
+            asked: predicate of the start of an id: False if no test is wanted whose id begins so.
 
         Raises:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
@@ -197,54 +184,48 @@ class Suite:
         extent = Extent(self.settings.matrix)
         table = {name: self.variants[name] for name in select(self.variants, variants)}
         if not self.names:
-            yield self._none()
+            advice = "correct --golden-dir, or record a case with regress golden record"
+            problem = (
+                f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}"
+            )
+            yield Broken("no-cases", problem)
             return
         chosen = select(self.names, cases)
-        yield from self._items(chosen, table, extent, wanted, (cases, variants))
-        for name in chosen:
-            if any(wanted.test(f"{name}/{problem}") for problem in PROBLEMS):
-                case = self.opened(name)
-                if isinstance(case, Broken):
-                    yield case
+        # in the reduced matrix the other cases decide on which case a variant is replayed
+        needed = [name for name in chosen if extent is Extent.REDUCED or asked(f"{name}/")]
+        opened = [self.opened(name) for name in needed]
+        whole = len(needed) == len(chosen)
+        for replay in self._replays(opened, table, extent, (cases, variants), whole=whole):
+            if asked(replay.name):
+                yield from self._parts(replay, extent)
+        yield from (case for case in opened if isinstance(case, Broken))
 
-    def _none(self) -> Broken:
-        advice = "correct --golden-dir, or record a case with regress golden record"
-        return Broken(
-            "no-cases",
-            f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}",
-        )
-
-    def _items(
+    def _replays(
         self,
-        chosen: Sequence[str],
+        opened: Sequence[GoldenCase | Broken],
         table: Mapping[str, Variant],
         extent: Extent,
-        wanted: Wanted,
-        asked: tuple[str, str],
-    ) -> Iterator[Item | Broken]:
-        """Yield the tests of all replays, or for one that cannot be made the test that reports it."""
+        patterns: tuple[str, str],
+        *,
+        whole: bool,
+    ) -> list[Replay]:
+        """Return the replays of the cases that can be opened; ``whole`` says that these are all that are named."""
         from regress.replay.matrix import combinations, left_out
-        from regress.replay.variants import TIERS, Extent
+        from regress.replay.variants import TIERS
 
-        (cases, named), reasons = asked, dict[str, str | None]()
-        # in the reduced matrix the other cases decide on which case a variant is replayed
-        needed = [name for name in chosen if extent is Extent.REDUCED or _wanted(name, table, wanted)]
-        opened = [case for name in needed if not isinstance(case := self.opened(name), Broken)]
-        precisions = TIERS[self.settings.tier]
-        found = list(combinations(opened, table, precisions, extent))
+        (cases_named, named), reasons = patterns, dict[str, str | None]()
+        cases = [case for case in opened if not isinstance(case, Broken)]
+        found = list(combinations(cases, table, TIERS[self.settings.tier], extent))
         if named != EVERY_VARIANT:
-            found += self._unmet(found, opened, table)
-        if named != EVERY_VARIANT:
+            found += self._unmet(found, cases, table)
             reasons = {one.name: left_out(one) if one.variant.follows_traits else None for one in found}
-        if len(needed) == len(chosen) and opened and (not found or (reasons and all(reasons.values()))):
+        if whole and cases and (not found or (reasons and all(reasons.values()))):
             told = "".join(f" ({name}: {why})" for name, why in [*reasons.items()][:1])
             raise ConfigError(
-                f"no variant of {named!r} is replayed on a case of {cases!r}, so nothing would be compared; "
+                f"no variant of {named!r} is replayed on a case of {cases_named!r}, so nothing would be compared; "
                 f"{', '.join(table)} have cases of their own{told}"
             )
-        for replay in found:
-            if wanted.replay(replay.name):
-                yield from self._tests(replay, extent, wanted)
+        return found
 
     def _unmet(
         self, found: Sequence[Replay], opened: Sequence[GoldenCase], table: Mapping[str, Variant]
@@ -257,7 +238,8 @@ class Suite:
         rows = {name: row for name, row in table.items() if name not in met and row.follows_traits}
         yield from combinations(opened, rows, TIERS[self.settings.tier], Extent.FULL)
 
-    def _tests(self, replay: Replay, extent: Extent, wanted: Wanted) -> Iterator[Item | Broken]:
+    def _parts(self, replay: Replay, extent: Extent) -> Iterator[ReplayPart | Broken]:
+        """Yield the tests of a replay; for one that cannot be made, the test that reports it."""
         from regress.replay.matrix import belongs, left_out
         from regress.replay.settings import conflict
 
@@ -269,13 +251,6 @@ class Suite:
             if reason is not None:
                 self.left_out[replay.name] = reason
                 return
-            found: Sequence[Item | Broken] = list(self.replayers.of(replay.variant).items(replay))
+            yield from [*parts(replay, self.replayers.of(replay.variant).items(replay))]
         except RegressError as error:
-            found = [Broken(f"{replay.name}/unplanned", str(error), replay.case.name)]
-        yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found
-
-
-def _wanted(name: str, table: Mapping[str, Variant], wanted: Wanted) -> bool:
-    """Return True if any replay of a case could be selected."""
-    rows = ((variant, precision) for variant in table.values() for precision in variant.precisions)
-    return any(wanted.replay(f"{name}/{variant.name}{precision.suffix}") for variant, precision in rows)
+            yield Broken(f"{replay.name}/unplanned", str(error), replay.case.name)

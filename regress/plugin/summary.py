@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.foreign import foreign_lines, supported
-from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
+from regress.plugin.foreign import foreign_lines
+from regress.plugin.rows import (
+    CALL,
+    FOREIGN,
+    JUDGED,
+    KEPT,
+    UPDATE,
+    UpdateRow,
+    foreign_row,
+    told_call,
+    update_row,
+)
 from regress.plugin.settings import SETTINGS
 from regress.plugin.state import SESSION
 
@@ -59,9 +69,13 @@ class Summary:
         """Return all verdicts that tests sent; none unless a report was asked for."""
         return [told_call(text) for _, text in self.properties(CALL)]
 
-    def supported(self) -> bool:
-        """Return True if the user's own trainer, if it replays cases, supports any variant of this session."""
-        return supported(foreign_row(text) for _, text in self.properties(FOREIGN))
+    def judged(self) -> list[int]:
+        """Return the number of quantities that each test of a golden case judged."""
+        return [int(count) for _, count in self.properties(JUDGED)]
+
+    def judged_nothing(self) -> bool:
+        """Return True if tests of golden cases ran and none of them judged anything."""
+        return bool(found := self.judged()) and not any(found)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the properties of a test; each of its reports repeats those of the one before."""
@@ -76,6 +90,12 @@ class Summary:
         self._write_report(terminalreporter)
         for line in foreign_lines(foreign_row(text) for _, text in self.properties(FOREIGN)):
             terminalreporter.line(f"regress: {line}")
+        if found := self.judged():
+            from regress.report.numbers import plural
+
+            fails = ", so the session fails" if self.judged_nothing() else ""
+            told = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
+            terminalreporter.line(f"regress: {told}{fails}")
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()

@@ -52,7 +52,7 @@ def left_out(replay: Replay, extent: Extent = Extent.DEFAULT) -> str | None:
 
 @dataclass(frozen=True)
 class Item:
-    """One test: a quantity at one place of a replay."""
+    """A quantity at one place of a replay, which is judged."""
 
     replay: Replay
     place: Place
@@ -60,8 +60,13 @@ class Item:
 
     @property
     def id(self) -> str:
-        """Test id ``case/variant/step0/rank0/micro1/log_probs``."""
-        return f"{self.replay.name}/{self.place}/{self.quantity}"
+        """Full name ``case/variant/step0/rank0/micro1/log_probs``."""
+        return f"{self.replay.name}/{self.name}"
+
+    @property
+    def name(self) -> str:
+        """Name within the replay, ``step0/rank0/micro1/log_probs``."""
+        return f"{self.place}/{self.quantity}"
 
 
 def combinations(

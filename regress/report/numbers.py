@@ -25,5 +25,7 @@ def multiple(value: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """Return ``1 element``, ``3 elements``."""
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    """Return ``1 element``, ``3 elements``, ``3 quantities``."""
+    if count == 1:
+        return f"{count} {word}"
+    return f"{count} {word[:-1]}ies" if word.endswith("ty") else f"{count} {word}s"

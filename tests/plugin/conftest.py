@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,10 +108,11 @@ class GoldenProject(Project):
     """A project with the golden case `dr_grpo`, whose replays are copies of one made beforehand; see stub_engine.py."""
 
     CASE = "dr_grpo"
-    TESTS = sum(len(recorded) + 3 for recorded in TRUTH.values())
-    """Tests of the case under one variant in one precision: three steps of one update and one microbatch.
-
-    Each has a test of every recorded quantity, and those of the trajectories, the coverage and the invariants.
+    TESTS = 3
+    """Tests of the case under one variant in one precision: of the whole, of its rank, and of its microbatch."""
+    QUANTITIES = sum(len(recorded) + 3 for recorded in TRUTH.values())
+    """Quantities that they judge: in each of three steps of one update all that are recorded, the trajectories, the
+    coverage and the invariants.
     """
 
     def __init__(self, pytester: pytest.Pytester, mode: str, made: Path) -> None:
@@ -146,6 +148,18 @@ class GoldenProject(Project):
         found = self.store().case(self.CASE).manifest
         assert found is not None
         return found
+
+
+def judged(result: pytest.RunResult) -> str:
+    """Return how many quantities of golden cases a session says that it judged."""
+    (line,) = (line for line in result.outlines if " judged in " in line)
+    return line.removeprefix("regress: ")
+
+
+def failed_quantities(result: pytest.RunResult) -> list[str]:
+    """Return the names of the quantities that pytest lists as failed subtests."""
+    found = (re.match(r"SUBFAILED\[(\S+)\] ", line) for line in result.outlines)
+    return [one[1] for one in found if one is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -213,11 +227,6 @@ ALIKE = {
 
 Those with pytest-xdist and no workers are, too, but for one module, which shows what a session of this kind does.
 """
-
-
-def pytest_regress_keywords() -> tuple[str, ...]:
-    """Tests of golden cases get no markers here."""
-    return ()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.plugin.conftest import GoldenProject, failed_quantities
+
 SEMANTICS = "--regress-tier=semantics"
 WRONG = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
 
@@ -24,7 +26,7 @@ def told_in_full(result: pytest.RunResult) -> list[str]:
         next(n for n, line in enumerate(result.outlines) if re.fullmatch(f"=+ {title} =+", line))
         for title in ("FAILURES", "short test summary info")
     )
-    found = (re.fullmatch(r"_+ (test_\S+) _+", line) for line in result.outlines[start:end])
+    found = (re.fullmatch(r"_+ (test_.*?) _+", line) for line in result.outlines[start:end])
     return [one[1] for one in found if one is not None]
 
 
@@ -34,30 +36,32 @@ def test_a_red_session_ends_with_the_first_divergence_of_each_group(everywhere: 
     everywhere.fault(base=WRONG, pad8=WRONG, **{"adamw-fused": "refuse"})
     result = everywhere.run(SEMANTICS, "--junitxml=junit.xml")
     count, *lines = last_screen(result)
-    assert count == f"{result.parseoutcomes()['failed']} failed tests in 3 replays: 2 first divergences"
+    failed = len(failed_quantities(result)) + GoldenProject.QUANTITIES
+    assert count == f"{failed} failed quantities in 3 replays: 2 first divergences"
     refused, wrong = lines[:4], lines[4:]
     assert refused[0] == "dr_grpo/adamw-fused cannot be replayed"
     assert refused[2] == "  the policy is gone; bring it back"
     assert re.match(r"drift: advantages.* \(dr_grpo/(base|pad8)/step0", wrong[0])
-    assert re.fullmatch(r"  \d+ failed tests at it and after it in dr_grpo/\w+, dr_grpo/\w+", wrong[1])
+    assert re.fullmatch(r"  \d+ failed quantities at it and after it in dr_grpo/\w+, dr_grpo/\w+", wrong[1])
     assert re.match(r"  probably: .* \(rule [\w-]+\)", wrong[2])
-    assert re.fullmatch(r"  more: pytest .*--regress-tier=semantics '.*dr_grpo/.*/advantages\]'", wrong[3])
-    failed = result.parseoutcomes()["failed"]
-    assert failed > 70
-    assert wrong[4:] == [f"{failed - 2} failed tests repeat these; -vv prints each of them in full"]
-    assert len(told_in_full(result)) == 2
+    more = r"  more: pytest .*--regress-tier=semantics '.*dr_grpo/\w+/rank0/micro0\]' -k '/step0/.*/advantages\]'"
+    assert re.fullmatch(more, wrong[3])
+    assert wrong[4:] == [f"{failed - 2} failed quantities repeat these; -vv prints each of them in full"]
+    assert len(failed_quantities(result)) == 6
+    refused, told = sorted(told_in_full(result))
+    assert re.fullmatch(r"test_golden\[dr_grpo/adamw-fused\S*\]", refused)
+    assert re.fullmatch(r"test_golden\[dr_grpo/\w+/rank0/micro0\] \[step0/rank0/micro0/advantages\]", told)
     assert sum(line.startswith("reproduce: ") for line in result.outlines) == 1
-    assert sum(line.startswith("FAILED ") for line in result.outlines) == failed
-    found = ElementTree.parse(everywhere.folder / "junit.xml").getroot().iter("testcase")
-    assert sum(test.find("failure") is not None for test in found) == failed
+    tests = ElementTree.parse(everywhere.folder / "junit.xml").getroot().iter("testcase")
+    failures = [count for test in tests if (count := len(test.findall("failure")))]
+    assert sum(failures) == 6 + len(failures)  # one more of each test, which counts them, or was not replayed
 
 
 def test_all_are_told_in_full_to_who_asks_for_it(stubbed: Any) -> None:
     stubbed.suite('variants="base,pad8"')
     stubbed.fault(base=WRONG, pad8=WRONG)
     result = stubbed.run(SEMANTICS, "-vv")
-    failed = result.parseoutcomes()["failed"]
-    assert len(told_in_full(result)) == failed
+    assert len(told_in_full(result)) == result.parseoutcomes()["failed"] > len(failed_quantities(result))
     assert not last_screen(result)[-1].endswith("in full")
 
 
@@ -77,7 +81,7 @@ def test_what_does_not_follow_from_the_first_divergence_is_told_in_full_too(stub
     )
     names = told_in_full(stubbed.run(SEMANTICS))
     assert len(names) == 4
-    assert sum(name.startswith("test_golden[dr_grpo/base/step0/") for name in names) == 2
+    assert sum(name.startswith("test_golden[dr_grpo/base/rank0/micro0] [step0/") for name in names) == 2
     assert {"test_one", "test_two"} < {*names}
 
 
@@ -92,7 +96,7 @@ def test_github_shows_each_group_at_the_test(stubbed: Any, monkeypatch: pytest.M
     stubbed.fault(base=WRONG)
     (line,) = [one for one in stubbed.run(SEMANTICS).outlines if one.startswith("::error ")]
     assert re.match(
-        r"::error file=test_suite\.py,line=2,title=drift%3A advantages.*::  \d+ failed tests? .*%0A  probably: ",
+        r"::error file=test_suite\.py,line=2,title=drift%3A advantages.*::  \d+ failed quantities .*%0A  probably: ",
         line,
     )
 

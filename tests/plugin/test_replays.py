@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.conftest import GoldenProject
+from tests.plugin.conftest import GoldenProject, failed_quantities, judged
 
-CASE, TESTS = GoldenProject.CASE, GoldenProject.TESTS
+CASE, TESTS, QUANTITIES = GoldenProject.CASE, GoldenProject.TESTS, GoldenProject.QUANTITIES
 GOLDEN = Path(__file__).parents[2] / "golden"
 SEMANTICS = "--regress-tier=semantics"
 DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
@@ -20,7 +20,8 @@ DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
 
 def test_a_replay_runs_once_for_all_of_its_tests(everywhere: Any) -> None:
     everywhere.suite('variants="base,pad8"')
-    everywhere.passes(SEMANTICS, "-k", "base", count=TESTS)
+    result = everywhere.passes(SEMANTICS, "-k", "base", count=TESTS)
+    assert judged(result) == f"{QUANTITIES} quantities judged in {TESTS} tests"
     assert everywhere.replayed() == [f"{CASE}/base"]
 
 
@@ -180,7 +181,8 @@ def test_dumps_are_kept_below_the_name_of_their_replay(stubbed: Any) -> None:
     stale = stubbed.write("kept/dr_grpo/base-fp32/dump/of_an_earlier_run.txt", "")
     other = stubbed.write("kept/dr_grpo/packed/dump/of_an_earlier_run.txt", "")
     result = stubbed.run("--regress-tier=bitwise", "--regress-keep-dumps=kept", "-k", "trajectory")
-    result.assert_outcomes(passed=3)
+    result.assert_outcomes(passed=1, deselected=2)
+    assert judged(result) == "3 quantities judged in 1 test"
     for name in ("base-fp32", "base-bitwise"):  # the twin, too
         assert (stubbed.folder / "kept" / CASE / name / "dump" / "manifest.json").is_file()
     assert not stale.exists()
@@ -199,7 +201,8 @@ def test_a_failing_replay_reaches_the_report(everywhere: Any) -> None:
     """Integers, and what has no tolerance, fail by an infinite multiple, which JSON does not know."""
     everywhere.fault(base={"type": "batch_inputs", "tensor": "position_ids", "factor": 2})
     result = everywhere.run(SEMANTICS, "--regress-report=out", "-k", "step0")
-    result.assert_outcomes(failed=1, passed=TESTS // 3 - 1)
+    assert failed_quantities(result) == ["step0/rank0/micro0/batch_inputs"]
+    assert judged(result) == f"{QUANTITIES // 3} quantities judged in {TESTS} tests"
     rows = json.loads((everywhere.folder / "out" / "report.json").read_text())["headroom"]
     counts = {row["quantity"]: (row["passed"], row["failed"]) for row in rows}
     assert counts["batch_inputs"] == (1, 1)
@@ -221,7 +224,7 @@ def test_the_environment_is_looked_at_once_for_all_failures(
     monkeypatch.setattr(record, "provenance_of", counted)
     stubbed.fault(base=DRIFT)
     result = stubbed.run(SEMANTICS, "-k", "advantages")
-    result.assert_outcomes(failed=3)
+    assert failed_quantities(result) == [f"step{step}/rank0/micro0/advantages" for step in range(3)]
     result.stdout.fnmatch_lines(["environment: recorded with torch *, now (not installed)"])
     assert calls == [CASE]
 

@@ -92,7 +92,7 @@ def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
     (folder / "manifest.json").write_text(replace(manifest, tolerances=tolerances).text)
     said = run("-k", "dense/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
     assert "tolerance  none was measured: run regress golden calibrate dense" in said
-    assert "1 failed" in said
+    assert "1 failed quantity in 1 replay" in said
 
 
 WINDOW = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
@@ -155,7 +155,7 @@ def test_a_tolerance_set_by_hand_is_used_and_told(project: Path) -> None:
     shutil.copytree(GOLDEN / "gspo", project / "golden" / "gspo")
     (project / "pyproject.toml").write_text(HAND.format(bound="absolute = 1e-30"))
     said = run("-k", "gspo/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
-    assert "1 failed" in said
+    assert "1 failed quantity in 1 replay" in said
     assert "tolerance  set by hand: a kernel of our own (override " in said
     assert "[[tool.regress.tolerances]] row 1" in said
     options = ["--tier", "precision", "--variants", "base"]

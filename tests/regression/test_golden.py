@@ -1,4 +1,4 @@
-"""Every golden case under every variant: one test for each step, rank, microbatch and quantity."""
+"""Every golden case under every variant: one test for each rank and microbatch."""
 
 from __future__ import annotations
 

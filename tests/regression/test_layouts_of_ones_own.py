@@ -57,7 +57,7 @@ def run(*arguments: str) -> str:
 def collected(*arguments: str) -> list[str]:
     """Replays whose tests pytest collects."""
     lines = run("--collect-only", *arguments).splitlines()
-    ids = (line.partition("[")[2] for line in lines if "[" in line)
+    ids = (line.partition("[")[2].removesuffix("]") for line in lines if "[" in line)
     return list(dict.fromkeys("/".join(id.split("/")[1:2]) for id in ids if "/" in id))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,4 +36,4 @@ def test_golden_values_hold_with_other_kernels(
         timeout=280,
     )
     assert result.ret == 0
-    assert result.parseoutcomes()["passed"] > 400
+    assert any(re.match(r"regress: [4-9]\d\d quantities judged in ", line) for line in result.outlines)
