@@ -19,6 +19,7 @@ from regress.replay.one import Replay as Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.shares import keeps_microbatches
+from regress.replay.ties import keeps_ties
 from regress.replay.variants import LOCAL, Extent, Precision, Variant
 
 
@@ -45,8 +46,12 @@ def left_out(replay: Replay, extent: Extent = Extent.DEFAULT) -> str | None:
     """
     if replay.variant.follows_traits and (reason := refusal(replay)) is not None:
         return reason
-    if (replay.variant.follows_traits or extent is Extent.FULL) and not keeps_microbatches(replay):
+    if not replay.variant.follows_traits and extent is not Extent.FULL:
+        return None
+    if not keeps_microbatches(replay):
         return "it makes other microbatches, on which the values of the case depend"
+    if not keeps_ties(replay):
+        return "rounding decides which of two equal samples is the best of its group, which algorithm.advantage takes"
     return None
 
 
