@@ -59,6 +59,11 @@ class Forkserver:
             )
 
     @property
+    def is_own(self) -> bool:
+        """True if this process has started it, and is no copy of the one that has."""
+        return self._owner == os.getpid()
+
+    @property
     def process(self) -> int:
         return self._process.pid
 
@@ -104,7 +109,7 @@ class Forkserver:
         self._closed = True
         self.messages.close()
         self.control.close()  # which it notices, and ends its ranks
-        if self._owner != os.getpid():
+        if not self.is_own:
             return
         self._process.send_signal(signal.SIGCONT)  # stopped, it would not notice
         try:

@@ -46,7 +46,7 @@ class RankPool:
     """Runs jobs of several ranks, one after another.
 
     The forkserver starts with the first job, or with `warm`, and takes some seconds to import its modules; each job
-    after that has its ranks in milliseconds.
+    after that has its ranks in milliseconds. A copy of this process (``os.fork``) starts one of its own.
 
     Args:
         modules: modules that are imported before the ranks are forked.
@@ -137,7 +137,7 @@ class RankPool:
         self.close()
 
     def _started(self) -> Forkserver:
-        if self._server is None:
+        if self._server is None or not self._server.is_own:
             self._server = Forkserver(self._modules)
             weakref.finalize(self, self._server.close)  # also at the end of the interpreter
         return self._server

@@ -320,6 +320,28 @@ def test_a_module_that_cannot_be_imported_is_named(targets: Any) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_copies_of_a_process_whose_forkserver_imports_run_jobs_too(targets: Any) -> None:
+    """All of them waited for the one message that tells when it is ready."""
+    with RankPool(("torch", "regress.parallel.launch.rank")) as pool:
+        pool.warm()
+        copies = []
+        for _ in range(2):
+            copy = os.fork()
+            if copy == 0:
+                try:
+                    os._exit(0 if pool.run(targets.total, {}, 2) == [3.0, 3.0] else 1)
+                finally:
+                    os._exit(2)
+            copies.append(copy)
+        ended = [gone(copy) for copy in copies]
+        for copy in copies:
+            os.kill(copy, signal.SIGKILL)
+        assert ended == [True, True]
+        assert [os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) for copy in copies] == [0, 0]
+        assert pool.run(targets.total, {}, 2) == [3.0, 3.0]
+
+
 def test_a_forkserver_that_dies_takes_its_ranks_along_and_another_takes_its_place(
     targets: Any, tmp_path: Path
 ) -> None:
