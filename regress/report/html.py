@@ -63,7 +63,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows.
+    """Content of a page.
 
     Attributes:
         summary: result in one line; ``state`` is ``ok``, ``bad`` or ``unknown``, and ``sign`` stands for it.

@@ -359,7 +359,7 @@ def of_two(browser: Browser, tmp_path: Path) -> Iterator[Page]:
 
 
 def told(page: Page, plot: str, count: int) -> list[str]:
-    """What the marks of a plot's rows tell at the end, as arrow keys reach them."""
+    """Return the words of the last mark of each row of a plot, as arrow keys reach it."""
     found = []
     page.focus(plot)
     for _ in range(count):

@@ -278,7 +278,7 @@ def pass_message(
     for name, value in config.items():
         found.numbers[name] = value
         found.values[name].number = value
-    return found.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+    return found.SerializeToString(deterministic=True)  # type: ignore[no-any-return]  # protobuf builds its messages untyped
 
 
 def pass_result(body: bytes, data: Sequence[Datum]) -> PassResult:

@@ -166,7 +166,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Lost:
-    """What has changed a model since its last save, which `Ledger.write` makes fail.
+    """Changes of a model since its last save, which `Ledger.write` makes fail.
 
     Attributes:
         failure: error of each; ``{operation}`` in its message is the operation.

@@ -201,7 +201,7 @@ def test_nothing_is_judged_off_policy_by_log_probs_of_another_temperature(
 
 @pytest.mark.parametrize("run", [Run(off_policy=0.3, accumulation=2), Run()], ids=["off", "on"])
 def test_log_probs_are_recomputed_from_recorded_logits(run: Run, tmp_path: Path) -> None:
-    """What is explained is what log-probs recorded at the temperature of the loss explain."""
+    """Explain the same as by log-probs that were recorded at the temperature of the loss."""
     said = []
     for name, more in (("right", {}), ("logits", {"recorded": 1.0, "logits": True})):
         world = World(replace(run, temperature=0.8, **more))

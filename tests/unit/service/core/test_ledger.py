@@ -1,4 +1,4 @@
-"""What a service remembers: as much as its limit says after any number of requests, over restarts, too."""
+"""Memory of a service: as much as its limit says after any number of requests, over restarts, too."""
 
 from __future__ import annotations
 
