@@ -123,11 +123,11 @@ def adapter(path: Path, whole: Path) -> None:
 
 
 def results(path: Path, whole: Path) -> None:
-    from regress.faults.fault import CATEGORIES, COMMON
-    from regress.faults.trials.curves import read, verdicts
-    from regress.faults.trials.report import markdown
-    from regress.faults.trials.rows import read_fault_rows
     from regress.systems.table import read_rows, text_of
+    from tests.faults.fault import CATEGORIES, COMMON
+    from tests.faults.trials.curves import read, verdicts
+    from tests.faults.trials.report import markdown
+    from tests.faults.trials.rows import read_fault_rows
 
     for line in text_of(read_rows(path / "rows.json")):
         line.encode()

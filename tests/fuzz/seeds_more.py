@@ -77,10 +77,10 @@ def adapter(folder: Path) -> None:
 @seed
 def results(folder: Path) -> None:
     """Rows of a conformance table, rows of injected faults, and reward curves."""
-    from regress.faults.trials.rows import FaultRow, to_json
     from regress.systems.protocol import Cell, Layout
     from regress.systems.row import Error, Result, Row
     from regress.systems.table import write_rows
+    from tests.faults.trials.rows import FaultRow, to_json
 
     folder.mkdir(parents=True)
     errors = {"log_probs": Error(1e-7, 0.5, 4, 0), "gradient": Error(None, None, 2, 1)}

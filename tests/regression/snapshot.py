@@ -23,8 +23,6 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.session import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
-from regress.faults.registry import corpus, installed
-from regress.faults.trials.trial import variant_named
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
@@ -32,6 +30,8 @@ from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import Precision
 from regress.report.comparison import run_context_of as run_context_of_comparison
+from tests.faults.registry import corpus, installed
+from tests.faults.trials.trial import variant_named
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILE = Path(__file__).parent / "snapshot.json"

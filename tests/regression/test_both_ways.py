@@ -19,11 +19,11 @@ from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record, replace_tensors
-from regress.faults.registry import installed
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
+from tests.faults.registry import installed
 from tests.regression.test_compared_dumps import rewritten
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -15,7 +15,14 @@ import pytest
 
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
-from regress.faults import (
+from regress.golden.store import GoldenStore
+from regress.replay.judge import judge_replay
+from regress.replay.matrix import Replay
+from regress.replay.run import replay
+from regress.replay.run_context import run_context_of
+from regress.replay.table import VARIANTS
+from regress.replay.variants import Precision
+from tests.faults import (
     advantages,
     inputs,
     layers,
@@ -27,17 +34,10 @@ from regress.faults import (
     temperature,
     update,
 )
-from regress.faults.fault import Inject, injected
-from regress.faults.ranks import data, pipeline, state, sums, tensor
-from regress.faults.registry import installed
-from regress.faults.trials.trial import scheduled, variant_named
-from regress.golden.store import GoldenStore
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.run_context import run_context_of
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from tests.faults.fault import Inject, injected
+from tests.faults.ranks import data, pipeline, state, sums, tensor
+from tests.faults.registry import installed
+from tests.faults.trials.trial import scheduled, variant_named
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.faults.trials.rows import from_json
+from tests.faults.trials.rows import from_json
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -36,7 +36,7 @@ def test_a_fault_is_shown_with_what_is_known_of_it() -> None:
         "mechanism:  The loss is the mean of each microbatch's mean.",
         "diagnosis:  mean-of-means",
         "part:       tuning",
-        "code:       regress.faults.normalization.mean_of_means",
+        "code:       tests.faults.normalization.mean_of_means",
         "dense/longest-first: shows in weights weights (float64)",
         "dense/mbs4: cannot show: a mean over samples",
     ):

@@ -1,7 +1,7 @@
 """The corpus of faults: each must fail first where it broke first, and what changes nothing must not be flagged.
 
 Nothing recorded is edited: the engine computes something else, and the golden cases have to notice. What is expected of
-a fault stands beside it (regress/faults). One of each category is tried by default, ``-m faults`` tries all.
+a fault stands beside it (tests/faults). One of each category is tried by default, ``-m faults`` tries all.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ import pytest
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.verdict import Place, Status
-from regress.faults.fault import REFUSED, Fault, Shown
-from regress.faults.registry import corpus
-from regress.faults.trials.common_practice import measured, noticed
-from regress.faults.trials.rows import MARGINS
-from regress.faults.trials.trial import (
+from regress.golden.case import GoldenCase
+from regress.golden.store import GoldenStore
+from regress.replay.matrix import Replay
+from regress.replay.size import world_size
+from regress.replay.variants import Precision
+from tests.faults.fault import REFUSED, Fault, Shown
+from tests.faults.registry import corpus
+from tests.faults.trials.common_practice import measured, noticed
+from tests.faults.trials.rows import MARGINS
+from tests.faults.trials.trial import (
     Judged,
     Trial,
     judged,
@@ -34,11 +39,6 @@ from regress.faults.trials.trial import (
     trials_of,
     variant_named,
 )
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
-from regress.replay.matrix import Replay
-from regress.replay.size import world_size
-from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Hit = NDArray[np.bool_]

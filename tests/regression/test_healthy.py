@@ -8,8 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.faults.fault import Fault
-from regress.faults.registry import corpus
 from regress.golden.store import GoldenStore
 from regress.replay import validation as module
 from regress.replay.calibrate import LAYOUTS
@@ -17,6 +15,8 @@ from regress.replay.judge import stored_tolerances
 from regress.replay.validation import Exposure, ValidatedSeed, Validation, validate
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
+from tests.faults.fault import Fault
+from tests.faults.registry import corpus
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAMILIES = ("dense", "moe", "gpt2", "tied", "tools")

@@ -10,8 +10,6 @@ import pytest
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError, ReplayError
-from regress.faults.fault import injected
-from regress.faults.sampler import sampler_without_temperature
 from regress.golden.case import GREEDY
 from regress.golden.store import GoldenStore
 from regress.replay import sampled
@@ -21,6 +19,8 @@ from regress.replay.run import replay
 from regress.replay.table import VARIANTS
 from regress.replay.truth import require_rollouts
 from regress.replay.variants import Precision
+from tests.faults.fault import injected
+from tests.faults.sampler import sampler_without_temperature
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TOKENS, LOG_PROBS, MISMATCH = "trajectory", "sampler_log_probs", "mismatch"

@@ -12,8 +12,8 @@ from torch import Tensor
 from regress.engine import trainer
 from regress.engine.batch import TokenBatch
 from regress.engine.trainer import Trainer
-from regress.faults.patch import Patch
 from regress.grpo import estimators
+from tests.faults.patch import Patch
 from tests.regression.changes.change import Change
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regress.engine import passes
-from regress.faults.fault import injected
-from regress.faults.patch import Patch
+from tests.faults.fault import injected
+from tests.faults.patch import Patch
 
 Objective = Any
 

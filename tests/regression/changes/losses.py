@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.faults.gradient import in_policy_loss
-from regress.faults.patch import Patch
 from regress.grpo import losses
 from regress.grpo.fields import ObjectiveFields
+from tests.faults.gradient import in_policy_loss
+from tests.faults.patch import Patch
 from tests.regression.changes.change import Change, Objective, in_token_loss, with_objective
 
 # terms of the loss

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regress.engine import policy
-from regress.faults.gradient import before_backward, in_policy_loss, valued
-from regress.faults.logits import in_logits_gradient
-from regress.faults.patch import Patch
 from regress.grpo import losses
+from tests.faults.gradient import before_backward, in_policy_loss, valued
+from tests.faults.logits import in_logits_gradient
+from tests.faults.patch import Patch
 from tests.regression.changes.change import Change
 
 # log-probs and entropies

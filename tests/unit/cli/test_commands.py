@@ -137,7 +137,7 @@ def test_a_misspelt_name_is_told_the_nearest(
 
 
 def test_all_kinds_and_categories_of_faults_can_be_asked_for() -> None:
-    from regress.faults.fault import CATEGORIES, KINDS
+    from tests.faults.fault import CATEGORIES, KINDS
 
     for option, names in (("--kind", KINDS), ("--category", CATEGORIES)):
         for name in names:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.faults.fault import COMMON
-from regress.faults.trials.common_practice import LIMITS, measured, noticed
+from tests.faults.fault import COMMON
+from tests.faults.trials.common_practice import LIMITS, measured, noticed
 
 
 def verdict(quantity: str, golden: Any, actual: Any, *, micro: int | None = None) -> Verdict:

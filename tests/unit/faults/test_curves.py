@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.faults.registry import corpus
-from regress.faults.trials import curves
+from tests.faults.registry import corpus
+from tests.faults.trials import curves
 
 
 def test_the_named_faults_exist_and_run_in_one_process() -> None:

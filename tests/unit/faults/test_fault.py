@@ -14,17 +14,17 @@ from unittest import mock
 import pytest
 import torch
 
-import regress.faults
+import tests.faults
 from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ReplayError
-from regress.faults import registry
-from regress.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
-from regress.faults.patch import Patch
-from regress.faults.registry import corpus, fault_named, faults_named, installed
-from regress.faults.trials.trial import Judged, Trial, row_of
 from regress.replay.variants import Precision
+from tests.faults import registry
+from tests.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
+from tests.faults.patch import Patch
+from tests.faults.registry import corpus, fault_named, faults_named, installed
+from tests.faults.trials.trial import Judged, Trial, row_of
 
 LOCAL = [fault for fault in corpus().values() if not fault.of_run and "ranks" not in fault.inject.__module__]
 """Faults that break code without asking for their rank."""
@@ -100,14 +100,14 @@ def test_a_third_is_held_out() -> None:
 def test_a_module_of_faults_is_found_without_another_edit(tmp_path: Path) -> None:
     """The package of faults has one more module: a decorated function in it is all that a fault needs."""
     (tmp_path / "mine.py").write_text(
-        "from regress.faults.fault import fault\n"
-        "from regress.faults.patch import Patch\n"
+        "from tests.faults.fault import fault\n"
+        "from tests.faults.patch import Patch\n"
         "@fault(category='K', first='ratio', cases=('dense', 'dapo'), source='mine#1')\n"
         "def ratio_of_my_own(patch: Patch) -> None:\n"
         "    'Nothing yet.'\n"
     )
     before = dict(REGISTERED)
-    with mock.patch.object(regress.faults, "__path__", [*regress.faults.__path__, str(tmp_path)]):
+    with mock.patch.object(tests.faults, "__path__", [*tests.faults.__path__, str(tmp_path)]):
         registry.corpus.cache_clear()
         try:
             found = fault_named("ratio_of_my_own")
@@ -115,9 +115,9 @@ def test_a_module_of_faults_is_found_without_another_edit(tmp_path: Path) -> Non
             registry.corpus.cache_clear()
             REGISTERED.clear()
             REGISTERED.update(before)
-            sys.modules.pop("regress.faults.mine", None)
+            sys.modules.pop("tests.faults.mine", None)
             with suppress(AttributeError):
-                del regress.faults.mine
+                del tests.faults.mine
     assert [(shown.case, shown.variant) for shown in found.shown] == [("dense", "mbs4"), ("dapo", "mbs4")]
     assert found.mechanism == "Nothing yet."
     assert "ratio_of_my_own" not in corpus()
@@ -192,7 +192,7 @@ def test_a_fault_is_caught_by_verdicts_or_by_the_refusal_that_was_written_down(
     bad = Verdict(Status.DRIFT, "weights", "weights", Place(0, None, 0, 0), multiple=1e4, over=9, count=9)
     verdicts = [bad] if failed else []
     found = Judged(mock.Mock(), verdicts, find_divergence(verdicts), problem=problem)
-    with mock.patch("regress.faults.trials.trial.measured", return_value={}):
+    with mock.patch("tests.faults.trials.trial.measured", return_value={}):
         row = row_of(Trial(one, shown, Precision.FLOAT64), found, 0.0)
     assert row.caught == caught
     assert (row.margin > 0) == caught

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.faults.trials.report import markdown, page, size, summary, write
-from regress.faults.trials.rows import FaultRow, from_json, score, to_json
+from tests.faults.trials.report import markdown, page, size, summary, write
+from tests.faults.trials.rows import FaultRow, from_json, score, to_json
 
 CHECKS = {"loss 5 %": "loss within 5 %", "norm 3 %": "norm within 3 %"}
 GOOD = FaultRow(

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from regress.faults.fault import Fault
-from regress.faults.registry import fault_named
 from regress.golden.store import GoldenStore
 from regress.replay import proof as module
 from regress.replay.judge import stored_tolerances
@@ -16,6 +14,8 @@ from regress.replay.noise_floor import KAPPA, Floor, Response
 from regress.replay.proof import Trial, prove, run_count, tried_faults, try_out
 from regress.replay.validation_run import HELD_OUT, ValidationRun
 from regress.replay.variants import Precision
+from tests.faults.fault import Fault
+from tests.faults.registry import fault_named
 
 CASE = GoldenStore(Path(__file__).parents[3] / "golden").case("dense")
 
