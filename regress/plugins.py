@@ -28,8 +28,6 @@ REPLAYERS = "regress.replayers"
 """Value of ``trainer.type`` -> function of a `regress.replay.replayers.Machine` that returns a `Replayer`."""
 VARIANTS = "regress.variants"
 """Any name -> mapping of names to `regress.replay.variants.Variant`."""
-PROBES = "regress.probes"
-"""Any name -> function that returns `regress.replay.probes.Probe`s, faults that tolerances have to detect."""
 MODES = "regress.modes"
 """System -> function of directories and options that returns the `regress.report.modes.Modes` of a training."""
 SOURCES = "regress.sources"
@@ -43,7 +41,6 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "compare": "regress.report.compare_commands:compare",
         "doctor": "regress.doctor.commands:doctor",
         "explain": "regress.explain.commands:explain",
-        "faults": "regress.faults.trials.commands:faults",
         "golden": "regress.replay.commands:golden",
         "objective": "regress.grpo.commands:objective",
         "oracle": "regress.oracle.commands:oracle",
@@ -61,7 +58,6 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "remote": "regress.service.replay.replayer:RemoteReplayer",
     },
     VARIANTS: {"remote": "regress.service.replay.variants:REMOTE"},
-    PROBES: {"faults": "regress.faults.probes:probes"},
     MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
         "nexrl": "regress.interop.nexrl:READER",
@@ -83,7 +79,6 @@ HELP: Mapping[str, str] = {
     "compare": "Compare two sources; the first judges the second.",
     "doctor": "Examine a checkpoint and its run before it is resumed, and repair what can be repaired.",
     "explain": "Say what a recorded trainer really does.",
-    "faults": "List faults, and inject them.",
     "golden": "Record, show, verify and update golden cases.",
     "objective": "Say what a preset reproduces, and what the fields of an objective mean.",
     "oracle": "Judge a recorded trainer without a baseline.",

@@ -108,7 +108,7 @@ def record_dumps(work: Path) -> Iterator[tuple[str, Any]]:
 
 def record_faults(work: Path) -> Iterator[tuple[str, Any]]:
     """Yield the outcomes of the whole corpus of faults."""
-    yield "exit code", _run_apart("-m", "regress", "faults", "run", "--report", str(work / "faults"))
+    yield "exit code", _run_apart("-m", "tests.faults", "run", "--report", str(work / "faults"))
     yield from json.loads((work / "faults/faults.json").read_text()).items()
 
 

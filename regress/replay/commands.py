@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 _WIDTH = 160  # columns of a table where there is no terminal
-_NO_FAULTS = "no fault was tried: nothing that is installed registers any (entry points regress.probes)"
 
 
 @click.command()
@@ -89,7 +88,7 @@ def calibrate(
       the smallest known fault that begins in the quantity.
     """
     from regress.replay.calibrate import replays_of
-    from regress.replay.proof import rows_of, run_count, tried_faults
+    from regress.replay.proof import rows_of, run_count
     from regress.replay.record import measure
     from regress.replay.spread import workers
     from regress.report.calibration import notes, table, write
@@ -111,8 +110,6 @@ def calibrate(
     wide.print(table(case, rows).rich())
     for line in [*notes(rows), *([] if found.proof is None else found.proof.alarms)]:
         echo(line)
-    if proof and not tried_faults():
-        echo(_NO_FAULTS)
     for path in write(report, case, rows) if report is not None else ():
         echo(f"written: {path}")
     _keep(store, found, accept)
@@ -164,7 +161,7 @@ def validate(
 
     Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.
     """
-    from regress.replay.validation import replays_of_seed, small_faults
+    from regress.replay.validation import replays_of_seed
     from regress.replay.validation import validate as run
     from regress.report.calibration import faults_table, headroom_table
 
@@ -175,9 +172,7 @@ def validate(
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     echo("largest multiple of the tolerance in healthy replays:")
     wide.print(headroom_table(found.healthy).rich())
-    if faults and not small_faults():
-        echo(_NO_FAULTS)
-    elif faults:
+    if faults:
         echo("faults, in multiples of the tolerance in float32:")
         wide.print(faults_table(found.faulty).rich())
     for line in (*found.alarms, *found.misses):

@@ -1,21 +1,19 @@
 """A fault: a small, reversible change of the engine, and what is known of it before it is tried.
 
-A fault is one decorated function. One that takes ``patch: Patch`` breaks the engine's code before anything is built;
-one that takes ``run: Run`` breaks a run that was built and has not started. Either works in one process and on ranks.
+How one is written says `regress.replay.injection`; its name decides whether it is held out, so a name stays.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-import torch
-
-from tests.faults.patch import Patch, Prepare
+from regress.replay.around import Prepare
+from regress.replay.injection import Inject, injected, of_run
 
 KINDS: Mapping[str, str] = {
     "semantic": "other mathematics: judged in float64",
@@ -58,6 +56,11 @@ COMMON: Mapping[str, str] = {
     "mean 1e-3": "mean log-prob within 1e-3",
 }
 """Checks of common practice, which are measured on the same replays."""
+EVERY_CHECK = tuple(COMMON)
+LOG_PROB_CHECKS = ("allclose", "mean 1e-3")
+FORWARD_CHECKS = ("loss 5 %", "loss 1 %", *LOG_PROB_CHECKS)
+SCALE_BLIND_CHECKS = ("loss 5 %", "loss 1 %", "cosine 0.99", *LOG_PROB_CHECKS)
+"""Checks that often miss a fault together: in the backward pass, and of a scale."""
 
 REFUSED = "refused"
 """Value of ``first`` for a fault that the engine itself refuses or cannot survive."""
@@ -105,9 +108,6 @@ class Shown:
         return self.first.partition(" ")[2]
 
 
-Inject = Callable[[Any], None]
-
-
 @dataclass(frozen=True)
 class Fault:
     """A fault of the registry.
@@ -123,9 +123,6 @@ class Fault:
         blind: checks of `COMMON` that are known to miss it.
         precisions: those in which it is tried.
         proof: why it computes the same, of an equivalent one.
-        small: True if it is of the size that a tolerance may be too wide for, and shows in every kind of model.
-        calibration: True if calibration tries it, as an example of what a tolerance has to detect.
-        fresh: True if it was written from descriptions of bugs and the engine alone, before its first run.
     """
 
     inject: Inject
@@ -140,9 +137,6 @@ class Fault:
     blind: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ("float64",)
     proof: str = ""
-    small: bool = False
-    calibration: bool = False
-    fresh: bool = False
 
     @property
     def name(self) -> str:
@@ -158,6 +152,11 @@ class Fault:
     def variant(self) -> str:
         """Variant of the first replay in which it shows."""
         return self.shown[0].variant
+
+    @property
+    def fresh(self) -> bool:
+        """True if it was written from descriptions of bugs and the engine alone, before its first run."""
+        return ".fresh." in self.inject.__module__
 
     @property
     def wrong(self) -> bool:
@@ -181,61 +180,49 @@ class Fault:
             yield prepare
 
 
-def of_run(inject: Inject) -> bool:
-    """Return True if a function breaks a run, by the name of its argument: ``run`` or ``patch``."""
-    return next(iter(inspect.signature(inject).parameters)) == "run"
-
-
-@contextmanager
-def injected(inject: Inject) -> Iterator[Prepare | None]:
-    """Break the engine by a function inside the context; yield the function that breaks each run, if any.
-
-    Torch draws from a fixed seed inside, so that a fault that draws, such as dropout, is the same in every replay.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(0)
-        if of_run(inject):
-            yield inject
-        else:
-            inject(Patch(stack))
-            yield None
-
-
 REGISTERED: dict[str, Fault] = {}
 """Faults of all modules that were imported, by name; `tests.faults.registry.corpus` imports all of them."""
-Function = TypeVar("Function", bound=Callable[..., None])
+SOURCES: dict[Inject, str] = {}
+"""Where faults were met."""
+
+
+def met_in(source: str) -> Callable[[Inject], Inject]:
+    """Say where the decorated function, which `fault` registers, was met: repository and number."""
+
+    def note(inject: Inject) -> Inject:
+        SOURCES[inject] = source
+        return inject
+
+    return note
 
 
 def fault(
-    *,
     category: str,
     first: str = "",
-    title: str = "",
-    source: str = "",
-    mechanism: str = "",
+    rules: str = "",
+    *,
+    on: str = "dense/mbs4",
     kind: str = "semantic",
-    rules: Sequence[str] = (),
-    cases: Sequence[str] = ("dense",),
-    variants: Sequence[str] = ("mbs4",),
+    precisions: str = "",
     also: Sequence[Shown] = (),
+    title: str = "",
+    mechanism: str = "",
     silent: Mapping[str, str] | None = None,
     blind: Sequence[str] = (),
-    precisions: Sequence[str] = (),
     proof: str = "",
-    small: bool = False,
-    calibration: bool = False,
-    fresh: bool = False,
     **how: Any,
-) -> Callable[[Function], Function]:
+) -> Callable[[Inject], Inject]:
     """Register the decorated function as a fault; the function itself stays what it is.
 
     Args:
-        first: as in `Shown`, for each of ``cases`` under each of ``variants``.
+        first: as in `Shown`, for each replay of ``on``.
+        rules: diagnoses that are right, with spaces between them; none where silence is.
+        on: replays in which it shows, ``case/variant``, with spaces between them.
+        precisions: those in which it is tried, with spaces between them; by default float64, for a precision fault
+            float32.
+        also: other replays in which it shows, otherwise.
         title: one line; by default the name in words.
         mechanism: one or two sentences; by default the docstring of the function.
-        also: other replays in which it shows, otherwise.
-        precisions: by default float64, for a precision fault float32.
         how: the other fields of `Shown`.
 
     The other arguments are fields of `Fault`.
@@ -244,31 +231,32 @@ def fault(
         ValueError: for a name that is taken, an unknown kind, category or check, or a field that its kind asks for.
     """
 
-    def register(inject: Function) -> Function:
+    def register(inject: Inject) -> Inject:
         name = inject.__name__
-        shown = tuple(Shown(case, variant, first, **how) for case in cases for variant in variants)
+        replays = [replay.partition("/") for replay in on.split()]
+        shown = tuple(Shown(case, variant, first, **how) for case, _, variant in replays)
         found = Fault(
             inject,
             title or name.replace("_", " "),
             category,
-            source,
+            SOURCES.get(inject, ""),
             mechanism or " ".join((inject.__doc__ or f"{name.replace('_', ' ').capitalize()}.").split()),
             kind,
             (*shown, *also),
-            tuple(rules),
+            tuple(rules.split()),
             dict(silent or {}),
             tuple(blind),
-            tuple(precisions) or (("float32",) if kind == "precision" else ("float64",)),
+            tuple(precisions.split()) or (("float32",) if kind == "precision" else ("float64",)),
             proof,
-            small,
-            calibration,
-            fresh,
         )
         _check(found)
         REGISTERED[name] = found
         return inject
 
     return register
+
+
+harmless, equivalent = partial(fault, kind="harmless"), partial(fault, kind="equivalent")
 
 
 def _check(found: Fault) -> None:

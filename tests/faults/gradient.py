@@ -1,312 +1,166 @@
 """Faults in the backward pass between the loss and the log-probs: every value of the forward pass is right."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from regress.engine import passes
-from regress.engine.policy import LocalPolicy
 from regress.grpo import losses
-from regress.grpo.kl import kl_estimate
-from regress.grpo.losses import token_loss
-from regress.grpo.objective import Objective
-from regress.grpo.ratios import importance_ratio
 from regress.grpo.segments import segment_sum
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
+from regress.replay.injection import around, by
+from regress.replay.probes.loss import (
+    before_backward,
+    entropy_detached,
+    gradient_through_the_clip,
+    in_policy_loss,
+    kl_detached,
+    loss_divided_by_microbatches,
+    valued,
+)
+from tests.faults.fault import FORWARD_CHECKS, equivalent, fault, met_in
 
-
-def valued(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return the value of one tensor with the gradient of another."""
-    return value.detach() + (gradient - gradient.detach())
-
-
-def in_policy_loss(patch: Patch, change: Any) -> None:
-    """Replace the policy loss by ``change(right, log_probs, ratio, advantages, objective)``."""
-    right: Any = vars(losses)["_policy_loss"]
-
-    def patched(*args: Any) -> Tensor:
-        *own, inputs = args
-        found: Tensor = change(lambda *these: right(*these, inputs), *own)
-        return found
-
-    patch.setattr(losses, "_policy_loss", patched)
+fault("R", "token_gradient token_gradient", "kl-detached", place="step0/rank0/micro0", blind=FORWARD_CHECKS)(
+    met_in("NeMo-RL PR#2506: a term without gradient")(kl_detached)
+)
 
 
 @fault(
-    category="R",
-    source="NeMo-RL PR#2506: a term without gradient",
-    first="token_gradient token_gradient",
+    "R",
+    "token_gradient token_gradient",
+    "policy-loss-detached loss-detached",
+    on="dense/mbs4 dr_grpo/mbs4",
     place="step0/rank0/micro0",
-    rules=("kl-detached",),
-    calibration=True,
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
+    blind=FORWARD_CHECKS,
 )
-def kl_detached(patch: Patch) -> None:
-    """The KL term enters the loss under no_grad."""
-    right: Any = kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda *args: right(*args).detach())
-
-
-@fault(
-    category="R",
-    source="slime PR#179",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    cases=("dense", "dr_grpo"),
-    rules=("policy-loss-detached", "loss-detached"),
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
-)
-def old_log_probs_not_detached(patch: Patch) -> None:
+@met_in("slime PR#179")
+@around(losses, "importance_ratio")
+def old_log_probs_not_detached(right, *args):
     """Old log-probs carry the same gradient as the new ones, so that the ratio has none."""
-    right: Any = importance_ratio
-    patch.setattr(losses, "importance_ratio", lambda *args: right(*args).detach())
+    return right(*args).detach()
 
 
-@fault(
-    category="R",
-    source="verl: k3+ in place of k3",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("kl-gradient-estimator",),
-)
-def kl_gradient_of_another_estimator(patch: Patch) -> None:
+@fault("R", "token_gradient token_gradient", "kl-gradient-estimator", place="step0/rank0/micro0")
+@met_in("verl: k3+ in place of k3")
+@around(losses, "kl_estimate")
+def kl_gradient_of_another_estimator(right, policy, reference, objective):
     """The value of k3 with the gradient of k2."""
-    right: Any = kl_estimate
-
-    def wrong(policy: Tensor, reference: Tensor, objective: Objective) -> Tensor:
-        value = right(policy, reference, objective)
-        return valued(value, 0.5 * (policy - reference).square())
-
-    patch.setattr(losses, "kl_estimate", wrong)
+    value = right(policy, reference, objective)
+    return valued(value, 0.5 * (policy - reference).square())
 
 
-@fault(
-    category="R",
-    source="a reward with a KL penalty that keeps its graph",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("token-gradient",),
-)
-def advantages_not_detached(patch: Patch) -> None:
+@fault("R", "token_gradient token_gradient", "token-gradient", place="step0/rank0/micro0")
+@met_in("a reward with a KL penalty that keeps its graph")
+@by(in_policy_loss)
+def advantages_not_detached(right, log_probs, ratio, adv, objective):
     """Advantages depend on the log-probs, as those of a reward with a KL penalty do."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        loss: Tensor = right(log_probs, ratio, valued(adv, 0.5 * log_probs), objective)
-        return loss
-
-    in_policy_loss(patch, wrong)
+    return right(log_probs, ratio, valued(adv, 0.5 * log_probs), objective)
 
 
-@fault(
-    category="R",
-    source="verl: entropy computed under no_grad",
-    first="entropy_gradient entropy_gradient",
+fault(
+    "R",
+    "entropy_gradient entropy_gradient",
+    "entropy-detached",
+    on="dr_grpo/mbs4",
     place="step0/rank0/micro0",
-    cases=("dr_grpo",),
-    rules=("entropy-detached",),
-    calibration=True,
+)(met_in("verl: entropy computed under no_grad")(entropy_detached))
+
+fault("R", "token_gradient token_gradient", "gradient-through-the-clip", place="step0/rank0/micro0")(
+    met_in("a clamp kernel whose backward passes all")(gradient_through_the_clip)
 )
-def entropy_detached(patch: Patch) -> None:
-    right: Any = token_loss
-
-    def wrong(*args: Any, entropy_K: Tensor, **rest: Any) -> Any:
-        return right(*args, entropy_K=entropy_K.detach(), **rest)
-
-    patch.setattr(passes, "token_loss", wrong)
 
 
-@fault(
-    category="R",
-    source="a clamp kernel whose backward passes all",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("gradient-through-the-clip",),
-    calibration=True,
-)
-def gradient_through_the_clip(patch: Patch) -> None:
-    """A clamp passes its gradient through."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        return valued(right(log_probs, ratio, adv, objective), -ratio * adv)
-
-    in_policy_loss(patch, wrong)
-
-
-@fault(
-    category="R",
-    source="GMPO#4",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("clip-stops-too-much",),
-)
-def gradient_of_the_clipped_term(patch: Patch) -> None:
+@fault("R", "token_gradient token_gradient", "clip-stops-too-much", place="step0/rank0/micro0")
+@met_in("GMPO#4")
+@by(in_policy_loss)
+def gradient_of_the_clipped_term(right, log_probs, ratio, adv, objective):
     """The value is that of the minimum, the gradient that of the clipped term."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        clipped = ratio.clamp(*objective.clip_range)
-        return valued(right(log_probs, ratio, adv, objective), -clipped * adv)
-
-    in_policy_loss(patch, wrong)
+    clipped = ratio.clamp(*objective.clip_range)
+    return valued(right(log_probs, ratio, adv, objective), -clipped * adv)
 
 
-@fault(
-    category="R",
-    source="takuseno/ppo#3",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("clip-gradient-side",),
-)
-def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
+@fault("R", "token_gradient token_gradient", "clip-gradient-side", place="step0/rank0/micro0")
+@met_in("takuseno/ppo#3")
+@by(in_policy_loss)
+def clip_gradient_on_the_wrong_side(right, log_probs, ratio, adv, objective):
     """The gradient is that of the maximum, not the minimum."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        clipped = ratio.clamp(*objective.clip_range)
-        return valued(right(log_probs, ratio, adv, objective), -torch.maximum(ratio * adv, clipped * adv))
-
-    in_policy_loss(patch, wrong)
+    clipped = ratio.clamp(*objective.clip_range)
+    return valued(right(log_probs, ratio, adv, objective), -torch.maximum(ratio * adv, clipped * adv))
 
 
 @fault(
-    category="R",
-    source="Liger-Kernel#1082",
-    first="token_gradient token_gradient",
+    "R",
+    "token_gradient token_gradient",
+    "ratio-not-in-the-gradient",
+    on="dense/mbs4 dr_grpo/mbs4",
     place="step0/rank0/micro0",
-    cases=("dense", "dr_grpo"),
-    rules=("ratio-not-in-the-gradient",),
 )
-def ratio_detached(patch: Patch) -> None:
+@met_in("Liger-Kernel#1082")
+@by(in_policy_loss)
+def ratio_detached(right, log_probs, ratio, adv, objective):
     """The clipped loss has the gradient of the plain policy gradient."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        return valued(right(log_probs, ratio, adv, objective), -log_probs * adv)
-
-    in_policy_loss(patch, wrong)
+    return valued(right(log_probs, ratio, adv, objective), -log_probs * adv)
 
 
 @fault(
-    category="R",
-    source="MiniMax-M1's weight without stop-gradient",
-    first="token_gradient token_gradient",
+    "R",
+    "token_gradient token_gradient",
+    "ratio-not-detached sampler-weights-not-detached",
+    on="cispo/mbs4",
     place="step0/update0/rank0/micro0",
-    cases=("cispo",),
-    rules=("ratio-not-detached", "sampler-weights-not-detached"),
 )
-def weight_not_detached(patch: Patch) -> None:
+@met_in("MiniMax-M1's weight without stop-gradient")
+@by(in_policy_loss)
+def weight_not_detached(right, log_probs, ratio, adv, objective):
     """The clipped ratio of CISPO, which is a weight, carries a gradient of its own."""
-
-    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        weight: Tensor = ratio.clamp(*objective.clip_range)
-        return -weight * adv * log_probs
-
-    in_policy_loss(patch, wrong)
+    weight = ratio.clamp(*objective.clip_range)
+    return -weight * adv * log_probs
 
 
-@fault(
-    category="R",
-    source="EasyR1 PR#596",
-    kind="equivalent",
-    cases=("gspo",),
+@equivalent(
+    "R",
+    on="gspo/mbs4",
     proof="all tokens of a sample have one weight, one advantage and one ratio: the sum over its n tokens of a "
     "gradient of 1 / n through the mean is the gradient of 1 through the own log-prob (GSPO-token, arXiv 2507.18071)",
 )
-def ratio_gradient_of_each_token(patch: Patch) -> None:
+@met_in("EasyR1 PR#596")
+@around(losses, "importance_ratio")
+def ratio_gradient_of_each_token(right, log_probs, *args):
     """The ratio of a sample has a gradient that reaches each token's own log-prob only."""
-    right: Any = importance_ratio
-
-    def wrong(log_probs: Tensor, *args: Any) -> Tensor:
-        ratio = right(log_probs, *args).detach()
-        return valued(ratio, ratio * log_probs)
-
-    patch.setattr(losses, "importance_ratio", wrong)
+    ratio = right(log_probs, *args).detach()
+    return valued(ratio, ratio * log_probs)
 
 
 @fault(
-    category="R",
-    source="EasyR1 PR#596: a mean whose backward pass is that of a sum",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    cases=("gspo",),
-    rules=("ratio-gradient-level",),
+    "R", "token_gradient token_gradient", "ratio-gradient-level", on="gspo/mbs4", place="step0/rank0/micro0"
 )
-def ratio_gradient_of_the_sum(patch: Patch) -> None:
+@met_in("EasyR1 PR#596: a mean whose backward pass is that of a sum")
+@around(losses, "importance_ratio")
+def ratio_gradient_of_the_sum(right, log_probs, old, sequence, count, *rest):
     """The ratio of a sample has the gradient of a sum over its tokens, and its value is made of their mean."""
-    right: Any = importance_ratio
-
-    def wrong(log_probs: Tensor, old: Tensor, sequence: Tensor, count: int, *rest: Any) -> Tensor:
-        ratio = right(log_probs, old, sequence, count, *rest).detach()
-        return valued(ratio, ratio * segment_sum(log_probs, sequence, count)[sequence])
-
-    patch.setattr(losses, "importance_ratio", wrong)
+    ratio = right(log_probs, old, sequence, count, *rest).detach()
+    return valued(ratio, ratio * segment_sum(log_probs, sequence, count)[sequence])
 
 
-def before_backward(patch: Patch, change: Any) -> None:
-    """Apply ``change(share, number)`` to the share of each microbatch, by its number within the update."""
-    right: Any = LocalPolicy.__dict__["_backward"]
-    first: Any = LocalPolicy.__dict__["zero_grad"]
-    number = [0]
-
-    def begin(policy: LocalPolicy) -> None:
-        number[0] = 0
-        first(policy)
-
-    def wrong(policy: LocalPolicy, share: Tensor) -> None:
-        right(policy, change(share, number[0]))
-        number[0] += 1
-
-    patch.setattr(LocalPolicy, "zero_grad", begin)
-    patch.setattr(LocalPolicy, "_backward", wrong)
-
-
-@fault(
-    category="A",
-    source="transformers PR#35438, unsloth-zoo PR#1023",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("token-gradient-of-microbatches",),
-    calibration=True,
+fault("A", "token_gradient token_gradient", "token-gradient-of-microbatches", place="step0/rank0/micro0")(
+    met_in("transformers PR#35438, unsloth-zoo PR#1023")(loss_divided_by_microbatches)
 )
-def loss_divided_by_microbatches(patch: Patch) -> None:
-    """The weights hold the denominator, and the loss is divided by the three microbatches once more."""
-    before_backward(patch, lambda share, _: share / 3)
 
 
-@fault(
-    category="O",
-    source="a loss scale that is never divided out",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("token-gradient-power-of-two",),
-)
-def loss_scaled(patch: Patch) -> None:
+@fault("O", "token_gradient token_gradient", "token-gradient-power-of-two", place="step0/rank0/micro0")
+@met_in("a loss scale that is never divided out")
+@by(before_backward)
+def loss_scaled(share, _):
     """The loss scale is never divided out."""
-    before_backward(patch, lambda share, _: share * 1024)
+    return share * 1024
 
 
-@fault(
-    category="R",
-    source="a loss that is maximized",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("token-gradient-sign",),
-)
-def loss_reversed(patch: Patch) -> None:
-    before_backward(patch, lambda share, _: -share)
+@fault("R", "token_gradient token_gradient", "token-gradient-sign", place="step0/rank0/micro0")
+@met_in("a loss that is maximized")
+@by(before_backward)
+def loss_reversed(share, _):
+    return -share
 
 
-@fault(
-    category="A",
-    source="transformers PR#34191",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
-    rules=("token-gradient-denominators",),
-)
-def denominator_of_the_microbatch_on_the_way_back(patch: Patch) -> None:
+@fault("A", "token_gradient token_gradient", "token-gradient-denominators", place="step0/rank0/micro0")
+@met_in("transformers PR#34191")
+@by(before_backward)
+def denominator_of_the_microbatch_on_the_way_back(share, number):
     """Each microbatch enters the backward pass with a factor of its own."""
-    before_backward(patch, lambda share, number: share * (0.5, 1.25, 2.0)[number])
-
-
-# @@new
+    return share * (0.5, 1.25, 2.0)[number]

@@ -1,64 +1,39 @@
 """Faults in the model's inputs and masks."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from regress.dump.trajectory import Trajectory
-from regress.engine import attention, policy, recurrent
+from regress.engine import policy, recurrent
 from regress.engine.attention import VarlenSegments, visible
-from regress.engine.batch import Microbatch, TokenBatch
+from regress.engine.batch import TokenBatch
 from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
-from regress.layout import RankLayout, TokenLayout
-from tests.faults.fault import Shown, fault
-from tests.faults.patch import Patch
+from regress.replay.injection import around, by, in_place_of
+from regress.replay.probes.model import columns_as_positions, order_not_restored, tool_tokens_in_the_loss
+from tests.faults.fault import Shown, fault, met_in
 
-
-@fault(
-    category="G",
-    source="LlamaFactory PR#7318",
-    first="batch_inputs position_ids",
+fault(
+    "G",
+    "batch_inputs position_ids",
+    "position-columns",
+    on="gpt2/packed-dynamic",
     place="step0/rank0/micro0",
-    cases=("gpt2",),
-    variants=("packed-dynamic",),
     tokens="behind another",
     probe="log_probs",
-    rules=("position-columns",),
-    calibration=True,
-    blind=("loss 5 %",),
     silent={},
-)
-def columns_as_positions(patch: Patch) -> None:
-    """Position ids count through the row, samples and padding alike, in the batch that is recorded."""
-    project = TokenBatch._project
-
-    def wrong(self: TokenBatch, place: RankLayout, *args: Any) -> Microbatch:
-        micro = project(self, place, *args)
-        layout = place.tokens
-        columns = torch.arange(layout.shape[1]).expand(layout.shape)
-        return replace(micro, position_ids=torch.where(torch.from_numpy(layout.attention_mask), columns, 0))
-
-    patch.setattr(TokenBatch, "_project", wrong)
+    blind=("loss 5 %",),
+)(met_in("LlamaFactory PR#7318")(columns_as_positions))
 
 
 @fault(
-    category="G",
-    source="TRL#6800, OpenRLHF#217",
-    first="activations transformer.wpe",
+    "G",
+    "activations transformer.wpe",
+    "positions-not-passed position-embedding",
+    on="gpt2/packed-dynamic",
     place="step0/rank0/micro0",
-    cases=("gpt2",),
-    variants=("packed-dynamic",),
     tokens="behind another",
     probe="log_probs",
-    rules=("positions-not-passed", "position-embedding"),
-    calibration=True,
     also=(
         Shown(
             "gpt2",
@@ -74,28 +49,22 @@ def columns_as_positions(patch: Patch) -> None:
         "dense/left": "rotary: only distances within a sample count",
     },
 )
-def positions_ignored(patch: Patch) -> None:
+@met_in("TRL#6800, OpenRLHF#217")
+@around(LocalPolicy, "_run")
+def positions_ignored(run, self, model, micro, *rest):
     """Position ids count through the row, but only in the model: the recorded batch is right."""
-    run = LocalPolicy._run
-
-    def wrong(self: LocalPolicy, model: PreTrainedModel, micro: Microbatch, *rest: Any) -> Tensor:
-        columns = torch.arange(micro.layout.shape[1]).expand(micro.layout.shape)
-        return run(self, model, replace(micro, position_ids=columns), *rest)
-
-    patch.setattr(LocalPolicy, "_run", wrong)
+    columns = torch.arange(micro.layout.shape[1]).expand(micro.layout.shape)
+    return run(self, model, replace(micro, position_ids=columns), *rest)
 
 
 @fault(
-    category="G",
-    source="TRL PR#2708: no attention mask in the forward pass of log-probs",
-    first="activations model.layers.0",
+    "G",
+    "activations model.layers.0",
+    "padding-seen packed-leak",
+    on="dense/left-mbs3",
     place="step0/rank0/micro0",
-    variants=("left-mbs3",),
     tokens="behind padding",
     probe="log_probs",
-    rules=("padding-seen", "packed-leak"),
-    small=True,
-    calibration=True,
     also=(
         Shown(
             "dense",
@@ -108,33 +77,30 @@ def positions_ignored(patch: Patch) -> None:
     ),
     silent={"dense/base": "nothing lies before a right padded sample"},
 )
-def causal_only(patch: Patch) -> None:
+@met_in("TRL PR#2708: no attention mask in the forward pass of log-probs")
+@in_place_of(policy, "block_causal_mask")
+def causal_only(layout, implementation, *_):
     """The attention mask is the causal one alone."""
-
-    def wrong(layout: TokenLayout, implementation: str, *_: Any) -> Tensor:
-        assert implementation == "sdpa"
-        rows, columns = layout.shape
-        return torch.ones(rows, 1, columns, columns, dtype=torch.bool).tril()
-
-    patch.setattr(policy, "block_causal_mask", wrong)
+    assert implementation == "sdpa"
+    rows, columns = layout.shape
+    return torch.ones(rows, 1, columns, columns, dtype=torch.bool).tril()
 
 
 @fault(
-    category="G",
-    source="NeMo-RL#2105, maxtext#4476",
-    first="activations model.layers.0",
+    "G",
+    "activations model.layers.0",
+    "packed-leak",
+    on="dense/varlen",
     place="step0/rank0/micro0",
-    variants=("varlen",),
     tokens="behind another",
     probe="log_probs",
-    rules=("packed-leak",),
-    calibration=True,
 )
-def one_segment(patch: Patch) -> None:
+@met_in("NeMo-RL#2105, maxtext#4476")
+def one_segment(patch):
     """``cu_seqlens`` is dropped: a packed row is one sequence."""
     of = VarlenSegments.of
 
-    def wrong(layout: TokenLayout, local_index: Tensor) -> VarlenSegments:
+    def wrong(layout, local_index):
         right = of(layout, local_index)
         return VarlenSegments(right.index, (sum(right.lengths),))
 
@@ -142,163 +108,122 @@ def one_segment(patch: Patch) -> None:
 
 
 @fault(
-    category="G",
-    source="transformers#44717, slime PR#1686, NeMo-Automodel#2131",
-    first="activations model.layers.0",
+    "G",
+    "activations model.layers.0",
+    "state-across-samples",
+    on="hybrid/packed",
     place="step0/rank0/micro0",
-    cases=("hybrid",),
-    variants=("packed",),
     tokens="behind another",
     probe="log_probs",
-    rules=("state-across-samples",),
     silent={
         "hybrid/base": "nothing lies before a right padded sample",
         "hybrid/left-mbs3": "padding adds nothing to a state: its embedding is zero, and no layer before it has a bias",
         "dense": "attention alone carries no state",
     },
 )
-def state_handed_on(patch: Patch) -> None:
+@met_in("transformers#44717, slime PR#1686, NeMo-Automodel#2131")
+def state_handed_on(patch):
     """Layers of linear attention run over the whole row, as without ``cu_seqlens``: attention keeps samples apart."""
     layer = recurrent.SampleBySample
-    apart: Any = layer.forward
+    apart = layer.forward
     patch.setattr(layer, "forward", lambda self, *args, varlen=None, **named: apart(self, *args, **named))
 
 
-@fault(
-    category="Q",
-    source="UniRL PR#409, NeMo-RL PR#2176",
-    first="batch_inputs response_mask",
+fault(
+    "Q",
+    "batch_inputs response_mask",
+    "tool-tokens",
+    on="tools/mbs4",
     place="step0/rank0/micro0",
-    cases=("tools",),
-    rules=("tool-tokens",),
-    calibration=True,
     silent={"dense": "no tool writes anything"},
-)
-def tool_tokens_in_the_loss(patch: Patch) -> None:
-    """Everything after the prompt is trained on."""
-    patch.setattr(
-        Trainer,
-        "loss_masks",
-        lambda _, samples: [[0] * t.prompt_length + [1] * (len(t.tokens) - t.prompt_length) for t in samples],
-    )
+)(met_in("UniRL PR#409, NeMo-RL PR#2176")(tool_tokens_in_the_loss))
 
-
-@fault(
-    category="G",
-    source="verl#2185, SkyRL PR#2096",
-    first="ref_log_probs ref_log_probs",
+fault(
+    "G",
+    "ref_log_probs ref_log_probs",
+    "order-not-restored",
+    on="dense/reversed",
     place="step0/rank0/micro0",
-    variants=("reversed",),
-    rules=("order-not-restored",),
-    calibration=True,
     silent={"dense/base": "one microbatch in the given order"},
-)
-def order_not_restored(patch: Patch) -> None:
-    """Values of reordered microbatches are laid end to end instead of back in their places."""
-
-    def wrong(self: Trainer, source: LocalPolicy, micros: Sequence[Microbatch], count: int) -> Tensor:
-        return torch.cat(source.log_probs(micros))
-
-    patch.setattr(Trainer, "_collected", wrong)
+)(met_in("verl#2185, SkyRL PR#2096")(order_not_restored))
 
 
-def projected(patch: Patch, change: Callable[[Microbatch], Microbatch]) -> None:
+def projected(patch, change):
     """Change every microbatch that is laid out."""
-    right: Any = TokenBatch._project
+    right = TokenBatch._project
     patch.setattr(TokenBatch, "_project", lambda self, *args: change(right(self, *args)))
 
 
-def masks(patch: Patch, change: Callable[[Trajectory], list[int]]) -> None:
+def masks(patch, change):
     """Train on the tokens that ``change`` tells of a sample."""
     patch.setattr(Trainer, "loss_masks", lambda _, samples: [change(sample) for sample in samples])
 
 
-@fault(
-    category="G",
-    source="fairseq-style positions that begin at 1",
-    first="batch_inputs position_ids",
-    cases=("gpt2",),
-    rules=("position-offset",),
-)
-def positions_from_one(patch: Patch) -> None:
+@fault("G", "batch_inputs position_ids", "position-offset", on="gpt2/mbs4")
+@met_in("fairseq-style positions that begin at 1")
+@by(projected)
+def positions_from_one(micro):
     """Position ids begin at 1."""
-    projected(patch, lambda micro: replace(micro, position_ids=micro.position_ids + 1))
+    return replace(micro, position_ids=micro.position_ids + 1)
 
 
-@fault(
-    category="Q",
-    source="a mask of the response that begins with the prompt",
-    first="batch_inputs response_mask",
-    rules=("prompt-tokens",),
-)
-def prompt_tokens_in_the_loss(patch: Patch) -> None:
+@fault("Q", "batch_inputs response_mask", "prompt-tokens")
+@met_in("a mask of the response that begins with the prompt")
+@by(masks)
+def prompt_tokens_in_the_loss(sample):
     """All tokens but the first are trained on."""
-    masks(patch, lambda sample: [0] + [1] * (len(sample.tokens) - 1))
+    return [0] + [1] * (len(sample.tokens) - 1)
 
 
-@fault(category="Q", source="slime#1490", first="batch_inputs response_mask", rules=("last-token-masked",))
-def stop_token_not_in_the_loss(patch: Patch) -> None:
+@fault("Q", "batch_inputs response_mask", "last-token-masked")
+@met_in("slime#1490")
+@by(masks)
+def stop_token_not_in_the_loss(sample):
     """The last token of a sample is masked, so that it never learns to stop."""
-    masks(patch, lambda sample: [*sample.loss_mask[:-1], 0])
+    return [*sample.loss_mask[:-1], 0]
 
 
+# loss-mask: it names truncated completions
 @fault(
-    category="Q",
-    source="DAPO's overlong filter that is not applied",
-    first="batch_inputs response_mask",
-    cases=("dapo",),
+    "Q",
+    "batch_inputs response_mask",
+    "loss-mask",
+    on="dapo/mbs4",
     silent={"dense": "truncated completions are trained on"},
-    # loss-mask: it names truncated completions
-    rules=("loss-mask",),
 )
-def truncated_completions_in_the_loss(patch: Patch) -> None:
+@met_in("DAPO's overlong filter that is not applied")
+@by(masks)
+def truncated_completions_in_the_loss(sample):
     """Completions that were cut off are trained on."""
-    masks(patch, lambda sample: sample.loss_mask)
+    return sample.loss_mask
 
 
-@fault(category="Q", source="TRL#5224, slime PR#117", first="batch_inputs input_ids", rules=("other-tokens",))
-def tokens_encoded_again(patch: Patch) -> None:
+@fault("Q", "batch_inputs input_ids", "other-tokens")
+@met_in("TRL#5224, slime PR#117")
+@by(projected)
+def tokens_encoded_again(micro):
     """Decoding and encoding again gives another id for the most frequent token."""
-
-    def wrong(micro: Microbatch) -> Microbatch:
-        ids = micro.input_ids
-        often = ids[torch.from_numpy(micro.layout.attention_mask)].mode().values
-        return replace(micro, input_ids=torch.where(ids == often, ids + 1, ids))
-
-    projected(patch, wrong)
+    ids = micro.input_ids
+    often = ids[torch.from_numpy(micro.layout.attention_mask)].mode().values
+    return replace(micro, input_ids=torch.where(ids == often, ids + 1, ids))
 
 
-@fault(
-    category="G",
-    source="sliding_window of another configuration",
-    first="activations model.layers.0",
-    rules=("module", "long-context"),
-)
-def window_of_four(patch: Patch) -> None:
+@fault("G", "activations model.layers.0", "module long-context")
+@met_in("sliding_window of another configuration")
+@around(policy, "block_causal_mask")
+def window_of_four(right, layout, *args):
     """Tokens see no more than the four last ones."""
-    right: Any = attention.block_causal_mask
-
-    def wrong(layout: TokenLayout, *args: Any) -> Tensor:
-        band = torch.ones(layout.shape[1], layout.shape[1], dtype=torch.bool).triu(-3)
-        return right(layout, *args) & band
-
-    patch.setattr(policy, "block_causal_mask", wrong)
+    band = torch.ones(layout.shape[1], layout.shape[1], dtype=torch.bool).triu(-3)
+    return right(layout, *args) & band
 
 
-@fault(
-    category="G", source="a mask that is off by one", first="activations model.layers.0", rules=("module",)
-)
-def next_token_seen(patch: Patch) -> None:
+@fault("G", "activations model.layers.0", "module")
+@met_in("a mask that is off by one")
+@in_place_of(policy, "block_causal_mask")
+def next_token_seen(layout, *_):
     """A token sees the one after it."""
-
-    def wrong(layout: TokenLayout, *_: Any) -> Tensor:
-        columns = torch.arange(layout.shape[1])
-        right = visible(layout, columns, columns)
-        samples = torch.from_numpy(layout.sample_ids)
-        after = (columns[None, :] == columns[:, None] + 1) & (samples[:, :, None] == samples[:, None, :])
-        return right | (after & (samples[:, :, None] >= 0))[:, None]
-
-    patch.setattr(policy, "block_causal_mask", wrong)
-
-
-# @@new
+    columns = torch.arange(layout.shape[1])
+    right = visible(layout, columns, columns)
+    samples = torch.from_numpy(layout.sample_ids)
+    after = (columns[None, :] == columns[:, None] + 1) & (samples[:, :, None] == samples[:, None, :])
+    return right | (after & (samples[:, :, None] >= 0))[:, None]

@@ -1,194 +1,118 @@
 """Faults in the weights of tokens: denominators and aggregation."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from regress.engine import trainer
-from regress.engine.batch import LossTokens
 from regress.engine.step import weigh
-from regress.grpo.objective import Objective
-from tests.faults.fault import Shown, fault
-from tests.faults.patch import Patch
+from regress.replay.injection import around, by
+from regress.replay.probes.loss import last_token_not_counted
+from tests.faults.fault import Shown, fault, met_in
 
 
 @fault(
-    category="A",
-    source="transformers PR#34191, open-instruct PR#1161",
-    first="weights weights",
+    "A",
+    "weights weights",
+    "mean-of-means",
+    on="dense/longest-first",
     place="step0/rank0/micro0",
-    variants=("longest-first",),
     tokens="all",
-    rules=("mean-of-means",),
-    calibration=True,
     also=(Shown("dapo", "mbs4", "weights weights", place="step0/update0/rank0/micro0", tokens="all"),),
     silent={"dense/mbs4": "a mean over samples, of which every microbatch has four"},
 )
-def mean_of_means(patch: Patch) -> None:
+@met_in("transformers PR#34191, open-instruct PR#1161")
+@around(trainer, "weigh")
+def mean_of_means(right, tokens, parts, objective, **rest):
     """The loss is the mean of each microbatch's mean."""
-    right: Any = weigh
-
-    def wrong(tokens: LossTokens, parts: Sequence[Any], objective: Objective, **rest: Any) -> Any:
-        return right(tokens, parts, replace(objective, denominator_scope="microbatch"), **rest)
-
-    patch.setattr(trainer, "weigh", wrong)
+    return right(tokens, parts, replace(objective, denominator_scope="microbatch"), **rest)
 
 
-@fault(
-    category="A",
-    source="TRL issue#6369: a denominator of other tokens",
-    first="weights weights",
-    rules=("weights-denominator",),
-    small=True,
-    calibration=True,
-    tokens="all",
+fault("A", "weights weights", "weights-denominator", tokens="all")(
+    met_in("TRL issue#6369: a denominator of other tokens")(last_token_not_counted)
 )
-def last_token_not_counted(patch: Patch) -> None:
-    """The denominator is one token short."""
-    right: Any = weigh
-
-    def wrong(*args: Any, **rest: Any) -> Any:
-        weights = right(*args, **rest)
-        return weights * (len(weights) / (len(weights) - 1))
-
-    patch.setattr(trainer, "weigh", wrong)
 
 
-def weighed(patch: Patch, change: Callable[..., Tensor]) -> None:
+def weighed(patch, change):
     """Replace the weights of the loss tokens by ``change(right, tokens, partition, objective, **rest)``."""
-    right: Any = weigh
+    right = weigh
     patch.setattr(trainer, "weigh", lambda *args, **rest: change(right, *args, **rest))
 
 
-@fault(
-    category="A", source="verl#2776", first="weights weights", tokens="all", rules=("weights-denominator",)
-)
-def token_mean_for_sequence_mean(patch: Patch) -> None:
+@fault("A", "weights weights", "weights-denominator", tokens="all")
+@met_in("verl#2776")
+@by(weighed)
+def token_mean_for_sequence_mean(right, tokens, parts, objective, **rest):
     """The mean is over all tokens of the batch, in place of one over samples of those over their tokens."""
-    weighed(
-        patch,
-        lambda right, tokens, parts, objective, **rest: right(
-            tokens, parts, replace(objective, aggregation="token-mean"), **rest
-        ),
-    )
+    return right(tokens, parts, replace(objective, aggregation="token-mean"), **rest)
 
 
-@fault(
-    category="A",
-    source="verl#5625, PR#5641",
-    first="weights weights",
-    cases=("dapo",),
-    tokens="all",
-    rules=("mean-of-means", "weights-denominator"),
-)
-def token_mean_times_share_of_samples(patch: Patch) -> None:
+@fault("A", "weights weights", "mean-of-means weights-denominator", on="dapo/mbs4", tokens="all")
+@met_in("verl#5625, PR#5641")
+@by(weighed)
+def token_mean_times_share_of_samples(right, tokens, parts, *args, **rest):
     """A mean over the tokens of each microbatch, times its share of the samples."""
-
-    def wrong(
-        right: Any, tokens: LossTokens, parts: Sequence[Sequence[int]], *args: Any, **rest: Any
-    ) -> Tensor:
-        weights = right(tokens, parts, *args, **rest)
-        for members in parts:
-            here = torch.isin(tokens.sequence, torch.tensor(members))
-            weights[here] = len(members) / sum(map(len, parts)) / max(int(here.sum()), 1)
-        return weights
-
-    weighed(patch, wrong)
+    weights = right(tokens, parts, *args, **rest)
+    for members in parts:
+        here = torch.isin(tokens.sequence, torch.tensor(members))
+        weights[here] = len(members) / sum(map(len, parts)) / max(int(here.sum()), 1)
+    return weights
 
 
 @fault(
-    category="A",
-    source="transformers PR#39659",
-    first="weights weights",
-    variants=("reversed",),
-    rules=("mean-of-means", "weights-denominator"),
+    "A",
+    "weights weights",
+    "mean-of-means weights-denominator",
+    on="dense/reversed",
     silent={"dense/mbs4": "twelve samples fill three microbatches of four"},
 )
-def last_window_divided_by_all(patch: Patch) -> None:
+@met_in("transformers PR#39659")
+@by(weighed)
+def last_window_divided_by_all(right, tokens, parts, *args, **rest):
     """The last microbatch, which is not full, is divided by the samples of a full one."""
-
-    def wrong(
-        right: Any, tokens: LossTokens, parts: Sequence[Sequence[int]], *args: Any, **rest: Any
-    ) -> Tensor:
-        weights = right(tokens, parts, *args, **rest)
-        most = max(map(len, parts))
-        for members in parts:
-            weights[torch.isin(tokens.sequence, torch.tensor(members))] *= len(members) / most
-        return weights
-
-    weighed(patch, wrong)
+    weights = right(tokens, parts, *args, **rest)
+    most = max(map(len, parts))
+    for members in parts:
+        weights[torch.isin(tokens.sequence, torch.tensor(members))] *= len(members) / most
+    return weights
 
 
 @fault(
-    category="A",
-    source="TRL issue#6369, PR#6439",
-    first="weights weights",
-    cases=("dapo",),
-    rules=("weights-denominator",),
-    silent={"dense": "no completion is masked"},
+    "A", "weights weights", "weights-denominator", on="dapo/mbs4", silent={"dense": "no completion is masked"}
 )
-def masked_completions_counted(patch: Patch) -> None:
+@met_in("TRL issue#6369, PR#6439")
+@by(weighed)
+def masked_completions_counted(right, tokens, *args, completion_lengths, **rest):
     """The denominator counts the tokens of completions that are masked because they were truncated."""
-
-    def wrong(
-        right: Any, tokens: LossTokens, *args: Any, completion_lengths: Sequence[int], **rest: Any
-    ) -> Tensor:
-        weights = right(tokens, *args, completion_lengths=completion_lengths, **rest)
-        return weights * len(tokens) / sum(completion_lengths)
-
-    weighed(patch, wrong)
+    weights = right(tokens, *args, completion_lengths=completion_lengths, **rest)
+    return weights * len(tokens) / sum(completion_lengths)
 
 
 @fault(
-    category="A",
-    source="TRL#5619, PR#6024",
-    first="weights weights",
+    "A",
+    "weights weights",
+    "weights-denominator weights-world-size",
     tokens="all",
-    rules=("weights-denominator", "weights-world-size"),
     blind=("cosine 0.99", "allclose", "mean 1e-3"),
 )
-def loss_of_half_the_steps(patch: Patch) -> None:
+@met_in("TRL#5619, PR#6024")
+@by(weighed)
+def loss_of_half_the_steps(right, *args, **rest):
     """The loss is scaled for two accumulation steps a generation, and there is one."""
-    weighed(patch, lambda right, *args, **rest: 2.0 * right(*args, **rest))
+    return 2.0 * right(*args, **rest)
 
 
-@fault(
-    category="A",
-    source="Dr. GRPO with the longest completion as its constant",
-    first="weights weights",
-    cases=("dr_grpo",),
-    rules=("weights-denominator", "mean-of-means"),
-)
-def length_of_the_longest(patch: Patch) -> None:
+@fault("A", "weights weights", "weights-denominator mean-of-means", on="dr_grpo/mbs4")
+@met_in("Dr. GRPO with the longest completion as its constant")
+@by(weighed)
+def length_of_the_longest(right, tokens, parts, objective, **rest):
     """The constant that divides is the length of the longest completion of a microbatch."""
-    weighed(
-        patch,
-        lambda right, tokens, parts, objective, **rest: right(
-            tokens, parts, replace(objective, norm_rule="longest"), **rest
-        ),
-    )
+    return right(tokens, parts, replace(objective, norm_rule="longest"), **rest)
 
 
-@fault(
-    category="A",
-    source="GRPO without a mean over samples",
-    first="weights weights",
-    tokens="all",
-    rules=("weights-denominator",),
-)
-def sum_over_tokens(patch: Patch) -> None:
+@fault("A", "weights weights", "weights-denominator", tokens="all")
+@met_in("GRPO without a mean over samples")
+@by(weighed)
+def sum_over_tokens(right, tokens, parts, objective, **rest):
     """Nothing divides: a sum over all tokens."""
-    weighed(
-        patch,
-        lambda right, tokens, parts, objective, **rest: right(
-            tokens, parts, replace(objective, aggregation="token-sum"), **rest
-        ),
-    )
-
-
-# @@new
+    return right(tokens, parts, replace(objective, aggregation="token-sum"), **rest)

@@ -15,8 +15,8 @@ from functools import cache
 
 import tests.faults
 from regress.errors import ReplayError
+from regress.replay.around import Prepare
 from tests.faults.fault import REGISTERED, Fault
-from tests.faults.patch import Prepare
 
 
 @cache
@@ -38,7 +38,7 @@ def faults_named(patterns: Sequence[str]) -> list[Fault]:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             near = get_close_matches(pattern, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "regress faults list shows all of them"
+            hint = f"did you mean {near[0]}?" if near else "python -m tests.faults list shows all of them"
             raise ReplayError(f"there is no fault {pattern!r}: {hint}")
     return [one for name, one in known.items() if not patterns or any(fnmatchcase(name, p) for p in patterns)]
 

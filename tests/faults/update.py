@@ -1,287 +1,172 @@
 """Faults in the accumulation of gradients, and in their norm and clipping."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regress.engine import trainer
-from regress.engine.batch import Microbatch
 from regress.engine.policy import LocalPolicy
-from regress.engine.step import train_step
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
+from regress.replay.injection import around, by, in_place_of
+from regress.replay.probes.update import (
+    after_each_backward,
+    gradients_in_bfloat16,
+    last_microbatch_left_out,
+    norm_of_clipping_off,
+)
+from tests.faults.fault import EVERY_CHECK, FORWARD_CHECKS, SCALE_BLIND_CHECKS, fault, met_in
 
-
-@fault(
-    category="G",
-    source="prime-rl PR#1035",
-    first="coverage batch_inputs",
+fault(
+    "G",
+    "coverage batch_inputs",
+    "batch-left-out",
     place="step0",
     status="coverage",
     says="was produced by no microbatch",
-    rules=("batch-left-out",),
-    calibration=True,
-)
-def last_microbatch_left_out(patch: Patch) -> None:
-    right: Any = train_step
-
-    def wrong(
-        model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any
-    ) -> Any:
-        return right(model, optimizer, tokens, micros[:-1], *args, **rest)
-
-    patch.setattr(trainer, "train_step", wrong)
-
-
-def after_each_backward(patch: Patch, change: Callable[[LocalPolicy, bool], None]) -> None:
-    """Call ``change(policy, last)`` after the backward pass of each microbatch."""
-    right = LocalPolicy.forward_backward
-
-    def wrong(self: LocalPolicy, micros: Sequence[Microbatch], loss: Any) -> list[Any]:
-        begun: list[Microbatch] = []
-
-        def and_change(micro: Microbatch, out: Any) -> Any:
-            if begun:
-                change(self, False)
-            begun.append(micro)
-            return loss(micro, out)
-
-        results = right(self, micros, and_change)
-        change(self, True)
-        return results
-
-    patch.setattr(LocalPolicy, "forward_backward", wrong)
+)(met_in("prime-rl PR#1035")(last_microbatch_left_out))
 
 
 @fault(
-    category="B",
-    source="Fast-LLM#550, NeMo Automodel PR#3530",
-    first="gradient lm_head.weight",
+    "B",
+    "gradient lm_head.weight",
+    "accumulation",
     place="step0/rank0",
-    rules=("accumulation",),
-    calibration=True,
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
     silent={"dense/base": "there is one microbatch"},
+    blind=FORWARD_CHECKS,
 )
-def only_the_last_survives(patch: Patch) -> None:
+@met_in("Fast-LLM#550, NeMo Automodel PR#3530")
+@by(after_each_backward)
+def only_the_last_survives(policy, last):
     """The gradient buffer is overwritten, not added to."""
-    after_each_backward(patch, lambda policy, last: None if last else policy.zero_grad())
+    return None if last else policy.zero_grad()
+
+
+@fault("L", "gradient lm_head.weight", "accumulation", place="step0/rank0", blind=FORWARD_CHECKS)
+@met_in("clipping inside of the accumulation loop")
+@by(after_each_backward)
+def clipped_every_microbatch(policy, last):
+    nn.utils.clip_grad_norm_(policy.model.parameters(), 0.05)
 
 
 @fault(
-    category="L",
-    source="clipping inside of the accumulation loop",
-    first="gradient lm_head.weight",
+    "A",
+    "gradient lm_head.weight",
+    "gradient-divided-by-microbatches",
     place="step0/rank0",
-    rules=("accumulation",),
-    calibration=True,
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
+    blind=SCALE_BLIND_CHECKS,
 )
-def clipped_every_microbatch(patch: Patch) -> None:
-    def clip(policy: LocalPolicy, last: bool) -> None:
-        nn.utils.clip_grad_norm_(policy.model.parameters(), 0.05)
-
-    after_each_backward(patch, clip)
-
-
-@fault(
-    category="A",
-    source="unsloth-zoo PR#1023, transformers PR#35438",
-    first="gradient lm_head.weight",
-    place="step0/rank0",
-    rules=("gradient-divided-by-microbatches",),
-    calibration=True,
-    blind=("loss 5 %", "loss 1 %", "cosine 0.99", "allclose", "mean 1e-3"),
-)
-def divided_twice(patch: Patch) -> None:
+@met_in("unsloth-zoo PR#1023, transformers PR#35438")
+@by(after_each_backward)
+def divided_twice(policy, last):
     """The weights hold the denominator, and accumulation over three microbatches divides once more."""
-
-    def divide(policy: LocalPolicy, last: bool) -> None:
-        for parameter in policy.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad /= 3 if last else 1
-
-    after_each_backward(patch, divide)
+    for parameter in policy.model.parameters():
+        parameter.grad /= 3 if last else 1
 
 
-@fault(
-    category="B",
-    source="Megatron#1446: a sum over two ranks taken for a mean",
-    first="gradient lm_head.weight",
-    place="step0/rank0",
-    rules=("gradient-of-one-tensor", "gradient-power-of-two"),
-    small=True,
-    calibration=True,
-)
-def one_gradient_halved(patch: Patch) -> None:
+@fault("B", "gradient lm_head.weight", "gradient-of-one-tensor gradient-power-of-two", place="step0/rank0")
+@met_in("Megatron#1446: a sum over two ranks taken for a mean")
+@by(after_each_backward)
+def one_gradient_halved(policy, last):
     """The sum over two ranks of one parameter's gradient is taken for a mean."""
-
-    def halve(policy: LocalPolicy, last: bool) -> None:
-        gradient = next(reversed([*policy.model.parameters()])).grad
-        assert gradient is not None
-        gradient /= 2 if last else 1
-
-    after_each_backward(patch, halve)
+    gradient = next(reversed([*policy.model.parameters()])).grad
+    gradient /= 2 if last else 1
 
 
-@fault(
-    category="O",
-    kind="precision",
-    source="DeepSpeed PR#7985",
-    first="gradient lm_head.weight",
-    rules=("gradient-dtype",),
-    small=True,
-    calibration=True,
+fault("O", "gradient lm_head.weight", "gradient-dtype", kind="precision")(
+    met_in("DeepSpeed PR#7985")(gradients_in_bfloat16)
 )
-def gradients_in_bfloat16(patch: Patch) -> None:
-    """The buffer that gradients are summed in has half precision."""
-
-    def rounded(policy: LocalPolicy, last: bool) -> None:
-        for parameter in policy.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.bfloat16().to(parameter.dtype)
-
-    after_each_backward(patch, rounded)
 
 
 @fault(
-    category="L",
-    source="AReaL PR#335: an iterator that was used up",
-    first="optimizer model.embed_tokens.weight/exp_avg",
+    "L",
+    "optimizer model.embed_tokens.weight/exp_avg",
+    "clip-of-gradients-left-out",
     place="step2/rank0",
     steps=None,
-    rules=("clip-of-gradients-left-out",),
-    calibration=True,
-    blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
+    blind=EVERY_CHECK,
 )
-def clipping_left_out(patch: Patch) -> None:
-    right = LocalPolicy.clip_grad_norm
-    patch.setattr(LocalPolicy, "clip_grad_norm", lambda self, _: right(self, None))
+@met_in("AReaL PR#335: an iterator that was used up")
+@around(LocalPolicy, "clip_grad_norm")
+def clipping_left_out(right, self, _):
+    return right(self, None)
 
 
-@fault(
-    category="L",
-    source="pytorch#149768",
-    first="optimizer model.embed_tokens.weight/exp_avg",
-    place="step2/rank0",
-    steps=None,
-    rules=("clip-of-gradients",),
-    small=True,
-    calibration=True,
-)
-def norm_of_clipping_off(patch: Patch) -> None:
-    """Gradients are clipped at a norm 1 % too large."""
-    right = LocalPolicy.clip_grad_norm
-    patch.setattr(
-        LocalPolicy,
-        "clip_grad_norm",
-        lambda self, limit: right(self, None if limit is None else limit * 1.01),
-    )
+fault(
+    "L", "optimizer model.embed_tokens.weight/exp_avg", "clip-of-gradients", place="step2/rank0", steps=None
+)(met_in("pytorch#149768")(norm_of_clipping_off))
 
 
-@fault(
-    category="N",
-    source="verl PR#5725: a position in the data that is counted twice",
-    first="coverage",
-    rules=("batch-twice", "not-planned"),
-)
-def first_microbatch_twice(patch: Patch) -> None:
+@fault("N", "coverage", "batch-twice not-planned")
+@met_in("verl PR#5725: a position in the data that is counted twice")
+@around(trainer, "train_step")
+def first_microbatch_twice(right, model, optimizer, tokens, micros, *args, **rest):
     """The first microbatch is trained on again at the end."""
-    right: Any = train_step
-
-    def wrong(
-        model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any
-    ) -> Any:
-        return right(model, optimizer, tokens, [*micros, micros[0]], *args, **rest)
-
-    patch.setattr(trainer, "train_step", wrong)
+    return right(model, optimizer, tokens, [*micros, micros[0]], *args, **rest)
 
 
 @fault(
-    category="L",
-    source="torch.nn.utils.clip_grad_value_",
-    first="optimizer",
-    rules=("clip-of-gradients", "clip-of-gradients-left-out", "state-of-a-rank-unclipped"),
-    blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
+    "L",
+    "optimizer",
+    "clip-of-gradients clip-of-gradients-left-out state-of-a-rank-unclipped",
+    blind=EVERY_CHECK,
 )
-def clipped_by_value(patch: Patch) -> None:
+@met_in("torch.nn.utils.clip_grad_value_")
+@around(LocalPolicy, "clip_grad_norm")
+def clipped_by_value(right, self, limit):
     """Every element is clamped at a thousandth, and the norm is left alone."""
-    right: Any = LocalPolicy.clip_grad_norm
-
-    def wrong(self: LocalPolicy, limit: float | None) -> Tensor:
-        norm = right(self, None)
-        for _, parameter in self.named_parameters():
-            if parameter.grad is not None:
-                parameter.grad.clamp_(-1e-3, 1e-3)
-        return norm
-
-    patch.setattr(LocalPolicy, "clip_grad_norm", wrong)
+    norm = right(self, None)
+    for _, parameter in self.named_parameters():
+        if parameter.grad is not None:
+            parameter.grad.clamp_(-1e-3, 1e-3)
+    return norm
 
 
-@fault(
-    category="L",
-    source="clipping inside a loop over parameters",
-    first="optimizer",
-    steps=None,
-    rules=("clip-of-gradients", "clip-of-gradients-left-out"),
-)
-def clipped_parameter_by_parameter(patch: Patch) -> None:
+@fault("L", "optimizer", "clip-of-gradients clip-of-gradients-left-out", steps=None)
+@met_in("clipping inside a loop over parameters")
+@around(LocalPolicy, "clip_grad_norm")
+def clipped_parameter_by_parameter(right, self, limit):
     """Each gradient is clipped by its own norm."""
-    right: Any = LocalPolicy.clip_grad_norm
-
-    def wrong(self: LocalPolicy, limit: float | None) -> Tensor:
-        norm = right(self, None)
-        for _, parameter in self.named_parameters():
-            if parameter.grad is not None and limit is not None:
-                parameter.grad.mul_((limit / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
-        return norm
-
-    patch.setattr(LocalPolicy, "clip_grad_norm", wrong)
+    norm = right(self, None)
+    for _, parameter in self.named_parameters():
+        if parameter.grad is not None and limit is not None:
+            parameter.grad.mul_((limit / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 @fault(
-    category="L",
-    source="norm_type=inf",
-    first="grad_norm grad_norm",
-    rules=("norm",),
+    "L",
+    "grad_norm grad_norm",
+    "norm",
     blind=("loss 5 %", "loss 1 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
 )
-def largest_norm(patch: Patch) -> None:
+@met_in("norm_type=inf")
+@in_place_of(LocalPolicy, "_total_norm")
+def largest_norm(self, norms):
     """The largest of the norms of all gradients stands for their norm."""
-    patch.setattr(LocalPolicy, "_total_norm", lambda self, norms: torch.stack([*norms.values()]).max())
+    return torch.stack([*norms.values()]).max()
 
 
-@fault(
-    category="L", source="AReaL#312: squares that are not taken", first="grad_norm grad_norm", rules=("norm",)
-)
-def sum_of_norms(patch: Patch) -> None:
+@fault("L", "grad_norm grad_norm", "norm")
+@met_in("AReaL#312: squares that are not taken")
+@in_place_of(LocalPolicy, "_total_norm")
+def sum_of_norms(self, norms):
     """Norms of gradients are added, not their squares."""
-    patch.setattr(LocalPolicy, "_total_norm", lambda self, norms: torch.stack([*norms.values()]).sum())
+    return torch.stack([*norms.values()]).sum()
 
 
-@fault(
-    category="B",
-    source="optimizer.zero_grad that is not called",
-    first="gradient",
-    steps=2,
-    place="step1/rank0",
-    rules=("gradient-of-the-last-update",),
-)
-def gradients_of_the_last_update_kept(patch: Patch) -> None:
+@fault("B", "gradient", "gradient-of-the-last-update", place="step1/rank0", steps=2)
+@met_in("optimizer.zero_grad that is not called")
+@in_place_of(LocalPolicy, "zero_grad")
+def gradients_of_the_last_update_kept(self):
     """Gradients of the update before are still there."""
-    patch.setattr(LocalPolicy, "zero_grad", lambda self: None)
+    return
 
 
-@fault(category="B", source="NeMo Automodel PR#3530", first="gradient", rules=("accumulation",))
-def first_microbatch_wiped(patch: Patch) -> None:
+@fault("B", "gradient", "accumulation")
+@met_in("NeMo Automodel PR#3530")
+def first_microbatch_wiped(patch):
     """Gradients are dropped once more after the first microbatch."""
-    passed: list[bool] = []
+    passed = []
 
-    def wipe(policy: LocalPolicy, last: bool) -> None:
+    def wipe(policy, last):
         passed.append(last)
         if len(passed) == 1:
             policy.zero_grad()
@@ -291,21 +176,11 @@ def first_microbatch_wiped(patch: Patch) -> None:
     after_each_backward(patch, wipe)
 
 
-@fault(
-    category="A",
-    source="torchtitan#1733: an average that runs along",
-    first="gradient",
-    rules=("accumulation",),
-)
-def running_average_of_microbatches(patch: Patch) -> None:
+@fault("A", "gradient", "accumulation")
+@met_in("torchtitan#1733: an average that runs along")
+@by(after_each_backward)
+def running_average_of_microbatches(policy, last):
     """After each microbatch what was accumulated is divided by two."""
-
-    def halve(policy: LocalPolicy, last: bool) -> None:
-        for parameter in policy.model.parameters():
-            if parameter.grad is not None and not last:
-                parameter.grad /= 2
-
-    after_each_backward(patch, halve)
-
-
-# @@new
+    for parameter in policy.model.parameters():
+        if parameter.grad is not None and not last:
+            parameter.grad /= 2

@@ -16,6 +16,7 @@ import pytest
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.golden.store import GoldenStore
+from regress.replay.injection import Inject, injected
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
@@ -34,7 +35,6 @@ from tests.faults import (
     temperature,
     update,
 )
-from tests.faults.fault import Inject, injected
 from tests.faults.ranks import data, pipeline, state, sums, tensor
 from tests.faults.registry import installed
 from tests.faults.trials.trial import scheduled, variant_named

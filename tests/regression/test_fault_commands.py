@@ -1,4 +1,4 @@
-"""``regress faults``: the corpus in words, and a run of some of it."""
+"""``python -m tests.faults``: the corpus in words, and a run of some of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from regress.cli import main
+from tests.faults.fault import CATEGORIES, KINDS
+from tests.faults.trials.commands import faults
 from tests.faults.trials.rows import from_json
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def asked(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["faults", *arguments])
+    return CliRunner().invoke(faults, arguments)
 
 
 def test_faults_are_listed_by_pattern_kind_and_category() -> None:
@@ -26,6 +27,14 @@ def test_faults_are_listed_by_pattern_kind_and_category() -> None:
     only = asked("list", "--kind", "harmless", "--category", "J")
     assert "kl_by_expm1" in only.output
     assert "kl_detached" not in only.output
+
+
+def test_all_kinds_and_categories_can_be_asked_for() -> None:
+    for option, names in (("--kind", KINDS), ("--category", CATEGORIES)):
+        for name in names:
+            run = asked("list", option, name)
+            assert run.exit_code == 0, run.output
+            assert "\n0 faults" not in run.output
 
 
 def test_a_fault_is_shown_with_what_is_known_of_it() -> None:
@@ -44,6 +53,20 @@ def test_a_fault_is_shown_with_what_is_known_of_it() -> None:
     proven = asked("show", "schedule_not_stepped").output
     assert "proof:      the schedule of these cases is constant" in proven
     assert "part:" not in proven
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("list --kind harmles", "did you mean harmless?"),
+        ("run --kind harmles", "did you mean harmless?"),
+        ("list --category ZZ", "'ZZ' is not one of 'A', 'B'"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest(arguments: str, words: str) -> None:
+    run = asked(*arguments.split())
+    assert run.exit_code == 2, run.output
+    assert words in run.output
 
 
 @pytest.mark.parametrize("verb", ["show", "run"])

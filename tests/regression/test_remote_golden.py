@@ -8,12 +8,12 @@ import pytest
 
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
+from regress.replay.injection import injected
 from regress.replay.matrix import Replay
 from regress.replay.table import project_variants
 from regress.replay.variants import Precision
 from regress.service.replay.variants import REMOTE
 from tests.faults import loss
-from tests.faults.fault import injected
 
 ROOT = Path(__file__).parents[2]
 STORE = GoldenStore(ROOT / "golden")

@@ -13,13 +13,13 @@ from regress.errors import GoldenError, ReplayError
 from regress.golden.case import GREEDY
 from regress.golden.store import GoldenStore
 from regress.replay import sampled
+from regress.replay.injection import injected
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.table import VARIANTS
 from regress.replay.truth import require_rollouts
 from regress.replay.variants import Precision
-from tests.faults.fault import injected
 from tests.faults.sampler import sampler_without_temperature
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LEAVES = ("service", "systems", "doctor", "interop", "faults")
+LEAVES = ("service", "systems", "doctor", "interop")
 SMALL = (
     *("model.config.hidden_size=16", "model.config.num_hidden_layers=1", "data.prompts_per_step=2"),
     *(
@@ -74,7 +74,7 @@ def test_the_help_has_the_commands_of_the_core(core: Core) -> None:
         line.split()[0] for line in core.run("--help").partition("Commands:")[2].splitlines() if line.strip()
     ]
     assert {"compare", "dump", "explain", "golden", "oracle", "replay", "report", "train"} <= {*listed}
-    assert not {"doctor", "faults", "serve", "systems"} & {*listed}
+    assert not {"doctor", "serve", "systems"} & {*listed}
     assert "No such command 'serve'" in core.refuses("serve")
 
 

@@ -48,18 +48,6 @@ ALLOWED: dict[str, set[str]] = {
     "explain": {"compare", "dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
-    "faults": {
-        "replay",
-        "parallel",
-        "engine",
-        "golden",
-        "compare",
-        "report",
-        "grpo",
-        "tasks",
-        "dump",
-        "layout",
-    },
     "replay": {
         "parallel",
         "engine",
@@ -122,7 +110,7 @@ ALLOWED: dict[str, set[str]] = {
         "dump",
     },
 }
-ON_THE_CORE = {"service", "systems", "doctor", "interop", "faults"}
+ON_THE_CORE = {"service", "systems", "doctor", "interop"}
 """Rooms that stand on the core; `regress/plugins.py` knows of them."""
 TORCH_FREE = [
     "regress",
@@ -155,8 +143,6 @@ TORCH_FREE = [
     "regress.compare.verdicts.sequence",
     "regress.plugin",
     "regress.report.calibration",
-    "tests.faults.trials.rows",
-    "tests.faults.trials.report",
     "regress.report.headroom",
     "regress.report.model",
     "regress.report.text",
@@ -175,7 +161,6 @@ TORCH_FREE = [
     "regress.replay.cache",
     "regress.replay.engine_replayer",
     "regress.replay.foreign",
-    "tests.faults.trials.commands",
     "regress.replay.judge",
     "regress.replay.matrix",
     "regress.replay.pool",

@@ -184,7 +184,6 @@ WORDS = [
     ["golden", "export", "dense", "{}"],
     ["train", "output_dir={}", "max_steps=x"],
     ["train", "--config-path", "{}"],
-    ["faults", "matrix", "{}", "--out", "x"],
     ["serve", "--port", "{}"],
 ]
 

@@ -1,295 +1,241 @@
-"""Faults of one process on the way from rewards to advantages, and in coefficients and references that move."""
+"""Faults on the way from rewards to advantages."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 
-from regress.dump.trajectory import Trajectory
 from regress.engine import trainer
-from regress.engine.reference import Reference
 from regress.engine.trainer import Trainer
-from regress.grpo import advantages
-from regress.grpo.advantages import token_advantages
-from regress.grpo.controllers import Coefficients
-from regress.grpo.estimators import ESTIMATORS, Scored, group_mean
-from regress.grpo.objective import Objective
+from regress.grpo import advantages, estimators
+from regress.grpo.estimators import ESTIMATORS, group_mean, grpo
+from regress.grpo.groups import group_statistics
 from regress.grpo.returns import padded, positions
 from regress.grpo.rewards import deviation
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
+from regress.replay.injection import around, by, in_place_of
+from regress.replay.probes.model import rounded
+from tests.faults.advantages import with_groups
+from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
+from tests.faults.ranks.helpers import on_rank
 
 ADVANTAGES = "advantages advantages"
-BLIND = ("allclose", "mean 1e-3")
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="a clip of rewards that is configured and not applied",
-    cases=("rloo",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-penalty",),  # names the rewards
-    blind=BLIND,
-)
-def bounds_of_rewards_left_out(patch: Patch) -> None:
+# names the rewards
+@fault("I", ADVANTAGES, "advantage-penalty", on="rloo/base", blind=LOG_PROB_CHECKS)
+@met_in("a clip of rewards that is configured and not applied")
+@around(trainer, "token_advantages")
+def bounds_of_rewards_left_out(right, rewards, groups, sequence, o, *args, **rest):
     """Rewards enter the baseline as they are, whatever their bounds."""
-    right: Any = token_advantages
-
-    def wrong(
-        rewards: Tensor, groups: Tensor, sequence: Tensor, o: Objective, *args: Any, **rest: Any
-    ) -> Any:
-        return right(rewards, groups, sequence, replace(o, reward_min=None, reward_max=None), *args, **rest)
-
-    patch.setattr(trainer, "token_advantages", wrong)
+    return right(rewards, groups, sequence, replace(o, reward_min=None, reward_max=None), *args, **rest)
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="GDPO: rewards that are summed before they are normalized",
-    cases=("kl_cov",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-scale", "advantage-groups"),
-)
-def rewards_summed_first(patch: Patch) -> None:
+@fault("I", ADVANTAGES, "advantage-scale advantage-groups", on="kl_cov/base")
+@met_in("GDPO: rewards that are summed before they are normalized")
+@around(trainer, "token_advantages")
+def rewards_summed_first(right, rewards, groups, sequence, o, *args, **rest):
     """Rewards of several functions are summed and then normalized, not the other way round."""
-    right: Any = token_advantages
-
-    def wrong(
-        rewards: Tensor, groups: Tensor, sequence: Tensor, o: Objective, *args: Any, **rest: Any
-    ) -> Any:
-        weights = torch.tensor(rest.pop("reward_weights"), dtype=rewards.dtype)
-        changed = replace(
-            o, reward_aggregation="sum_then_normalize", normalize_advantages=False, scale="group"
-        )
-        return right((rewards * weights).sum(1), groups, sequence, changed, *args, **rest)
-
-    patch.setattr(trainer, "token_advantages", wrong)
+    weights = torch.tensor(rest.pop("reward_weights"), dtype=rewards.dtype)
+    changed = replace(o, reward_aggregation="sum_then_normalize", normalize_advantages=False, scale="group")
+    return right((rewards * weights).sum(1), groups, sequence, changed, *args, **rest)
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="TRL PR#5773",
-    cases=("trl",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=(
-        "one-sample",
-        "advantage-groups",
-    ),  # the last one names a group of one
-)
-def lone_sample_without_advantage(patch: Patch) -> None:
+# the last one names a group of one
+@fault("I", ADVANTAGES, "one-sample advantage-groups", on="trl/base")
+@met_in("TRL PR#5773")
+@around(trainer, "token_advantages")
+def lone_sample_without_advantage(right, rewards, groups, sequence, o, *args, **rest):
     """The only sample of a group has the advantage 0, and should have its reward."""
-    right: Any = token_advantages
-
-    def wrong(
-        rewards: Tensor, groups: Tensor, sequence: Tensor, o: Objective, *args: Any, **rest: Any
-    ) -> Any:
-        return right(rewards, groups, sequence, replace(o, single_sample="zero"), *args, **rest)
-
-    patch.setattr(trainer, "token_advantages", wrong)
+    return right(rewards, groups, sequence, replace(o, single_sample="zero"), *args, **rest)
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="verl: whitening with shift_mean=False",
-    cases=("reinforce_plus_plus",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-offset",),
-)
-def whitened_around_the_mean(patch: Patch) -> None:
+@fault("I", ADVANTAGES, "advantage-offset", on="reinforce_plus_plus/base")
+@met_in("verl: whitening with shift_mean=False")
+@in_place_of(advantages, "whiten")
+def whitened_around_the_mean(values, objective):
     """Returns are divided by their deviation, and keep their mean."""
-
-    def wrong(values: Tensor, objective: Objective) -> Tensor:
-        return values * torch.rsqrt(deviation(values, objective.ddof).square() + objective.whiten_eps)
-
-    patch.setattr(advantages, "whiten", wrong)
+    return values * torch.rsqrt(deviation(values, objective.ddof).square() + objective.whiten_eps)
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="a discount that runs from the wrong end",
-    cases=("reinforce_plus_plus",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-penalty",),  # names the return of each token
-)
-def discounted_from_the_first_token(patch: Patch) -> None:
+# names the return of each token
+@fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
+@met_in("a discount that runs from the wrong end")
+@in_place_of(advantages, "returns_of")
+def discounted_from_the_first_token(rewards, sequence, gamma, count):
     """A return is discounted by the tokens before it, not by those between it and the reward."""
-
-    def wrong(rewards: Tensor, sequence: Tensor, gamma: float, count: int) -> Tensor:
-        position = positions(sequence, count)
-        rows = padded(rewards, sequence, position, count)
-        total = rows.flip(1).cumsum(1).flip(1)
-        return total[sequence, position] * gamma ** position.to(rewards.dtype)
-
-    patch.setattr(advantages, "returns_of", wrong)
+    position = positions(sequence, count)
+    rows = padded(rewards, sequence, position, count)
+    total = rows.flip(1).cumsum(1).flip(1)
+    return total[sequence, position] * gamma ** position.to(rewards.dtype)
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="OpenRLHF: the reward at the token before the end token",
-    cases=("reinforce_plus_plus",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-penalty",),  # names the token of the reward
-)
-def reward_one_token_early(patch: Patch) -> None:
+# names the token of the reward
+@fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
+@met_in("OpenRLHF: the reward at the token before the end token")
+@around(advantages._Samples, "token_rewards")
+def reward_one_token_early(right, self):
     """The reward of a sample stands at its last token but one, and its last token earns nothing."""
-    right: Any = advantages._Samples.token_rewards
-
-    def wrong(self: Any) -> Tensor:
-        found: Tensor = right(self)
-        lengths = self._lengths
-        rows = torch.nonzero(lengths > 1)[:, 0]
-        last = lengths.cumsum(0)[rows] - 1
-        reward = self._rewards.nan_to_num()[rows]
-        found[last] -= reward
-        found[last - 1] += reward
-        return found
-
-    patch.setattr(advantages._Samples, "token_rewards", wrong)
+    found = right(self)
+    lengths = self._lengths
+    rows = torch.nonzero(lengths > 1)[:, 0]
+    last = lengths.cumsum(0)[rows] - 1
+    reward = self._rewards.nan_to_num()[rows]
+    found[last] -= reward
+    found[last - 1] += reward
+    return found
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="a baseline that forgets the lengths of samples",
-    cases=("sapo",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-groups",),  # names other weights of the samples of a group
-)
-def baseline_not_weighted_by_length(patch: Patch) -> None:
+# names other weights of the samples of a group
+@fault("I", ADVANTAGES, "advantage-groups", on="sapo/base")
+@met_in("a baseline that forgets the lengths of samples")
+def baseline_not_weighted_by_length(patch):
     """The baseline is the plain mean of the group, and should weigh rewards by the lengths of their samples."""
 
-    def wrong(samples: Scored, objective: Objective) -> Tensor:
+    def wrong(samples, objective):
         return group_mean(samples, objective)
 
     known = dict(ESTIMATORS)
     patch.setattr(advantages, "ESTIMATORS", {**known, "opo": wrong})
 
 
-@fault(
-    category="I",
-    fresh=True,
-    source="NeMo-RL PR#2176: a key made of the prompt",
-    cases=("on_policy",),
-    variants=("base",),
-    first=ADVANTAGES,
-    rules=("advantage-groups",),
-    blind=("mean 1e-3",),
-)
-def groups_by_the_text_of_the_prompt(patch: Patch) -> None:
+@fault("I", ADVANTAGES, "advantage-groups", on="on_policy/base", blind=("mean 1e-3",))
+@met_in("NeMo-RL PR#2176: a key made of the prompt")
+@around(Trainer, "_advantages")
+def groups_by_the_text_of_the_prompt(right, self, trajectories, minis):
     """A prompt that a step asks twice makes one group of both."""
-    right: Any = Trainer._advantages
+    merged = [replace(one, group_id=str([*one.tokens][: one.prompt_length])) for one in trajectories]
+    return right(self, merged, minis)
 
-    def wrong(self: Trainer, trajectories: Sequence[Trajectory], minis: Any) -> Tensor:
-        merged = [replace(one, group_id=str([*one.tokens][: one.prompt_length])) for one in trajectories]
-        return right(self, merged, minis)
 
-    patch.setattr(Trainer, "_advantages", wrong)
+# the last one names a filter, after which no group of the first step has a spread
+@fault(
+    "I", ADVANTAGES, "advantage-offset advantage-groups advantage-scale advantage-zero", on="on_policy/base"
+)
+@met_in("a filter of truncated completions before the statistics of their group")
+def truncated_completions_leave_their_group(patch):
+    """Mean and deviation of a group are those of its completions that ended by themselves."""
+    cut = []
+
+    def noted(of_trainer, self, samples, *rest):
+        cut[:] = [sample.finish_reason == "length" for sample in samples]
+        return of_trainer(self, samples, *rest)
+
+    def wrong(right, rewards, groups, *args, **rest):
+        alone = torch.arange(len(groups)) + int(groups.max()) + 1
+        return right(rewards, torch.where(torch.tensor(cut), alone, groups), *args, **rest)
+
+    patch.around(Trainer, "_advantages", noted)
+    patch.around(trainer, "token_advantages", wrong)
+
+
+# groups are those of other samples' rewards, and so are their means and deviations
+@fault(
+    "I",
+    "advantages",
+    "order-not-restored advantage-groups advantage-offset advantage-scale",
+    on="dapo/dp3-dealt",
+    ranks=(0, 1, 2),
+)
+@met_in("verl#2185: rewards gathered rank by rank of samples that were dealt out")
+@around(trainer, "token_advantages")
+def rewards_in_the_order_of_ranks(right, rewards, *args, **rest):
+    """Rewards of the first rank's samples stand first, then those of the second: groups get others' rewards."""
+    ranks = dist.get_world_size()
+    order = torch.cat([torch.arange(rank, len(rewards), ranks) for rank in range(ranks)])
+    return right(rewards[order], *args, **rest)
+
+
+# the first one names a limit; only one sample of that rank is beyond it
+@fault("I", "advantages", "advantage-groups one-sample", on="dense/dp2", ranks=(1,))
+@met_in("a limit of advantages that one node still has in its configuration")
+@around(trainer, "token_advantages")
+def advantages_limited_on_a_rank(right, *args, **rest):
+    """One rank limits advantages to 1 in size."""
+    found = right(*args, **rest)
+    return found.clamp(-1.0, 1.0) if on_rank(1) else found
+
+
+def _estimated_by(patch, name, wrong):
+    """Let an estimator of advantages be another function."""
+    patch.setattr(advantages, "ESTIMATORS", {**ESTIMATORS, name: wrong})
+
+
+# both name the baseline
+@fault("I", ADVANTAGES, "advantage-offset advantages")
+@met_in("a robust baseline of another algorithm")
+def median_for_the_mean(patch):
+    """The baseline of a group is the median of its rewards."""
+
+    def wrong(samples, o):
+        count = int(samples.index.max()) + 1
+        medians = torch.stack([samples.rewards[samples.index == group].median() for group in range(count)])
+        return grpo(replace(samples, group=replace(samples.group, mean=medians[samples.index])), o)
+
+    _estimated_by(patch, "grpo", wrong)
+
+
+# of three samples each: a factor for all; advantage-penalty names the normalization of rewards
+@fault("I", ADVANTAGES, "advantage-scale advantage-penalty advantages", on="rloo/base")
+@met_in("RLOO that takes the mean of the whole group")
+def own_reward_in_the_baseline(patch):
+    """The baseline of a sample is the mean of its group, its own reward included, and should leave that out."""
+    _estimated_by(patch, "rloo", grpo)
+
+
+# all four name the constant beside the deviation, or the normalization
+@fault("I", ADVANTAGES, "advantage-epsilon advantage-scale advantage-groups advantages", on="tools/packed")
+@met_in("unsloth-zoo PR#832: implementations that add eps in different places")
+def epsilon_added_to_the_variance(patch):
+    """Rewards are divided by the root of variance and eps together, not by the deviation plus eps."""
+
+    def wrong(samples, o):
+        root = (samples.group.std.square() + o.eps).sqrt()
+        return grpo(replace(samples, group=replace(samples.group, std=root - o.eps)), o)
+
+    _estimated_by(patch, "grpo", wrong)
 
 
 @fault(
-    category="J",
-    fresh=True,
-    source="a controller that is made and never asked",
-    cases=("cispo_kl",),
-    variants=("base",),
-    first=ADVANTAGES,
-    steps=None,
-    place="step1/rank0/micro0",
-    rules=("advantage-penalty",),  # names the coefficient
-    blind=BLIND,
+    "I",
+    "advantages",
+    "advantage-of-a-rank order-not-restored advantage-groups advantages",
+    on="gpt2/dp2-packed-budget48",
+    ranks=(1,),
 )
-def coefficient_of_the_divergence_not_adapted(patch: Patch) -> None:
-    """The coefficient of the KL stays where it began."""
-    patch.setattr(Coefficients, "after_rollout", lambda *_: None)
+@met_in("a batch of advantages that each worker reads from its beginning")
+@around(Trainer, "_advantages")
+def advantages_of_the_first_rank_on_all(right, self, samples, minis):
+    """Each rank gives its samples the advantages that the first rank gives to its own."""
+    found = right(self, samples, minis)
+    (mini,) = minis
+    sequence = mini.tokens.sequence
+    of_samples = found.new_zeros(len(samples)).scatter(0, sequence, found)
+    plan = self.world.plan
+    own, first = (plan.samples(len(samples), rank) for rank in (dist.get_rank(), 0))
+    read = torch.arange(len(samples))
+    read[own] = torch.tensor(first[: len(own)])
+    return of_samples[read][sequence]
 
 
+# advantage-scale: one number for each group; advantage-epsilon: statistics in a lower precision
 @fault(
-    category="J",
-    fresh=True,
-    source="a controller that is made and never asked",
-    cases=("dppo_tv",),
-    variants=("base",),
-    first="token_loss",
-    steps=None,
-    rules=("coefficient", "term-left-out", "term-not-computed"),
-    blind=BLIND,
+    "I",
+    "advantages advantages",
+    "advantage-scale advantage-epsilon advantages",
+    kind="precision",
+    on="moe/packed-mbs3",
 )
-def coefficient_of_the_entropy_not_adapted(patch: Patch) -> None:
-    """The controller of the entropy bonus never learns of an entropy, and rests."""
-    patch.setattr(Coefficients, "after_update", lambda *_: None)
+@met_in("statistics of groups that are gathered as half-precision tensors")
+@in_place_of(estimators, "group_statistics")
+def deviation_in_bfloat16(*args):
+    """The deviation of each group is rounded to half precision before it divides."""
+    found = group_statistics(*args)
+    return replace(found, std=rounded(found.std))
 
 
-@fault(
-    category="J",
-    fresh=True,
-    source="TRL: ref_model_mixup_alpha weighs the policy, not the reference",
-    cases=("cispo_kl",),
-    variants=("base",),
-    first="ref_log_probs ref_log_probs",
-    steps=None,
-    place="step1/rank0/micro0",
-    rules=(
-        "reference",
-        "advantage-penalty",
-    ),  # the last one names the reference that the penalty compares
-    blind=BLIND,
-)
-def mixture_from_the_other_end(patch: Patch) -> None:
-    """The reference keeps the share that it should take from the policy."""
-    right: Any = Reference.after_step
-
-    def wrong(self: Reference, number: int) -> None:
-        known = self._config
-        self._config = replace(known, mixup_alpha=1.0 - known.mixup_alpha)
-        try:
-            right(self, number)
-        finally:
-            self._config = known
-
-    patch.setattr(Reference, "after_step", wrong)
-
-
-@fault(
-    category="J",
-    fresh=True,
-    source="a callback at the begin of a step in place of its end",
-    cases=("cispo_kl",),
-    variants=("base",),
-    first="ref_log_probs ref_log_probs",
-    steps=None,
-    place="step1/rank0/micro0",
-    rules=(
-        "reference",
-        "advantage-penalty",
-    ),  # the last one names the reference that the penalty compares
-    blind=BLIND,
-)
-def reference_moved_before_the_updates(patch: Patch) -> None:
-    """The reference moves towards the policy of before a step's updates, once its log-probs are known."""
-    right: Any = Reference.after_step
-    update: Any = Trainer._update
-
-    def wrong(self: Trainer, work: Any, after: Any) -> None:
-        if self.reference is not None:
-            right(self.reference, 0)
-        update(self, work, after)
-
-    patch.setattr(Reference, "after_step", lambda *_: None)
-    patch.setattr(Trainer, "_update", wrong)
+@fault("I", "advantages advantages", "advantage-groups")
+@met_in("NeMo-RL PR#2176")
+@by(with_groups)
+def prompts_share_a_group(groups):
+    """Two prompts have one key, and their samples one group."""
+    return groups // 2

@@ -1,137 +1,201 @@
-"""Faults of runs that go on inside of a step, and of copies of the weights that others compute with."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Faults of checkpoints, and of runs that go on from them."""
 
 import torch
-from torch import Tensor
 
 from regress.dump.taps import receiving
 from regress.engine.checkpoint import resume
-from regress.engine.checkpoint.unfinished import restored
-from regress.engine.local import local
-from regress.engine.trainer import MiniBatch, Trainer, UnfinishedStep
-from regress.parallel.policy import ParallelPolicy
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
+from regress.engine.checkpoint.weights import load_weights
+from regress.engine.reference import Reference
+from regress.engine.trainer import Trainer
+from regress.grpo.controllers import Coefficients
+from regress.replay.injection import around, in_place_of
+from regress.replay.probes.model import rounded
+from tests.faults.fault import fault, met_in
+from tests.faults.harmless.model import modules_of
+from tests.faults.optimizer import around_the_update
+from tests.faults.ranks.helpers import AFTER_ATTENTION, MOMENTS
 
 
-@fault(
-    category="N",
-    fresh=True,
-    source="prime-rl PR#1035: the place in the data is not in the checkpoint",
-    cases=("dapo",),
-    variants=("resume-at3",),
-    first="coverage",
-    steps=None,
-    rules=(
-        "batch-left-out",
-        "batch-twice",
-        "other-samples",
-    ),  # the first mini-batch is trained on three times, and the second once
-)
-def epoch_begins_anew_behind_a_checkpoint(patch: Patch) -> None:
+# the first mini-batch is trained on three times, and the second once
+@fault("N", "coverage", "batch-left-out batch-twice other-samples", on="dapo/resume-at3", steps=None)
+@met_in("prime-rl PR#1035: the place in the data is not in the checkpoint")
+def epoch_begins_anew_behind_a_checkpoint(patch):
     """Updates that were made are counted, and mini-batches are counted from the first one again."""
-    update: Any = Trainer._update
-    right: Any = Trainer._train_step
     made_before = [0]
 
-    def noted(self: Trainer, work: UnfinishedStep, *rest: Any) -> None:
+    def noted(update, self, work, *rest):
         made_before[0] = len(work.outcomes)
         update(self, work, *rest)
 
-    def wrong(self: Trainer, mini: MiniBatch) -> Any:
+    def wrong(right, self, mini):
         work = self.unfinished
-        assert work is not None
         number = len(work.outcomes) - made_before[0]
         return right(self, work.minis[number % len(work.minis)])
 
-    patch.setattr(Trainer, "_update", noted)
-    patch.setattr(Trainer, "_train_step", wrong)
+    patch.around(Trainer, "_update", noted)
+    patch.around(Trainer, "_train_step", wrong)
 
 
+# the weights are those of the next pass
 @fault(
-    category="N",
-    fresh=True,
-    source="old log-probs that a resumed step computes anew, since no checkpoint holds them",
-    cases=("cispo",),
-    variants=("resume-at3-dp2-to-tp2",),
-    first="old_log_probs",
+    "N",
+    "old_log_probs",
+    "old-is-current old-log-probs on-policy-ratio",
+    on="cispo/resume-at3-dp2-to-tp2",
     steps=None,
-    rules=("old-is-current", "old-log-probs", "on-policy-ratio"),  # the weights are those of the next pass
 )
-def old_log_probs_of_the_resumed_policy(patch: Patch) -> None:
+@met_in("old log-probs that a resumed step computes anew, since no checkpoint holds them")
+@around(resume, "restored")
+def old_log_probs_of_the_resumed_policy(right, trainer, *rest):
     """Old log-probs of an unfinished step are computed by the policy as it comes out of the checkpoint."""
-    right: Any = restored
+    work = right(trainer, *rest)
+    with receiving(None):
+        work.minis[:] = [trainer._recorded(mini) for mini in work.minis]
+    return work
 
-    def wrong(trainer: Trainer, *rest: Any) -> UnfinishedStep:
-        work: UnfinishedStep = right(trainer, *rest)
-        with receiving(None):
-            work.minis[:] = [trainer._recorded(mini) for mini in work.minis]
-        return work
 
-    patch.setattr(resume, "restored", wrong)
+# both name weights: those that are loaded anew, and those that a stage holds
+@fault(
+    "N",
+    "activations model.layers.0",
+    "stale-weights pipeline-exchange module inputs-hold",
+    on="dense/resume-at2-fsdp2-to-pp2",
+    names=AFTER_ATTENTION,
+    steps=None,
+)
+@met_in("shards of a fused matrix that are joined in the order of their files' names")
+@in_place_of(resume, "load_weights")
+def shards_of_gates_joined_in_reverse(owner, weights):
+    """A resumed run has the two halves of each gate's weight in the reverse order."""
+    found = {name: w.roll(len(w) // 2, 0) for name, w in weights.items() if "gate_proj" in name}
+    assert found
+    load_weights(owner, {**weights, **found})
 
 
 @fault(
-    category="P",
-    fresh=True,
-    source="Megatron-Bridge: halves of a fused projection in another order",
-    cases=("rollout",),
-    variants=("rollout-pp2",),
-    first="trajectory",
+    "N",
+    "ref_log_probs",
+    "reference precision inputs-hold",
+    kind="precision",
+    on="cispo_kl/resume-at2",
     steps=None,
-    rules=(
-        "sampler-distribution",
-        "sampler-weights",
-    ),  # both name the sampler's weights; it has not received those of the trainer as they are
+    precisions="float64",
 )
-def gate_and_up_exchanged_for_the_sampler(patch: Patch) -> None:
-    """Stages are put together for the sampler with the gate of an MLP in the place of its other input, and back."""
-    right: Any = ParallelPolicy._refresh
+@met_in("OpenTau#185: a frozen model that a checkpoint holds in half precision")
+@around(Reference, "load")
+def reference_restored_in_bfloat16(right, self, weights):
+    """The reference, which had moved, comes out of the checkpoint in half precision."""
+    right(self, {name: rounded(value) for name, value in weights.items()})
+
+
+# the first one names the parameters that it begins with
+@fault("N", "param", "optimizer-settings inputs-hold", on="dense/resume-at2", steps=None)
+@met_in("Megatron-Bridge PR#4082, NeMo-RL PR#2372: master weights that loading does not refresh")
+def update_from_weights_of_before_the_checkpoint(patch):
+    """The model has the weights of the checkpoint, and the first update starts from the initial ones."""
+    masters = {}
+
+    def noted(right, owner, weights):
+        masters.update({parameter: parameter.detach().clone() for _, parameter in owner.named_parameters()})
+        right(owner, weights)
 
     @torch.no_grad()
-    def wrong(self: ParallelPolicy) -> None:
-        right(self)
-        for module in self._whole.modules():
-            if hasattr(module, "gate_proj"):
-                own: Any = module
-                gate, up = own.gate_proj.weight, own.up_proj.weight
-                before = gate.clone()
-                gate.copy_(up)
-                up.copy_(before)
+    def wrong(_, update):
+        for parameter, master in masters.items():
+            parameter.copy_(master)
+        masters.clear()
+        update()
 
-    patch.setattr(ParallelPolicy, "_refresh", wrong)
+    patch.around(resume, "load_weights", noted)
+    around_the_update(patch, wrong)
+
+
+# the first one names states that are exchanged
+@fault(
+    "N",
+    "optimizer",
+    "state-of-a-rank-unclipped inputs-hold",
+    on="dense/resume-at2",
+    names=r".*\.[kv]_proj\.weight/exp_avg(_sq)?",
+    steps=None,
+)
+@met_in("an optimizer whose state is matched by place, with parameters in another order than before")
+@around(resume, "load_whole")
+def moments_of_keys_and_values_exchanged(right, optimizer, policy, *rest):
+    """The projections of keys and values, which have one shape, resume from each other's moments."""
+    right(optimizer, policy, *rest)
+    named = dict(policy.named_parameters())
+    for name, keys in named.items():
+        if name.endswith("k_proj.weight"):
+            values = named[name.replace("k_proj", "v_proj")]
+            optimizer.state[keys], optimizer.state[values] = (optimizer.state[values], optimizer.state[keys])
+
+
+# the second one names the state added to
+@fault(
+    "N",
+    "optimizer",
+    "precision state-of-a-rank-unclipped inputs-hold",
+    kind="precision",
+    on="dense/resume-at2",
+    names=MOMENTS,
+    steps=None,
+    precisions="float64",
+)
+@met_in("Megatron#1359: moments that a checkpoint holds in half precision")
+@around(resume, "load_whole")
+def moments_restored_in_bfloat16(right, optimizer, *rest):
+    """Moments come out of the checkpoint with the bits of half precision; what is added to them has all of its own."""
+    right(optimizer, *rest)
+    for state in optimizer.state.values():
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key].copy_(rounded(state[key]))
 
 
 @fault(
-    category="P",
-    fresh=True,
-    source="TRL#5312: a copy of the policy for scoring that wakes up with its first weights",
-    cases=("cispo",),
-    variants=("packed-mbs3",),
-    first="old_log_probs old_log_probs",
-    steps=None,
-    rules=("old-log-probs",),  # names other weights
+    "N",
+    "gradient",
+    "backward-of-a-module precision gradients inputs-hold",
+    kind="precision",
+    on="dense/fsdp2-checkpointing-mbs4",
+    names=r"model\.(embed_tokens|layers)\..*",
+    ranks=(0, 1),
 )
-def old_log_probs_of_a_copy_left_behind(patch: Patch) -> None:
-    """Old log-probs are computed by a copy of the policy that never learns of its updates."""
-    right: Any = Trainer._collected
-    kept: dict[str, Tensor] = {}
+@met_in("pytorch#190758: activation checkpointing that recomputes under autocast")
+def norms_recomputed_in_bfloat16(run):
+    """Outputs of the norms of a layer have half precision when the backward pass computes them again."""
 
-    @torch.no_grad()
-    def wrong(self: Trainer, source: Any, *rest: Any) -> Tensor:
-        if source is not self.policy:
-            found: Tensor = right(self, source, *rest)
-            return found
-        parts = {name: local(parameter.detach()) for name, parameter in self.policy.named_parameters()}
-        now = {name: part.clone() for name, part in parts.items()}
-        for name, part in parts.items():
-            part.copy_(kept.setdefault(name, now[name]))
-        found = right(self, source, *rest)
-        for name, part in parts.items():
-            part.copy_(now[name])
-        return found
+    def wrong(_, __, out):
+        backwards = torch._C._current_graph_task_id() != -1
+        return rounded(out) if backwards else None
 
-    patch.setattr(Trainer, "_collected", wrong)
+    layers = modules_of(run, lambda one: hasattr(one, "post_attention_layernorm"))
+    for layer in layers:
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+            norm.register_forward_hook(wrong)
+
+
+@fault("N", "param", "learning-rate", on="on_policy/resume-at2", steps=None)
+@met_in("the_well#77")
+@in_place_of(resume, "_restore_scheduler")
+def schedule_begins_anew(*_):
+    """Weights and moments come from the checkpoint, and the learning rate begins to rise again."""
+    return
+
+
+# the last one names the reference that the penalty compares
+@fault("N", "ref_log_probs", "reference advantage-penalty", on="cispo_kl/resume-at2", steps=None)
+@met_in("ms-swift PR#8275")
+@in_place_of(resume, "_restore_reference")
+def reference_not_restored(*_):
+    """The reference, which had moved, is the initial one again."""
+    return
+
+
+# names the coefficient
+@fault("N", "advantages", "advantage-penalty", on="cispo_kl/resume-at2", steps=None)
+@met_in("the_well#77: a controller whose state is not kept")
+@in_place_of(Coefficients, "load_state_dict")
+def coefficients_not_restored(*_):
+    """The coefficient of the KL, which had been adapted, is the configured one again."""
+    return

@@ -1,175 +1,104 @@
 """Faults of pipelines."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor, nn
-
-from regress.engine.batch import Microbatch
-from regress.engine.build import Run
-from regress.parallel import (
-    pipeline,
-    schedules,
-    stages,
-)
+from regress.parallel import pipeline, stages
 from regress.parallel.pipeline import Pipeline
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
-from tests.faults.ranks.helpers import (
-    AFTER_ATTENTION,
-    EMBEDDED,
-    on_rank,
-)
+from regress.replay.injection import around, in_place_of
+from tests.faults.fault import FORWARD_CHECKS, fault, met_in
+from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, on_rank
 
 
-@fault(
-    category="E",
-    source="Megatron#844",
-    cases=("tied",),
-    variants=("pp2",),
-    first="gradient",
-    ranks=(0, 1),
-    rules=("tied-embeddings",),
-    names=EMBEDDED,
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
-)
-def tied_gradient_not_summed(patch: Patch) -> None:
-    patch.setattr(Pipeline, "sum_tied", lambda self: None)
+@fault("E", "gradient", "tied-embeddings", on="tied/pp2", names=EMBEDDED, ranks=(0, 1), blind=FORWARD_CHECKS)
+@met_in("Megatron#844")
+@in_place_of(Pipeline, "sum_tied")
+def tied_gradient_not_summed(self):
+    return None
 
 
-@fault(
-    category="E",
-    source="Megatron#844: in the hook and after it",
-    cases=("tied",),
-    variants=("pp2",),
-    first="gradient",
-    ranks=(0, 1),
-    rules=("tied-embeddings", "gradient-power-of-two"),
-    names=EMBEDDED,
-)
-def tied_gradient_summed_twice(patch: Patch) -> None:
-    right: Any = Pipeline.sum_tied
-
-    def wrong(self: Pipeline) -> None:
-        right(self)
-        right(self)
-
-    patch.setattr(Pipeline, "sum_tied", wrong)
+@fault("E", "gradient", "tied-embeddings gradient-power-of-two", on="tied/pp2", names=EMBEDDED, ranks=(0, 1))
+@met_in("Megatron#844: in the hook and after it")
+@around(Pipeline, "sum_tied")
+def tied_gradient_summed_twice(right, self):
+    right(self)
+    right(self)
 
 
-@fault(
-    category="A",
-    source="torchtitan#1733",
-    cases=("tied",),
-    variants=("pp2-mbs4",),
-    first="gradient",
-    ranks=(0, 1),
-    rules=("gradient-divided-by-microbatches",),
-)
-def averaged_over_microbatches(patch: Patch) -> None:
+@fault("A", "gradient", "gradient-divided-by-microbatches", on="tied/pp2-mbs4", ranks=(0, 1))
+@met_in("torchtitan#1733")
+@around(pipeline, "runner")
+def averaged_over_microbatches(right, *args):
     """``scale_grads=True``, as torch has it by default."""
-    right: Any = schedules.runner
-
-    def wrong(*args: Any) -> Any:
-        made = right(*args)
-        made.scale_grads = True
-        return made
-
-    patch.setattr(pipeline, "runner", wrong)
+    made = right(*args)
+    made.scale_grads = True
+    return made
 
 
 @fault(
-    category="E",
-    source="verl#2185, SkyRL PR#2096",
-    cases=("tied",),
-    variants=("pp2-mbs4",),
-    first="activations",
-    ranks=(1,),
-    rules=("pipeline-exchange",),
+    "E",
+    "activations",
+    "pipeline-exchange",
+    on="tied/pp2-mbs4",
     names=r"model\.layers\.1|model\.norm|lm_head",
-)
-def microbatches_swapped_at_the_end(patch: Patch) -> None:
-    """The last stage takes the first two microbatches for each other."""
-    right: Any = Pipeline.forward_backward
-
-    def wrong(self: Pipeline, micros: Sequence[Microbatch], loss: Any, project: Any, visit: Any) -> Any:
-        first, second, *rest = micros
-        taken = {id(micro): other for micro, other in zip(micros, (second, first, *rest), strict=True)}
-        return right(
-            self,
-            micros,
-            lambda micro, out: loss(taken[id(micro)], out),
-            lambda model, micro, hidden: project(model, taken[id(micro)], hidden),
-            visit,
-        )
-
-    patch.setattr(Pipeline, "forward_backward", wrong)
-
-
-@fault(
-    category="E",
-    source="transformers PR#24381",
-    cases=("dense",),
-    variants=("pp2",),
-    first="activations",
     ranks=(1,),
-    rules=("pipeline-exchange",),
-    names=AFTER_ATTENTION,
 )
-def layer_on_two_stages(patch: Patch) -> None:
+@met_in("verl#2185, SkyRL PR#2096")
+@around(Pipeline, "forward_backward")
+def microbatches_swapped_at_the_end(right, self, micros, loss, project, visit):
+    """The last stage takes the first two microbatches for each other."""
+    first, second, *rest = micros
+    taken = {id(micro): other for micro, other in zip(micros, (second, first, *rest), strict=True)}
+    return right(
+        self,
+        micros,
+        lambda micro, out: loss(taken[id(micro)], out),
+        lambda model, micro, hidden: project(model, taken[id(micro)], hidden),
+        visit,
+    )
+
+
+@fault("E", "activations", "pipeline-exchange", on="dense/pp2", names=AFTER_ATTENTION, ranks=(1,))
+@met_in("transformers PR#24381")
+@around(stages, "blocks_of_stage")
+def layer_on_two_stages(right, blocks, stage, count):
     """Stages begin one layer too early."""
-    right: Any = stages.blocks_of_stage
-
-    def wrong(blocks: int, stage: int, count: int) -> range:
-        found = right(blocks, stage, count)
-        return range(max(found.start - 1, 0), found.stop)
-
-    patch.setattr(stages, "blocks_of_stage", wrong)
+    found = right(blocks, stage, count)
+    return range(max(found.start - 1, 0), found.stop)
 
 
 @fault(
-    category="E",
-    source="mlx-lm#1688, Megatron#1304",
-    cases=("dense",),
-    variants=("pp2",),
-    first="coverage",
-    ranks=(),
-    rules=("part-not-held",),
+    "E",
+    "coverage",
+    "part-not-held",
+    on="dense/pp2",
     names=r"\w+/model\.layers\.1\b.*",
+    ranks=(),
     status="missing",
     says="no rank holds model.layers.1",
 )
-def layer_on_no_stage(patch: Patch) -> None:
+@met_in("mlx-lm#1688, Megatron#1304")
+@around(stages, "blocks_of_stage")
+def layer_on_no_stage(right, blocks, stage, count):
     """The last stage begins one layer too late."""
-    right: Any = stages.blocks_of_stage
-
-    def wrong(blocks: int, stage: int, count: int) -> range:
-        found = right(blocks, stage, count)
-        return range(found.start + (stage == count - 1), found.stop)
-
-    patch.setattr(stages, "blocks_of_stage", wrong)
+    found = right(blocks, stage, count)
+    return range(found.start + (stage == count - 1), found.stop)
 
 
 @fault(
-    category="E",
-    source="Fast-LLM#550, NeMo Automodel PR#3530",
-    variants=("pp2-1f1b-packed-mbs3",),
-    first="gradient",
-    ranks=(0,),
+    "E",
+    "gradient",
+    "accumulation",
+    on="dense/pp2-1f1b-packed-mbs3",
     names=r"model\.(embed_tokens|layers\.0)\..*",
-    rules=("accumulation",),
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
+    ranks=(0,),
+    blind=FORWARD_CHECKS,
 )
-def last_microbatch_survives_on_a_stage(run: Run) -> None:
+@met_in("Fast-LLM#550, NeMo Automodel PR#3530")
+def last_microbatch_survives_on_a_stage(run):
     """Gradients of the first stage are overwritten, not added to."""
-    kept: dict[nn.Parameter, Tensor] = {}
+    kept = {}
 
-    def keep(parameter: nn.Parameter) -> None:
+    def keep(parameter):
         before = kept.get(parameter)
         grad = parameter.grad
-        assert grad is not None
         own = grad.clone() if before is None else grad - before
         grad.copy_(own)
         kept[parameter] = own
@@ -177,6 +106,3 @@ def last_microbatch_survives_on_a_stage(run: Run) -> None:
     if on_rank(0):
         for _, parameter in run.trainer.policy.named_parameters():
             parameter.register_post_accumulate_grad_hook(keep)
-
-
-# @@new

@@ -1,165 +1,75 @@
 """Faults of a vocabulary in parts."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from regress.grpo.logprobs import logits_gradient
-from regress.parallel import (
-    policy,
-    vocabulary,
-)
-from tests.faults.fault import fault
-from tests.faults.patch import Patch
-from tests.faults.ranks.helpers import (
-    on_rank,
-)
+from regress.parallel import policy, vocabulary
+from regress.replay.injection import around, in_place_of
+from tests.faults.fault import FORWARD_CHECKS, fault, met_in
+from tests.faults.ranks.helpers import on_rank
 
 
-@fault(
-    category="C",
-    source="Megatron#737",
-    cases=("dense",),
-    variants=("tp2",),
-    first="log_probs",
-    ranks=(0, 1),
-    rules=("vocabulary-parts",),
-)
-def offset_one_too_high(patch: Patch) -> None:
+@fault("C", "log_probs", "vocabulary-parts", on="dense/tp2", ranks=(0, 1))
+@met_in("Megatron#737")
+def offset_one_too_high(patch):
     """Ids are counted from the wrong first one on all ranks but the first, unchecked."""
     patch.setattr(vocabulary, "_check_holders", lambda *_: None)
     offset_checked(patch)
 
 
-@fault(
-    category="C",
-    source="ROCm aiter PR#3334",
-    cases=("dense",),
-    variants=("tp2",),
-    first="log_probs",
-    ranks=(0, 1),
-    rules=("vocabulary-parts",),
-)
-def maximum_of_own_part(patch: Patch) -> None:
+@fault("C", "log_probs", "vocabulary-parts", on="dense/tp2", ranks=(0, 1))
+@met_in("ROCm aiter PR#3334")
+@in_place_of(vocabulary, "_joined")
+def maximum_of_own_part(maximum, sums, group):
     """Sums of exponentials are added that are relative to different maxima."""
-
-    def wrong(maximum: Tensor, sums: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-        sums = sums.clone()
-        dist.all_reduce(sums, group=group)
-        return maximum, sums
-
-    patch.setattr(vocabulary, "_joined", wrong)
+    sums = sums.clone()
+    dist.all_reduce(sums, group=group)
+    return maximum, sums
 
 
-@fault(
-    precisions=("float64", "float32"),
-    category="C",
-    source="ColossalAI#5488, torchtitan PR#4319",
-    cases=("dense",),
-    variants=("tp2",),
-    first="log_probs",
-    ranks=(0, 1),
-    rules=("vocabulary-parts",),
-)
-def padding_ids_counted(patch: Patch) -> None:
+@fault("C", "log_probs", "vocabulary-parts", on="dense/tp2", ranks=(0, 1), precisions="float64 float32")
+@met_in("ColossalAI#5488, torchtitan PR#4319")
+@around(vocabulary, "_local_sums")
+def padding_ids_counted(right, *args):
     """Two ids that only fill up the last part, with logits of 0, count in the denominator."""
-    right: Any = vocabulary._local_sums
-
-    def wrong(*args: Any) -> tuple[Tensor, Tensor]:
-        maximum, sums = right(*args)
-        if on_rank(dist.get_world_size() - 1):
-            sums[0] += 2 * (-maximum).exp()
-        return maximum, sums
-
-    patch.setattr(vocabulary, "_local_sums", wrong)
+    maximum, sums = right(*args)
+    if on_rank(dist.get_world_size() - 1):
+        sums[0] += 2 * (-maximum).exp()
+    return maximum, sums
 
 
-@fault(
-    category="C",
-    source="Megatron#7452 finding 2",
-    cases=("dense",),
-    variants=("tp2",),
-    first="log_probs",
-    ranks=(0, 1),
-    rules=("vocabulary-parts",),
-)
-def whole_logits_in_parallel(patch: Patch) -> None:
+@fault("C", "log_probs", "vocabulary-parts", on="dense/tp2", ranks=(0, 1))
+@met_in("Megatron#7452 finding 2")
+@around(vocabulary, "_joined")
+def whole_logits_in_parallel(right, maximum, sums, group):
     """Every rank has all logits, and the sum over the ranks is taken nevertheless: log-probs less log(tp)."""
-    right: Any = vocabulary._joined
-
-    def wrong(maximum: Tensor, sums: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-        highest, (total, moment, target, holders) = right(maximum, sums, group)
-        return highest, torch.stack([total * group.size(), moment * group.size(), target, holders])
-
-    patch.setattr(vocabulary, "_joined", wrong)
+    highest, (total, moment, target, holders) = right(maximum, sums, group)
+    return highest, torch.stack([total * group.size(), moment * group.size(), target, holders])
 
 
-@fault(
-    category="C",
-    source="ms-swift PR#9947",
-    cases=("dense",),
-    variants=("tp2",),
-    first="logit_gradient",
-    ranks=(0, 1),
-    rules=("logit-gradient-shard",),
-    blind=("loss 5 %", "loss 1 %", "allclose", "mean 1e-3"),
-)
-def sum_without_gradient(patch: Patch) -> None:
+@fault("C", "logit_gradient", "logit-gradient-shard", on="dense/tp2", ranks=(0, 1), blind=FORWARD_CHECKS)
+@met_in("ms-swift PR#9947")
+@around(vocabulary, "logits_gradient")
+def sum_without_gradient(right, logits, columns, *args):
     """Log-probs are summed without autograd: logits of parts that do not hold the target get no gradient."""
-    right: Any = logits_gradient
-
-    def wrong(logits: Tensor, columns: Tensor, *args: Any) -> Tensor:
-        here = (columns >= 0) & (columns < logits.shape[-1])
-        return right(logits, columns, *args) * here.view(*logits.shape[:-1], 1)
-
-    patch.setattr(vocabulary, "logits_gradient", wrong)
+    here = (columns >= 0) & (columns < logits.shape[-1])
+    return right(logits, columns, *args) * here.view(*logits.shape[:-1], 1)
 
 
-@fault(
-    category="C",
-    source="verl PR#1672, verl#2484",
-    cases=("dr_grpo",),
-    variants=("tp2",),
-    first="entropy",
-    ranks=(0, 1),
-    rules=("entropy-of-changed-logits",),
-)
-def entropy_of_changed_logits(patch: Patch) -> None:
+@fault("C", "entropy", "entropy-of-changed-logits", on="dr_grpo/tp2", ranks=(0, 1))
+@met_in("verl PR#1672, verl#2484")
+@around(vocabulary, "_joined")
+def entropy_of_changed_logits(right, maximum, sums, group):
     """The logits of a part were shifted in place before its entropy was taken."""
-    right: Any = vocabulary._joined
-
-    def wrong(maximum: Tensor, sums: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-        highest, (total, _, target, holders) = right(maximum, sums, group)
-        moment = sums[1] * (maximum - highest).exp()
-        dist.all_reduce(moment, group=group)
-        return highest, torch.stack([total, moment, target, holders])
-
-    patch.setattr(vocabulary, "_joined", wrong)
+    highest, (total, _, target, holders) = right(maximum, sums, group)
+    moment = sums[1] * (maximum - highest).exp()
+    dist.all_reduce(moment, group=group)
+    return highest, torch.stack([total, moment, target, holders])
 
 
-@fault(
-    category="C",
-    source="Megatron#737, in an engine that checks",
-    cases=("dense",),
-    variants=("tp2",),
-    first="refused",
-    ranks=(),
-    rules=(),
-    says="lies in 0 parts of the vocabulary",
-)
-def offset_checked(patch: Patch) -> None:
+@fault("C", "refused", on="dense/tp2", ranks=(), says="lies in 0 parts of the vocabulary")
+@met_in("Megatron#737, in an engine that checks")
+@around(policy, "vocab_parallel_log_probs")
+def offset_checked(right, *args, start, **rest):
     """The same, in the engine as it is."""
-    right: Any = vocabulary.vocab_parallel_log_probs
-    patch.setattr(
-        policy,
-        "vocab_parallel_log_probs",
-        lambda *args, start, **rest: right(*args, start=start + (start > 0), **rest),
-    )
-
-
-# @@new
+    return right(*args, start=start + (start > 0), **rest)

@@ -1,4 +1,4 @@
-"""``regress faults``: the corpus of faults, and what the harness makes of each."""
+"""Commands of the corpus of faults: what is in it, and what the harness makes of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.choice import Choice
+from regress.command_group import FriendlyGroup
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
 from regress.golden.location import open_store
@@ -33,7 +34,7 @@ LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUV")
 """Kinds and categories of the corpus, which loads torch."""
 
 
-@click.group()
+@click.group(cls=FriendlyGroup)
 def faults() -> None:
     """List faults, and inject them.
 
@@ -55,9 +56,9 @@ def list_faults(names: tuple[str, ...], kind: str | None, category: str | None) 
     """List the faults of the corpus.
 
     \b
-    regress faults list
-    regress faults list 'clip*'
-    regress faults list --kind precision
+    python -m tests.faults list
+    python -m tests.faults list 'clip*'
+    python -m tests.faults list --kind precision
     """
     from tests.faults.fault import CATEGORIES
 
@@ -79,7 +80,7 @@ def show(name: str) -> None:
     """Show what is known of a fault.
 
     \b
-    regress faults show mean_of_means
+    python -m tests.faults show mean_of_means
     """
     from tests.faults.fault import CATEGORIES, COMMON, KINDS
     from tests.faults.registry import fault_named
@@ -146,10 +147,10 @@ def run(
     """Inject faults, and tell what is noticed of them.
 
     \b
-    regress faults run                                   all of them, each where it shows
-    regress faults run mean_of_means 'clip*'
-    regress faults run mean_of_means --case dapo --variant mbs4
-    regress faults run --report outputs/faults --matrix docs/kill-matrix.md
+    python -m tests.faults run                                   all of them, each where it shows
+    python -m tests.faults run mean_of_means 'clip*'
+    python -m tests.faults run mean_of_means --case dapo --variant mbs4
+    python -m tests.faults run --report outputs/faults --matrix docs/kill-matrix.md
 
     Exit codes: 0 all caught and nothing else flagged, 1 a fault escaped or a refactoring was flagged.
     """
@@ -191,8 +192,8 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Ou
     are tried by default. The file keeps every curve as soon as it is drawn; a second call goes on.
 
     \b
-    regress faults curves --out outputs/curves.json
-    regress faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
+    python -m tests.faults curves --out outputs/curves.json
+    python -m tests.faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
     """
     from tests.faults.trials.curves import NAMED, drawn, verdicts
 
@@ -219,13 +220,13 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Ou
     "drawn_before",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Reward curves of regress faults curves, for the page.",
+    help="Reward curves of python -m tests.faults curves, for the page.",
 )
 def kill_matrix(runs: tuple[Path, ...], out: Output, drawn_before: Path | None) -> None:
     """Write the page of runs that were made before, from their faults.json.
 
     \b
-    regress faults matrix outputs/faults/faults.json --out docs/kill-matrix.md
+    python -m tests.faults matrix outputs/faults/faults.json --out docs/kill-matrix.md
 
     Of a replay that is in several, the last counts.
     """

@@ -121,7 +121,7 @@ def read(path: Location, steps: int | None = None) -> dict[str, dict[int, list[f
             raise ValueError("a curve has no steps")
     except (OSError, ValueError) as error:
         raise ReplayError(
-            f"{path} holds no reward curves ({reason(error)}); write one with regress faults curves"
+            f"{path} holds no reward curves ({reason(error)}); write one with python -m tests.faults curves"
         ) from error
     if steps not in (None, tree["steps"]):
         return {}

@@ -102,8 +102,8 @@ def markdown(
     found = score(rows)
     parts = [
         "# Kill matrix",
-        "Every fault of `regress faults list`, and what notices it. This page is written by "
-        "`regress faults run --matrix docs/kill-matrix.md`; do not edit it.",
+        "Every fault of `python -m tests.faults list`, and what notices it. This page is written by "
+        "`python -m tests.faults run --matrix docs/kill-matrix.md`; do not edit it.",
         "`x tolerance` is the largest error of the quantity that fails first, in multiples of its tolerance; `exact` "
         "is a verdict without tolerance: a missing record, another mask, or a replay that was refused. `located` "
         "says whether quantity and tensor are those that were written down before the first run. Checks of common "

@@ -188,5 +188,6 @@ def read_fault_rows(path: Path) -> list[FaultRow]:
         return from_json(read_bytes(path, DOCUMENT))
     except (OSError, ValueError) as error:
         raise ReplayError(
-            f"{path} holds no rows of injected faults ({reason(error)}); write one with regress faults run --report"
+            f"{path} holds no rows of injected faults ({reason(error)}); write one with "
+            "python -m tests.faults run --report"
         ) from error

@@ -13,7 +13,7 @@ from regress.engine import trainer
 from regress.engine.batch import TokenBatch
 from regress.engine.trainer import Trainer
 from regress.grpo import estimators
-from tests.faults.patch import Patch
+from regress.replay.injection import Patch
 from tests.regression.changes.change import Change
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regress.engine import passes
-from tests.faults.fault import injected
-from tests.faults.patch import Patch
+from regress.replay.injection import Patch, injected
 
 Objective = Any
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regress.engine import policy
 from regress.grpo import losses
-from tests.faults.gradient import before_backward, in_policy_loss, valued
-from tests.faults.logits import in_logits_gradient
-from tests.faults.patch import Patch
+from regress.replay.injection import Patch
+from regress.replay.probes.loss import before_backward, in_policy_loss, valued
+from regress.replay.probes.model import in_logits_gradient
 from tests.regression.changes.change import Change
 
 # log-probs and entropies

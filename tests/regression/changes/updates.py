@@ -10,8 +10,8 @@ from torch import Tensor
 from regress.engine import build, optim, taps
 from regress.engine.build import Run
 from regress.engine.policy import LocalPolicy
-from tests.faults.patch import Patch
-from tests.faults.update import after_each_backward
+from regress.replay.injection import Patch
+from regress.replay.probes.update import after_each_backward
 from tests.regression.changes.change import Change
 
 # the model

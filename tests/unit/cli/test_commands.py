@@ -117,9 +117,6 @@ def test_a_command_that_is_not_there_is_one_sentence() -> None:
         ("golden show dense log_prob", "did you mean log_probs or ref_log_probs?"),
         ("golden record dense --quantity log_prob", "did you mean log_probs or ref_log_probs?"),
         ("golden calibrate dense --quantity log_prob", "did you mean log_probs or ref_log_probs?"),
-        ("faults list --kind harmles", "did you mean harmless?"),
-        ("faults run --kind harmles", "did you mean harmless?"),
-        ("faults list --category ZZ", "'ZZ' is not one of 'A', 'B'"),
         ("replay dense --tier precison", "did you mean precision?"),
         ("replay dense --variants pakced", "did you mean packed"),
         ("compare golden:dense golden:dense --only log_prob", "did you mean log_probs"),
@@ -134,13 +131,3 @@ def test_a_misspelt_name_is_told_the_nearest(
     run = CliRunner().invoke(main, arguments.split())
     assert run.exit_code == 2, run.output
     assert words in run.output
-
-
-def test_all_kinds_and_categories_of_faults_can_be_asked_for() -> None:
-    from tests.faults.fault import CATEGORIES, KINDS
-
-    for option, names in (("--kind", KINDS), ("--category", CATEGORIES)):
-        for name in names:
-            run = CliRunner().invoke(main, ["faults", "list", option, name])
-            assert run.exit_code == 0, run.output
-            assert "\n0 faults" not in run.output

@@ -50,7 +50,6 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         *(
             pytest.param(command, marks=pytest.mark.extended)
             for command in (
-                ("faults", "run", "mean_of_means"),
                 ("golden", "export", "dense", "exported"),
                 ("golden", "calibrate", "dense"),
             )

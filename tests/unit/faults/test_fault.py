@@ -19,10 +19,11 @@ from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ReplayError
+from regress.replay.injection import Patch
+from regress.replay.probes import probes
 from regress.replay.variants import Precision
 from tests.faults import registry
 from tests.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
-from tests.faults.patch import Patch
 from tests.faults.registry import corpus, fault_named, faults_named, installed
 from tests.faults.trials.trial import Judged, Trial, row_of
 
@@ -85,7 +86,7 @@ def test_the_corpus_is_large_and_can_be_told_apart() -> None:
     kinds = Counter(one.kind for one in known)
     assert kinds["semantic"] + kinds["precision"] >= 150
     assert {one.category for one in known if one.wrong} == {*CATEGORIES}
-    assert sum(one.small for one in known) >= 20
+    assert {*probes()} <= {*corpus()}
     assert all(one.mechanism.endswith((".", "`")) for one in known), "not a sentence"
     assert all(one.title and one.words == one.words.strip() for one in known)
     assert [one.name for one in known if not one.source and one.wrong] == []
@@ -100,10 +101,10 @@ def test_a_third_is_held_out() -> None:
 def test_a_module_of_faults_is_found_without_another_edit(tmp_path: Path) -> None:
     """The package of faults has one more module: a decorated function in it is all that a fault needs."""
     (tmp_path / "mine.py").write_text(
-        "from tests.faults.fault import fault\n"
-        "from tests.faults.patch import Patch\n"
-        "@fault(category='K', first='ratio', cases=('dense', 'dapo'), source='mine#1')\n"
-        "def ratio_of_my_own(patch: Patch) -> None:\n"
+        "from tests.faults.fault import fault, met_in\n"
+        "@fault('K', 'ratio', on='dense/mbs4 dapo/mbs4')\n"
+        "@met_in('mine#1')\n"
+        "def ratio_of_my_own(patch):\n"
         "    'Nothing yet.'\n"
     )
     before = dict(REGISTERED)
@@ -126,7 +127,7 @@ def test_a_module_of_faults_is_found_without_another_edit(tmp_path: Path) -> Non
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(ReplayError, match="there is no fault 'mean_of_mean': did you mean mean_of_means"):
         fault_named("mean_of_mean")
-    with pytest.raises(ReplayError, match="there is no fault 'zzz': regress faults list shows all of them"):
+    with pytest.raises(ReplayError, match=r"there is no fault 'zzz': python -m tests\.faults list shows all"):
         faults_named(["zzz"])
     assert {one.name for one in faults_named(["ratio_inverted", "kl_det*"])} == {
         "kl_detached",
@@ -162,7 +163,7 @@ def test_a_name_is_given_once() -> None:
         """Change nothing."""
 
     with pytest.raises(
-        ValueError, match=r"fault kl_detached is the name of one in regress\.faults\.gradient, too"
+        ValueError, match=r"fault kl_detached is the name of one in regress\.replay\.probes\.loss, too"
     ):
         fault(category="A", first="weights")(kl_detached)
     assert isinstance(fault_named("kl_detached"), Fault)
