@@ -12,6 +12,7 @@ import click
 import pytest
 
 from regress.cli import main
+from tests.as_subtests import as_subtests
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENTS = tomllib.loads((DOCS / "documents.toml").read_text())["document"]
@@ -26,7 +27,7 @@ def test_rows_are_whole_and_told_once() -> None:
     assert len({row[:3] for row in ROWS}) == len(ROWS)
 
 
-@pytest.mark.parametrize(
+@as_subtests(
     "shown", sorted({row[4] for row in ROWS if row[4].startswith("regress ")}), ids=lambda shown: shown[:60]
 )
 def test_commands_have_their_options(shown: str) -> None:

@@ -25,6 +25,7 @@ import pytest
 
 from regress.cli import main
 from regress.plugin.options import add_options
+from tests.as_subtests import as_subtests
 from tests.docs.walking import Done, forked
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ def all_commands() -> Iterator[tuple[str, str]]:
 COMMANDS = sorted({*all_commands()})
 
 
-@pytest.mark.parametrize("page", pages(), ids=named)
+@as_subtests("page", pages(), ids=named)
 def test_pages_use_known_languages(page: Path) -> None:
     """An indented or unknown block would never be looked at."""
     assert {block.language for block in blocks(page)} <= {
@@ -105,14 +106,14 @@ def test_pages_use_known_languages(page: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("page", pages(), ids=named)
+@as_subtests("page", pages(), ids=named)
 def test_python_snippets_compile(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             compile(block.body, named(page), "exec")
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command[:60] for _, command in COMMANDS])
+@as_subtests("page, command", COMMANDS, ids=lambda found: found[1][:60])
 def test_commands_name_what_exists(page: str, command: str) -> None:
     """Catches an option or a command that was renamed, and a page that still tells the old name."""
     words = shlex.split(re.sub(r"\$\w+|<\w+>|\[\w[\w.]*\]", "X", command))

@@ -20,6 +20,7 @@ from regress.grpo.objective import Objective
 from regress.replay import export
 from regress.replay.export import export_case
 from regress.replay.export_objective import formulas, objective_of
+from tests.as_subtests import as_subtests
 
 STORE = GoldenStore(Path(__file__).parents[2] / "golden")
 OTHER: dict[str, Any] = {
@@ -96,7 +97,7 @@ def changed(spec: Any) -> Any:
     return OTHER.get(spec.name, (spec.default or 0.0) + 0.5)
 
 
-@pytest.mark.parametrize("name", [spec.name for spec in fields(Objective)])
+@as_subtests("name", [spec.name for spec in fields(Objective)])
 def test_every_field_of_the_objective_is_told(name: str) -> None:
     """A constant that a trainer has to know and the export does not name would make two cases look the same."""
     spec = next(spec for spec in fields(Objective) if spec.name == name)

@@ -21,6 +21,7 @@ from regress.dump.manifest import Provenance
 from regress.errors import DumpError, RegressError, reason
 from regress.redaction import redacted, redacted_tree, redacted_url
 from regress.report.model import Report
+from tests.as_subtests import as_subtests
 
 SECRET = "hunter2"
 FORMS = [
@@ -91,10 +92,8 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "sentence", ["{}", "cannot open {}: no", "'{}'", "debug.dump_dir={}", "({}, 1)", "error:{}."]
-)
+@as_subtests("form", FORMS)
+@as_subtests("sentence", ["{}", "cannot open {}: no", "'{}'", "debug.dump_dir={}", "({}, 1)", "error:{}."])
 def test_no_form_of_a_url_tells_its_credential(form: str, sentence: str) -> None:
     text = sentence.format(form)
     assert SECRET not in redacted(text)
@@ -103,7 +102,7 @@ def test_no_form_of_a_url_tells_its_credential(form: str, sentence: str) -> None
     assert SECRET not in reason(ValueError(text))
 
 
-@pytest.mark.parametrize("text", HARMLESS)
+@as_subtests("text", HARMLESS)
 def test_texts_without_credentials_stay(text: str) -> None:
     assert redacted(text) == text
 

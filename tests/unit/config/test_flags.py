@@ -15,6 +15,7 @@ from regress.engine.config.flags import FLAGS, Flag
 from regress.engine.config.leaves import leaves
 from regress.engine.config.values import checked
 from regress.errors import ConfigError
+from tests.as_subtests import as_subtests
 
 Load = Callable[..., Loaded]
 
@@ -54,7 +55,7 @@ def test_a_switch_may_have_a_value(written: tuple[str, ...], on: bool) -> None:
     assert f"curriculum.enable: {str(on).lower()}  #" in said
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+@as_subtests("flag", FLAGS, ids=lambda flag: flag.name)
 def test_help_lists_every_flag_with_its_key(flag: Flag) -> None:
     said = " ".join(CliRunner().invoke(main, ["train", "--help"], terminal_width=200).output.split())
     words = rf"{', '.join(flag.spellings)}( \[?{re.escape(flag.metavar)}\]?)? Alias of {re.escape(flag.key)}"

@@ -19,6 +19,7 @@ from regress.engine.config.values import checked
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective
+from tests.as_subtests import as_subtests
 
 Load = Callable[..., Loaded]
 BUILT_IN = Path(regress.engine.config.conf.__path__[0])
@@ -43,7 +44,7 @@ def test_omegaconf_reads_the_schema() -> None:
     assert OmegaConf.to_object(structured) == OmegaConf.to_object(OmegaConf.structured(Config()))
 
 
-@pytest.mark.parametrize("key", leaves())
+@as_subtests("key", leaves())
 def test_every_key_explains_itself_and_keeps_its_own_rules(key: str) -> None:
     leaf = leaves()[key]
     assert leaf.rules["help"]
@@ -61,7 +62,7 @@ def test_algorithm_is_the_objective(load: Load) -> None:
 TRAINED = [name for name in PRESETS if not ADVANTAGES[make_objective(name).advantage].needs]
 
 
-@pytest.mark.parametrize("preset", TRAINED)
+@as_subtests("preset", TRAINED)
 def test_presets_mean_what_the_mathematics_says(preset: str, load: Load) -> None:
     algorithm = load({}, f"algorithm.preset={preset}").config.algorithm
     expected = make_objective(preset)

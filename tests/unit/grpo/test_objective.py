@@ -12,6 +12,7 @@ from regress.errors import ConfigError
 from regress.grpo.checks import check_objective
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective, preset_values
+from tests.as_subtests import as_subtests
 
 
 def test_configuration_is_read_without_torch() -> None:
@@ -30,7 +31,7 @@ def test_omegaconf_overrides_every_field_and_keeps_types() -> None:
     assert objective.sequence_gradient == "token"
 
 
-@pytest.mark.parametrize("spec", fields(Objective), ids=lambda spec: spec.name)
+@as_subtests("spec", fields(Objective), ids=lambda spec: spec.name)
 def test_every_field_explains_itself_and_keeps_its_own_rules(spec: Any) -> None:
     assert len(spec.metadata["help"]) > 20
     if "choices" in spec.metadata:
@@ -39,7 +40,7 @@ def test_every_field_explains_itself_and_keeps_its_own_rules(spec: Any) -> None:
         assert spec.metadata["choices"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@as_subtests("name", PRESETS)
 def test_every_preset_is_possible_and_changes_only_what_differs(name: str) -> None:
     defaults = Objective()
     objective = make_objective(name)

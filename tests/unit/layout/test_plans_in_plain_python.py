@@ -11,6 +11,7 @@ from regress.layout import BatchPlan, TokenLayout
 from regress.layout.frame import TokenFrame
 from regress.layout.planner import plan_microbatches
 from regress.layout.tokens import PADDING, Segment, offsets_of
+from tests.as_subtests import as_subtests
 
 LENGTHS = [3, 7, 1, 4, 7, 2, 5]
 ORDERS = {
@@ -57,14 +58,12 @@ def groups(plan: BatchPlan) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("order", list(ORDERS))
-@pytest.mark.parametrize(
+@as_subtests("order", list(ORDERS))
+@as_subtests(
     "size", [{}, {"micro_batch_size": 1}, {"micro_batch_size": 3}, {"max_tokens_per_microbatch": 16}]
 )
-@pytest.mark.parametrize(
-    "padding", [{}, {"pad_to_multiple_of": 4}, {"pad_to_length": 9, "pad_to_multiple_of": 2}]
-)
-@pytest.mark.parametrize("layout", [{}, {"padding_side": "left"}, {"layout": "packed"}])
+@as_subtests("padding", [{}, {"pad_to_multiple_of": 4}, {"pad_to_length": 9, "pad_to_multiple_of": 2}])
+@as_subtests("layout", [{}, {"padding_side": "left"}, {"layout": "packed"}])
 def test_plans(layout: dict[str, Any], padding: dict[str, Any], size: dict[str, Any], order: str) -> None:
     plan = BatchPlan(row_order=order, **layout, **padding, **size)
     wanted = [table(group, plan) for group in groups(plan)]

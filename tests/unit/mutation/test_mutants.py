@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from mutation.equivalent import equivalents
 from mutation.mutants import ROOT, Mutant, mutants
 from mutation.operators import changes
 from mutation.scopes import PATHS, SCOPES
+from tests.as_subtests import as_subtests
 
 SOURCE = '''
 def scaled(x, bound, on=True):
@@ -33,7 +32,7 @@ def test_changes_of_a_function() -> None:
     assert not any("<" in operator and operator != "> to <" for operator in found)  # a check, and its message
 
 
-@pytest.mark.parametrize("path", PATHS)
+@as_subtests("path", PATHS)
 def test_every_mutant_is_another_program(path: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):

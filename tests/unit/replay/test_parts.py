@@ -13,6 +13,7 @@ from regress.engine.config.leaves import leaves
 from regress.replay.names import NUMBERS, WORDS, overrides_of
 from regress.replay.session import spelled_out
 from regress.replay.table import VARIANTS, check_name
+from tests.as_subtests import as_subtests
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_every_name_of_the_language_can_stand_in_a_test_id(parts: list[str]) -> 
     assert overrides.keys() <= leaves().keys()
 
 
-@pytest.mark.parametrize("word", [*WORDS])
+@as_subtests("word", [*WORDS])
 def test_a_word_sets_values_that_the_configuration_knows(word: str) -> None:
     """Each alone is no combination that works, but none is refused for its value."""
     for key, value in WORDS[word].items():
@@ -64,7 +65,7 @@ def test_a_word_sets_values_that_the_configuration_knows(word: str) -> None:
         assert isinstance(value, str | bool | int)
 
 
-@pytest.mark.parametrize("name", [*VARIANTS])
+@as_subtests("name", [*VARIANTS])
 def test_the_engine_takes_every_layout(name: str) -> None:
     """No rule of the configuration refuses it."""
     given = [

@@ -14,11 +14,12 @@ from regress.replay.names import select
 from regress.replay.table import VARIANTS, flat, parse_variants, project_variants
 from regress.replay.variants import Extent, Precision, Variant
 from regress.service.replay.variants import REMOTE
+from tests.as_subtests import as_subtests
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
+@as_subtests("variant", VARIANTS.values(), ids=lambda variant: variant.name)
 def test_a_built_in_variant_is_a_configuration_of_the_engine(variant: Variant, tmp_path: Path) -> None:
     import yaml
 

@@ -22,6 +22,7 @@ from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.replay.names import choose
 from regress.replay.session import spelled_out, variant_table
+from tests.as_subtests import as_subtests
 
 NAMES = (
     *(
@@ -194,7 +195,7 @@ def example(rule: Rule) -> Divergence:
     return next(found for found in examples(rule) if matched(rule, found, scene_of(rule)) is not None)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@as_subtests("rule", RULES, ids=lambda rule: rule.id)
 def test_a_rule_fires_on_what_it_is_about_and_on_nothing_else(rule: Rule) -> None:
     found = example(rule)
     evidence = matched(rule, found, scene_of(rule))

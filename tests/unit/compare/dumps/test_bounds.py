@@ -8,10 +8,11 @@ from regress.compare.dumps.bounds import Bounds, coarsest
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.golden.tolerance import ToleranceEntry
+from tests.as_subtests import as_subtests
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("quantity", [q.name for q in QUANTITIES if not q.exact])
+@as_subtests("dtype", ["float64", "float32", "float16", "bfloat16"])
+@as_subtests("quantity", [q.name for q in QUANTITIES if not q.exact])
 def test_every_quantity_has_a_bound_that_can_fail(quantity: str, dtype: str) -> None:
     bound = Bounds().of(quantity, [dtype, "float64"])
     assert 0 < bound.relative < 1
