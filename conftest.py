@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +22,11 @@ if "regress" not in entry_points(group="pytest11").names:  # a source tree that 
 EXTENDED, FAULTS, SYSTEMS = "extended", "faults", "systems"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what to install where the package is installed without what its tests need."""
+    """Say what to install where the package is installed without what its tests need; extend the matrix."""
+    if _is_extended(config) and config.getoption("--regress-matrix") is None:
+        config.option.regress_matrix = "default"
     project = Path(__file__).resolve().with_name("pyproject.toml")
     if not project.is_file():  # a copy of this file, for tests of it
         return
@@ -61,13 +63,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _is_extended(config: pytest.Config) -> bool:
+    asked = config.getoption("-m")
+    return config.getoption("--extended") or EXTENDED in asked or FAULTS in asked
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect extended tests and those of installed systems, unless ``-m`` or an option asks for them."""
     _thin(items)
-    _leave_replays(items)
-    asked = config.getoption("-m")
-    away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]
-    if EXTENDED in away and (config.getoption("--extended") or FAULTS in asked):
+    away = [name for name in (EXTENDED, SYSTEMS) if name not in config.getoption("-m")]
+    if EXTENDED in away and _is_extended(config):
         away.remove(EXTENDED)
     named = {argument for argument in config.args if "::" in argument}  # by its id, as a failure prints it
     kept, left = [], []
@@ -89,38 +94,6 @@ def _thin(items: list[pytest.Item]) -> None:
         if seen[test] % marker.args[0]:
             item.add_marker(EXTENDED)
         seen[test] += 1
-
-
-def _leave_replays(items: list[pytest.Item]) -> None:
-    """Make extended tests of the replays that show little which others do not."""
-    for item in items:
-        parameters = (
-            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        )
-        replay = getattr(parameters.get("regress_record"), "replay", None)
-        if replay is not None and _adds_little(replay):
-            item.add_marker(EXTENDED)
-
-
-def _adds_little(replay: Any) -> bool:
-    """Return True for combinations of what other variants show one by one, and for some in a further precision.
-
-    What any case meets because a project may have no other shows here on the cases that it is most telling for. Wrong
-    dtypes and collectives show in float64 at 1e-12. Float32 and bfloat16 add how errors of rounding grow, which
-    one case in one process shows. Wires round to float32 anyway; compiling for another dtype takes half a minute.
-    That ranks compute the same bytes twice shows with as few of them as there can be.
-    """
-    variant, precision = replay.variant, str(replay.precision)
-    rank = variant.rank(replay.case)
-    if rank is not None and variant.cases[rank] == "@any":
-        return True
-    if variant.combines or (precision == "bitwise" and replay.world_size > 2):
-        return True
-    if precision == str(variant.precisions[0]) or precision not in ("float32", "bfloat16"):
-        return False
-    is_first = rank == 0
-    is_compiled = variant.overrides.get("model.compile") == "inductor"
-    return replay.world_size > 1 or not is_first or is_compiled or variant.trainer != "local"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -48,8 +48,8 @@ def add_options(parser: pytest.Parser) -> None:
     add(
         "--regress-matrix",
         metavar="EXTENT",
-        help="Cases on which a variant is replayed: reduced (one each), default (those it could break), full (all "
-        "possible ones), auto (reduced where CI is set, else default; ini: regress_matrix).",
+        help="Cases on which a variant is replayed: reduced (one of each kind), default (those it could break), full "
+        "(all possible ones), auto (reduced; default where -k or an id chooses tests; ini: regress_matrix).",
     )
     add(
         "--regress-tolerance-scale",

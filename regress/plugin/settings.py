@@ -118,7 +118,8 @@ def _matrix(config: pytest.Config) -> str:
     if value not in ("auto", *EXTENTS):
         raise pytest.UsageError(f"{origin} is no extent; allowed are auto, {', '.join(EXTENTS)}")
     if value == "auto":
-        return "reduced" if continuous_integration() else "default"
+        chosen = config.getoption("keyword") or any("::" in argument for argument in config.args)
+        return "default" if chosen else "reduced"
     return value
 
 

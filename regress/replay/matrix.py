@@ -87,23 +87,40 @@ def combinations(
     reduced = _reduced(cases, variants) if extent is Extent.REDUCED else set()
     for case in cases:
         for variant in variants.values():
+            if extent is Extent.REDUCED and (case.name, variant.name) not in reduced:
+                continue
             wanted = [one for one in variant.precisions_on(case, extent) if one in precisions]
+            found = [Replay(case, variant, precision) for precision in wanted]
             if extent is Extent.REDUCED:
-                wanted = wanted[:1] if (case.name, variant.name) in reduced else []
-            yield from (Replay(case, variant, precision) for precision in wanted)
+                found = [one for one in found if belongs(one)]
+                found = [*found[:1], *(one for one in found[1:] if _tells_more(one))]
+            yield from found
 
 
 def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> set[tuple[str, str]]:
-    """Return the cases and variants of the reduced matrix: no case is left out, and no variant but combinations."""
-    variants = {name: one for name, one in variants.items() if not one.combines}
-    found = set()
+    """Return the cases and variants of the reduced matrix; see `Extent`."""
+    found = {(case.name, name) for case in cases for name in islice(_own(case, variants), 1)}
     for name, one in variants.items():
-        able = (c for c in one.ranked(cases) if left_out(Replay(c, one, one.precisions[0])) is None)
-        found |= {(case.name, name) for case in islice(able, 1)}
-    for case in {*cases} - {case for case in cases if case.name in {name for name, _ in found}}:
-        own = (name for name, one in variants.items() if one.applies_to(case))
-        found |= {(case.name, name) for name in islice(own, 1)}
+        if not one.combines:
+            able = [case for case in cases if left_out(Replay(case, one, one.precisions[0])) is None]
+            found |= {(case.name, name) for case in one.most_telling(able)}
     return found
+
+
+def _tells_more(replay: Replay) -> bool:
+    """Return True for a further precision on the most telling case.
+
+    Errors of rounding grow on ranks as they do in one process, and compiling for another dtype takes half a minute.
+    """
+    if replay.precision in (Precision.FLOAT32, Precision.BFLOAT16):
+        alike = replay.world_size > 1 or "model.compile" in replay.variant.overrides
+    else:
+        alike = False
+    return replay.variant.rank(replay.case) == 0 and not alike
+
+
+def _own(case: GoldenCase, variants: Mapping[str, Variant]) -> Iterator[str]:
+    return (name for name, one in variants.items() if one.applies_to(case))
 
 
 def replays(

@@ -137,9 +137,14 @@ def _many_parts(f: Facts) -> bool:
     return normed and f.key_heads < f.heads and not special
 
 
+def _adaptive(f: Facts) -> bool:
+    """Return True if a coefficient of the loss follows what the steps before measured."""
+    return "adaptive" in (f.objective.kl_controller, f.objective.entropy_controller)
+
+
 def _crosses(f: Facts) -> bool:
     """Return True if an objective other than GRPO has denominators or statistics of the whole batch."""
-    o, adaptive = f.objective, "adaptive" in (f.objective.kl_controller, f.objective.entropy_controller)
+    o, adaptive = f.objective, _adaptive(f)
     batch = o.scale == "batch" or o.normalize_advantages or "reinforce_plus_plus" in o.advantage
     crosses = o.aggregation != "token-sum" or o.compares_tokens or batch or adaptive or o.correction_normalize
     return crosses and not depends_on_microbatches(f.algorithm) and not _grpo(f)
@@ -166,6 +171,7 @@ TRAITS: Mapping[str, Callable[[Facts], bool]] = {
     "@sequences": lambda f: f.objective.importance_level == "sequence" and f.objective.loss == "ppo_clip",
     "@covariance": lambda f: f.objective.loss.endswith("_cov") and f.objective.statistics_scope == "global",
     "@current": lambda f: f.algorithm["old_log_probs"] == "current",
+    "@adaptive": _adaptive,
     "@batch": _crosses,
     "@microbatches": lambda f: depends_on_microbatches(f.algorithm),
 }
@@ -177,8 +183,8 @@ positions; ``@experts``; ``@recurrent`` layers of linear attention; ``@adapters`
 environment between completions; ``@sampled`` rollouts that are sampled; ``@reused`` several epochs under a mean over
 all tokens; ``@cispo`` with corrections for the sampler; ``@sums`` divided by a constant; ``@sequences`` ratios of
 whole sequences; ``@covariance`` tokens compared over the batch; ``@current`` old log-probs of the pass itself;
-``@batch`` denominators or statistics of the whole batch, of an objective other than GRPO; ``@microbatches`` those of
-each microbatch.
+``@adaptive`` coefficients that follow what was measured; ``@batch`` denominators or statistics of the whole batch, of
+an objective other than GRPO; ``@microbatches`` those of each microbatch.
 """
 
 _KNOWN: WeakKeyDictionary[GoldenCase, tuple[Facts, frozenset[str]]] = WeakKeyDictionary()

@@ -6,7 +6,7 @@ in pyproject.toml, or with the hook ``pytest_regress_variants`` in conftest.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -70,8 +70,8 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 class Extent(StrEnum):
     """Part of the matrix of cases and variants that is replayed.
 
-    ``REDUCED``: every variant on the first of its cases, and the cases that come first nowhere under the first of their
-    variants, in the first of its precisions; but none of the variants that only combine what others show.
+    ``REDUCED``: every case as it was recorded, and every variant on one case of each kind that it is for, in the first
+    of its precisions, on the most telling one in all; but none of the variants that only combine what others show.
     ``DEFAULT``: every variant on the cases that can reveal the faults it is for. ``FULL``: on every case on which it is
     possible.
     """
@@ -146,10 +146,13 @@ class Variant:
             return any(_has(case, pattern) for pattern in self.possible)
         return self.rank(case) is not None
 
-    def ranked(self, cases: Iterable[GoldenCase]) -> list[GoldenCase]:
-        """Return those of some cases that it is replayed on, the most telling first."""
-        found = [(rank, case) for case in cases if (rank := self.rank(case)) is not None]
-        return [case for _, case in sorted(found, key=lambda pair: pair[0])]
+    def most_telling(self, cases: Sequence[GoldenCase]) -> list[GoldenCase]:
+        """Return the first of some cases that has each of its patterns; of those for all others only if none has."""
+        firsts = {
+            pattern: next((case for case in cases if _has(case, pattern)), None) for pattern in self.cases
+        }
+        named = [case for pattern, case in firsts.items() if case is not None and pattern != ANY]
+        return named or [case for case in (firsts.get(ANY),) if case is not None]
 
     @property
     def follows_traits(self) -> bool:
