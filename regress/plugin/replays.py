@@ -25,7 +25,7 @@ from regress.plugin.rows import (
     tell_judged,
     tell_properties,
 )
-from regress.plugin.selection import FIXTURE, asked, chosen, selector
+from regress.plugin.selection import FIXTURE, asked, chosen, selector, starts_of
 from regress.plugin.state import owner
 from regress.plugin.suite import Suite
 
@@ -196,7 +196,7 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
             "them"
         )
     try:
-        named, asked = (patterns["cases"], patterns["variants"]), _named(metafunc.config.args)
+        named, asked = (patterns["cases"], patterns["variants"]), _asked(metafunc.config)
         found = [*suite().parts(*named, asked)] or [
             *suite().parts(*named)
         ]  # pytest tells of ids that do not exist
@@ -205,7 +205,13 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
     metafunc.parametrize(FIXTURE, found, ids=[part.id for part in found], indirect=True)
 
 
-def _named(arguments: Sequence[str]) -> Callable[[str], bool]:
-    """Return the predicate of a text that the ids on the command line contain; any text, if it names more than ids."""
-    ids = [argument.partition("[")[2] for argument in arguments]
-    return lambda text: not all(ids) or any(text in id for id in ids)
+def _asked(config: pytest.Config) -> Callable[[str], bool]:
+    """Return the predicate of a text: False if no test whose id begins so is asked for, by its id or by ``-k``."""
+    ids = [argument.partition("[")[2] for argument in config.args]
+    starts = starts_of(config)
+
+    def asked(text: str) -> bool:
+        begins = all(start.startswith(text.lower()) or text.lower().startswith(start) for start in starts)
+        return begins and (not all(ids) or any(text in id for id in ids))
+
+    return asked

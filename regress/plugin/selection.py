@@ -99,6 +99,17 @@ def _expression(config: pytest.Config) -> Expression | None:
         return None
 
 
+def starts_of(config: pytest.Config) -> list[str]:
+    """Return the texts that ``-k`` asks the id of every test to begin with, in lower case.
+
+    They stand behind a bracket, as in ``[dense/packed and log_probs``. An expression with more than `and` has none.
+    """
+    text = str(config.getoption("keyword") or "").lower()
+    if re.search(r"[()]|\b(or|not)\b", text):
+        return []
+    return [start for term in text.split(" and ") if (start := term.partition("[")[2].strip().rstrip("]"))]
+
+
 def _selected(expression: Expression, node: pytest.Item, part: ReplayPart) -> Iterator[Item]:
     from _pytest.mark import KeywordMatcher
 

@@ -208,6 +208,19 @@ def test_hooks_add_what_an_expression_names_before_it_is_evaluated(
     assert any("gradient" in name for name in seen.selected)
 
 
+@pytest.mark.parametrize(
+    "text", ["[dr_grpo/ba", "[DR_GRPO/base/step0 and Micro0 and log_probs]", "[gpt2/", "[gpt"]
+)
+def test_cases_that_no_id_can_begin_with_are_not_planned(
+    text: str, pytester: pytest.Pytester, folder: Path
+) -> None:
+    """What is selected is the same as where everything is collected first."""
+    seen = _collect(pytester, "-k", text)
+    every = _collect(pytester).every
+    assert seen.selected == _expected(every, text) != set()
+    assert len(seen.every) < len(every)
+
+
 def test_a_test_of_more_parameters_is_selected_by_its_full_names(stubbed: Any) -> None:
     stubbed.write(
         "test_suite.py", SUITE.partition("@pytest.mark.tagged")[0].replace("dr_grpo,gpt2", "dr_grpo")
