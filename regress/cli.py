@@ -12,7 +12,7 @@ from rich.console import Console
 from regress import __version__
 from regress.command_group import Commands, FriendlyGroup, renamed
 from regress.dump.outputs import Output, errors_written, json_option, write_output
-from regress.engine.config.flag_options import flag_options
+from regress.engine.config.flags import CommandWithFlags
 from regress.golden.options import code_option
 from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
 from regress.printed import echo
@@ -39,7 +39,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(cls=CommandWithFlags)
 @click.option(
     "--config-path", "--config_path", metavar="PATH", help="Directory of configurations, or one YAML file."
 )
@@ -66,7 +66,6 @@ def main() -> None:
     "it is refused.",
 )
 @code_option
-@flag_options
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
     config_path: str | None,
@@ -75,7 +74,7 @@ def train(
     allow_change: tuple[str, ...],
     overwrite: bool,
     overrides: tuple[str, ...],
-    **flags: str | None,
+    flags: dict[str, str],
 ) -> None:
     """Train with GRPO, as configured.
 
@@ -100,8 +99,7 @@ def train(
     from regress.engine.config import print_config as show
 
     console = Console()
-    given = {name: text for name, text in flags.items() if text is not None}
-    loaded = load_config(config_path, config_name, overrides, flags=given)
+    loaded = load_config(config_path, config_name, overrides, flags=flags)
     for note in loaded.notes if os.environ.get("RANK", "0") == "0" else ():
         echo(f"note: {note}", err=True)
     if print_config:

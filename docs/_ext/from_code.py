@@ -6,7 +6,6 @@ the release that they are built from.
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,8 @@ from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.quantities import QUANTITIES
 from regress.dump.metric_table import METRICS
 from regress.dump.stages import STAGES
-from regress.engine.config.schema import Config
+from regress.engine.config.option import Option
+from regress.engine.config.schema import options
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -115,32 +115,22 @@ def configuration() -> Iterator[str]:
     yield "# Configuration keys"
     yield ""
     yield "`regress train --print-config` shows each with its value in a run and what decided it."
-    yield from _section("", Config)
+    sections: dict[str, list[Option]] = {}
+    for option in options().values():
+        sections.setdefault(".".join(option.path[:-1]), []).append(option)
+    for name, found in sections.items():
+        yield from ("", f"## {name or 'Top level'}", "")
+        yield from _table(("key", "default", "what it does", "values"), map(_key, found))
 
 
-def _section(path: str, kind: Any) -> Iterator[str]:
-    fields = dataclasses.fields(kind)
-    plain = [one for one in fields if not _is_section(one)]
-    if plain:
-        yield from ("", f"## {path.rstrip('.') or 'Top level'}", "")
-        yield from _table(("key", "default", "what it does", "values"), (_key(path, one) for one in plain))
-    for one in fields:
-        if _is_section(one):
-            yield from _section(f"{path}{one.name}.", one.default_factory)
-
-
-def _is_section(one: dataclasses.Field[Any]) -> bool:
-    return dataclasses.is_dataclass(one.default_factory)
-
-
-def _key(path: str, one: dataclasses.Field[Any]) -> Sequence[str]:
-    has_default = one.default is not dataclasses.MISSING
-    default = one.default if has_default else one.default_factory() if callable(one.default_factory) else ""
-    rules = {name: value for name, value in one.metadata.items() if name != "help"}
-    choices = ", ".join(f"`{choice}`" for choice in rules.pop("choices", ()) if choice is not None)
-    limits = ", ".join(f"{name.replace('_', ' ')} `{value}`" for name, value in rules.items())
+def _key(option: Option) -> Sequence[str]:
+    default = option.default
     text = "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-    return f"`{path}{one.name}`", f"`{text}`" if text else "", one.metadata.get("help", ""), choices or limits
+    bounds = option.bounds
+    limits = [f"{words} `{limit:.15g}`" for words, limit in bounds.limits.items()]
+    limits += [f"length `{bounds.length}`"] * (bounds.length is not None)
+    choices = [f"`{choice}`" for choice in bounds.choices] + [bounds.others] * bool(bounds.others)
+    return f"`{option.key}`", f"`{text}`" if text else "", option.help, ", ".join(choices or limits)
 
 
 def quantities() -> Iterator[str]:

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from regress.dump.outputs import Output, OutputFile, save_output
-from regress.engine.config.flag_options import flag_options, given_flags
+from regress.engine.config.flags import CommandWithFlags
 from regress.errors import DoctorError
 from regress.printed import echo
 
@@ -20,7 +20,7 @@ VERBS = (
 )
 
 
-@click.command()
+@click.command(cls=CommandWithFlags)
 @click.option("--report-only", is_flag=True, help="Findings only, not what a repair would do.")
 @click.option("--diagnose", is_flag=True, help="Findings with everything that proves them.")
 @click.option("--auto-fix", is_flag=True, help="Repair what can be repaired; without it nothing is changed.")
@@ -58,7 +58,6 @@ VERBS = (
 @click.option(
     "--fast", is_flag=True, help="Compare sizes, not hashes, and do not look for weights that are NaN."
 )
-@flag_options
 @click.argument("arguments", nargs=-1, metavar="[CHECKPOINT] [KEY=VALUE]...")
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> None:
@@ -82,7 +81,6 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
         told = " and ".join(f"--{verb.replace('_', '-')}" for verb in chosen)
         raise DoctorError(f"{told} exclude one another; give one of them")
     output = options.pop("output")
-    options["flags"] = given_flags(options)
     found = run(chosen[0] if chosen else "examine", options)
     if output is not None:
         _write(output, found.to_json())

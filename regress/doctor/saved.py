@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from regress.engine.config.leaves import Leaf, leaves
-from regress.engine.config.schema import Config
+from regress.engine.config.option import Option
+from regress.engine.config.schema import Config, options
 
 
 def saved_config(saved: Mapping[str, Any]) -> Config:
@@ -17,7 +17,7 @@ def saved_config(saved: Mapping[str, Any]) -> Config:
         ValueError: if a value is not of its key's type.
     """
     config = Config()
-    for key, leaf in leaves().items():
+    for key, leaf in options().items():
         if leaf.kind is dict:
             value: Any = {
                 name.removeprefix(f"{key}."): item
@@ -37,7 +37,7 @@ def saved_config(saved: Mapping[str, Any]) -> Config:
     return config
 
 
-def _value(leaf: Leaf, text: Any) -> Any:
+def _value(leaf: Option, text: Any) -> Any:
     """Return a value of `regress.engine.config.flat`, which writes null, lists and empty mappings as JSON."""
     value = text
     if isinstance(text, str) and (leaf.kind is not str or (leaf.optional and text == "null")):

@@ -21,7 +21,6 @@ from regress.dump.taps import recording
 from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.compiled import blocks_of
 from regress.engine.components import own_loss, own_optimizer
-from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import TABLE, Evaluation
 from regress.engine.material import Material, make_material
@@ -161,7 +160,7 @@ def build(
     reference = None
     if config.algorithm.needs_reference:
         reference = Reference(policy, config.reference, frozen, world)
-    updates = config.max_steps * updates_per_rollout(config)
+    updates = config.max_steps * config.updates_per_rollout
     trainer = Trainer(
         config=config,
         world=world,

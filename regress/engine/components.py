@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from regress.engine.config.schema import OptimizerConfig
+from regress.engine.config.training import OptimizerConfig
 from regress.errors import ConfigError, RegressError, reason
 from regress.grpo.losses import TokenLoss
 from regress.trust import named_code

@@ -8,9 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from regress.engine.adapters.settings import base_of, is_adapter
-from regress.engine.config.curriculum import rules_of, stages_of
 from regress.engine.config.schema import Config
-from regress.engine.config.task_rules import replays, without_task
 from regress.engine.dialogue import Dialogue, environment_texts
 from regress.engine.hub import local_folder
 from regress.engine.pretrained import checkpoint_config
@@ -43,9 +41,9 @@ def make_material(config: Config) -> Material:
         ConfigError: if prompts, tokenizer and lengths do not fit each other.
         TaskError: if the problems cannot be made or read, or leave a stage of the curriculum empty.
     """
-    if without_task(config):
+    if not config.has_task:
         return Material(_given_tokenizer(config), NoPrompts())
-    stages = stages_of(config) if config.curriculum.enable else ()
+    stages = config.curriculum.read_stages() if config.curriculum.enable else ()
     dataset = _held_out(config, _dataset(config, stages))
     if config.task.answer_tags:
         dataset = with_answer_tags(dataset)
@@ -97,12 +95,12 @@ def _curriculum(
     """Return the curriculum, whose stages all have problems to train on and to be judged by."""
     least = config.data.prompts_per_step
     train = problems_of(stages, dataset.train, least, "task.train_size")
-    recorded = replays(config)
+    recorded = config.replays
     if config.curriculum.judged_on == "stage" and config.evaluation.every_n_steps:
         evaluated = [prompt.problem for prompt in prompts.evaluation()]
         problems_of(stages, evaluated, 1, "task.eval_size and evaluation.max_samples")
     passes = [len(problems) // least for problems in train]
-    curriculum = Curriculum(stages, passes, rules_of(config), recorded=recorded)
+    curriculum = Curriculum(stages, passes, config.curriculum.rules(), recorded=recorded)
     prompts.set_stages(train, lambda step: curriculum.place)
     return curriculum
 

@@ -17,8 +17,8 @@ from regress.engine.adapters.build import add_adapter, load_adapter
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory, of_section, require_same
 from regress.engine.attention import VarlenSegments
 from regress.engine.components import own_attention, patched
-from regress.engine.config.nearest import nearest
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.messages import nearest
+from regress.engine.config.model import ModelConfig
 from regress.engine.hub import local_folder
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
 from regress.engine.pretrained import having_attention, load_checkpoint, without_dropout

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
-from regress.engine.config.schema import OptimizerConfig
+from regress.engine.config.training import OptimizerConfig
 from regress.engine.local import mesh_of
 from regress.errors import RegressError, reason
 

@@ -9,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regress.engine.attention import FULL, MASKED, SLIDING, layer_kinds, sliding_window
-from regress.engine.config.schema import Config, LoraConfig, ModelConfig
+from regress.engine.config.model import LoraConfig, ModelConfig
+from regress.engine.config.schema import Config
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
 from regress.engine.probe import require_computed

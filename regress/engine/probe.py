@@ -19,7 +19,8 @@ from regress.dump.taps import receiving
 from regress.dump.trajectory import Trajectory
 from regress.engine.attention import MASKED, VarlenSegments
 from regress.engine.batch import TokenBatch
-from regress.engine.config.schema import FAMILIES, Config
+from regress.engine.config.model import FAMILIES
+from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
 from regress.engine.precision import arithmetic
 from regress.errors import ConfigError, reason

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.batch import Microbatch
-from regress.engine.config.schema import ReferenceConfig
+from regress.engine.config.model import ReferenceConfig
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import SingleProcess, World

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regress.dump.taps import receiving
 from regress.engine.batch import Microbatch
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import Ranks
 from regress.errors import ConfigError

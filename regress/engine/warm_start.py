@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.config.schema import WarmStartConfig
+from regress.engine.config.task import WarmStartConfig
 from regress.engine.optim import adamw, update
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import World

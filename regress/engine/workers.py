@@ -11,9 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from regress.dump.location import Location, location
 from regress.dump.manifest import Provenance, read_manifest
 from regress.dump.recorded import refuse_pickles
-from regress.engine.config.curriculum import stages_of
 from regress.engine.config.schema import Config
-from regress.engine.config.task_rules import without_task
 from regress.engine.dialogue import Dialogue
 from regress.engine.evaluation import due
 from regress.engine.filtering import FilteredRollouts, ReplayedGroups
@@ -128,8 +126,10 @@ def _replay(
         finish_reasons=objective.mask_truncated_completions,
         environment=None if chosen.allow_environment_mismatch else settings(origin),
         samples_temperature=_samples_temperature(config),
-        foreign=Foreign(config) if without_task(config) else None,
-        stages=tuple(stage.name for stage in stages_of(config)) if config.curriculum.enable else (),
+        foreign=Foreign(config) if not config.has_task else None,
+        stages=tuple(stage.name for stage in config.curriculum.read_stages())
+        if config.curriculum.enable
+        else (),
     )
     recorded = MockRolloutWorker(paths, chosen.trajectory_format, expect)
     if config.curriculum.enable:

@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.build import recorded
-from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optimizer_state import put_state
@@ -170,7 +169,7 @@ def _scheduler(optimizer: AdamW, program: Program) -> LRScheduler:
     """Return the schedule of the given learning rates, or that of the configuration."""
     config, rates = program.config, program.rates
     if rates is None:
-        updates = len(program.rollouts) * updates_per_rollout(config)
+        updates = len(program.rollouts) * config.updates_per_rollout
         return build_scheduler(optimizer, config.optimizer, updates=updates)
     for group in optimizer.param_groups:
         group["lr"] = 1.0

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from regress.engine.config import Config, load_config
-from regress.engine.config.schema import DumpOptions
+from regress.engine.config.recording import DumpOptions
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.replay.rollouts import SAMPLED

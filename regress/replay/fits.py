@@ -7,10 +7,8 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from regress.engine.config.objective_rules import OBJECTIVE_RULES
-from regress.engine.config.parallel_rules import PARALLEL_RULES
-from regress.engine.config.rules import RULES
-from regress.engine.config.schema import Config
+from regress.engine.config.messages import DEFAULT, Origin
+from regress.engine.config.schema import Config, conflicts
 from regress.errors import ConfigError
 from regress.parallel.fit import (
     compile_refusal,
@@ -54,16 +52,27 @@ def _reasons(facts: Facts, overrides: Mapping[str, Any], replay: Replay) -> Iter
     prompts = (
         {"task.eval_size": 1} if replay.variant.program else {}
     )  # the program finds prompts to evaluate on
-    config = _config(facts.config, {**replay.precision.overrides, **prompts, **overrides})
-    for rule in (*RULES, *OBJECTIVE_RULES, *PARALLEL_RULES):
-        sentence = rule(config)
-        if sentence is not None and rule(_config(facts.config, {})) is None:  # the case itself is possible
-            yield sentence
+    here = {"trainer.type": "local"}  # what a service can compute is not known
+    config = _config(facts.config, {**replay.precision.overrides, **prompts, **overrides, **here})
+    found = list(_conflicts(config))
+    own = {_culprit(sentence) for sentence in _conflicts(_config(facts.config, {}))} if found else ()
+    yield from (
+        sentence for sentence in found if _culprit(sentence) not in own
+    )  # the case itself is possible
     yield from _of_sizes(facts, section(facts.config, overrides, "parallel"))
     backend = section(facts.config, overrides, "model").get("compile")
     if backend and facts.recurrent:
         yield compile_refusal("linear attention", str(backend))
     yield from _of_schedule(facts, section(facts.config, overrides, "parallel"), replay)
+
+
+def _conflicts(config: Config) -> Iterator[str]:
+    return conflicts(config, lambda path: Origin(DEFAULT))
+
+
+def _culprit(sentence: str) -> str:
+    """Return the key that a sentence begins with."""
+    return sentence.partition("=")[0]
 
 
 def _of_sizes(facts: Facts, parallel: Mapping[str, Any]) -> Iterator[str]:

@@ -95,8 +95,7 @@ def tasks(path: Path, whole: Path) -> None:
 
 
 def settings(path: Path, whole: Path) -> None:
-    from regress.engine.config import load_config
-    from regress.engine.config.show import print_config
+    from regress.engine.config import load_config, print_config
 
     print_config(load_config(str(path), "run", environ={}), quiet())
 

@@ -23,7 +23,7 @@ from regress.dump.nexrl import trajectory_lists
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.requests import INDEX, REQUESTED, DumpedDatum, DumpedRequest, Operation, Part, requested
-from regress.engine.config.compose import load_config
+from regress.engine.config import load_config
 from regress.engine.run import train
 from regress.layout import Segment, TokenLayout
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from regress.cli import main
 from regress.dump.requests import VARIABLES
-from regress.engine.config.compose import load_config
+from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train
 from regress.service.api import Datum, PassResult

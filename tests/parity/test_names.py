@@ -17,7 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from regress.engine.config.leaves import leaves
+from regress.engine.config.schema import options
 from regress.grpo.catalogue import ADVANTAGES, REJECTIONS
 from regress.grpo.presets import PRESETS, make_objective
 from regress.grpo.recipes import RECIPES
@@ -60,7 +60,7 @@ def test_every_setting_of_verl_is_known() -> None:
 
 @pytest.mark.parametrize("table", [TRL, VERL], ids=["trl", "verl"])
 def test_what_expresses_a_setting_is_a_key_of_the_configuration(table: dict[str, str]) -> None:
-    keys = set(leaves())
+    keys = set(options())
     said = {value for value in table.values() if value != NOT_THE_OBJECTIVE}
     assert said <= keys
 

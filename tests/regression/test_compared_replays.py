@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from regress.compare.request import compare_sources
-from regress.engine.config.compose import load_config
+from regress.engine.config import load_config
 from regress.engine.run import train
 
 SEEDS = range(50)

@@ -14,7 +14,7 @@ import pytest
 
 from regress.dump.metrics_file import read_metrics
 from regress.engine.config import load_config
-from regress.engine.config.flags import FLAGS
+from regress.engine.config.schema import flags_by_name
 
 PROJECTS = {
     "experiment_base": "tiny_grpo",
@@ -113,7 +113,7 @@ def test_flags_of_the_documents_fit_every_experiment() -> None:
         "train_batch_size": "8",
         "max_length": "96",
     }
-    assert set(flags) <= {flag.name.replace("-", "_") for flag in FLAGS}
+    assert set(flags) <= {flag.name.replace("-", "_") for flag, _ in flags_by_name().values()}
     for name in PROJECTS:
         config = load_config(config_name=name, environ={}, flags=flags).config
         assert (config.data.max_prompt_length, config.data.max_completion_length) == (48, 48)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regress.engine.config.sections.model import LoraConfig as Section
+from regress.engine.config.model import LoraConfig as Section
 from regress.engine.hub import cached_folder, local_folder
 from regress.errors import ConfigError, NotInstalled, reason
 from regress.extras import install

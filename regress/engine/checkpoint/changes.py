@@ -103,9 +103,9 @@ def _replaces(key: str, before: Mapping[str, Any]) -> bool:
 
 
 def _is_mapping(section: str) -> bool:
-    from regress.engine.config.leaves import leaves
+    from regress.engine.config.schema import options
 
-    leaf = leaves().get(section)
+    leaf = options().get(section)
     return leaf is not None and leaf.kind is dict
 
 

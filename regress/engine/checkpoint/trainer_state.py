@@ -8,7 +8,6 @@ from typing import Any
 from regress.dump.jsontext import plain, tag_floats
 from regress.engine.checkpoint.names import checkpoint_name
 from regress.engine.checkpoint.state import CheckpointState
-from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 
 PASS_RATE = "eval_avg_test_pass_rate"
@@ -20,7 +19,7 @@ def trainer_state(config: Config, state: CheckpointState, problems: int | None) 
     ``global_step``, ``max_steps``, ``eval_steps``, ``save_steps`` and the ``step`` of the rows in ``log_history``
     count optimizer updates, as Hugging Face's do; ``step`` at the top counts completed rollout steps.
     """
-    each = updates_per_rollout(config)
+    each = config.updates_per_rollout
     data, chosen = config.data, config.trainer
     best = max(state.pass_rates, key=lambda step: (state.pass_rates[step], step), default=None)
     saved = best is not None and chosen.save_steps is not None and best and best % chosen.save_steps == 0

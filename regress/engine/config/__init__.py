@@ -7,27 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regress.engine.config.compose import Loaded, load_config
-    from regress.engine.config.origins import Origin
-    from regress.engine.config.plain import config_hash, flat, to_plain
-    from regress.engine.config.schema import Config
-    from regress.engine.config.show import print_config
+    from regress.engine.config.load import Loaded, load_config, print_config
+    from regress.engine.config.messages import Origin
+    from regress.engine.config.schema import Config, config_hash, flat, to_plain
 
 __all__ = ["Config", "Loaded", "Origin", "config_hash", "flat", "load_config", "print_config", "to_plain"]
 
-_HOMES = {
-    "Config": "schema",
-    "Loaded": "compose",
-    "Origin": "origins",
-    "config_hash": "plain",
-    "flat": "plain",
-    "load_config": "compose",
-    "print_config": "show",
-    "to_plain": "plain",
-}
+_HOMES = {"load": ("Loaded", "load_config", "print_config"), "messages": ("Origin",)}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = next((home for home, names in _HOMES.items() if name in names), "schema")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,70 +1,39 @@
-"""Flags of the ``train`` command that are aliases of keys: one table for the command, the documentation and the errors.
+"""Flags of a command that are aliases of options; the schema is read when they are asked for."""
 
-Every flag may be written with dashes or underscores. Imports nothing, because help texts read it.
-"""
+from functools import cache
+from typing import Any
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Alias of a key.
-
-    Attributes:
-        name: with dashes.
-        key: the key that it sets.
-        given: value of a flag that is written without one; None: it takes a value.
-        optional: True if it may be written with a value all the same.
-        metavar: word for its value in help texts.
-    """
-
-    name: str
-    key: str
-    given: str | None = None
-    optional: bool = False
-    metavar: str = "TEXT"
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """Every way to write the flag."""
-        return tuple(dict.fromkeys((f"--{self.name}", f"--{self.name.replace('-', '_')}")))
+import click
 
 
-FLAGS: tuple[Flag, ...] = (
-    Flag("output-dir", "output_dir", metavar="DIR"),
-    Flag("model-name", "model.path", metavar="DIR|NAME"),
-    Flag("lr", "optimizer.learning_rate", metavar="NUMBER"),
-    Flag("learning-rate", "optimizer.learning_rate", metavar="NUMBER"),
-    Flag("group-size", "data.group_size", metavar="N"),
-    Flag("rollouts-per-step", "data.prompts_per_step", metavar="N"),
-    Flag("train-batch-size", "trainer.mini_batch_size", metavar="N"),
-    Flag("per-device-train-batch-size", "batching.micro_batch_size", metavar="N"),
-    Flag("temperature", "rollout_worker.temperature", metavar="NUMBER"),
-    Flag("max-length", "data.max_seq_length", metavar="N"),
-    Flag("seed", "seed", metavar="N"),
-    Flag("max-prompts", "task.train_size", metavar="N"),
-    Flag("eval-every-n-steps", "evaluation.every_n_steps", metavar="N"),
-    Flag("max-eval-samples", "evaluation.max_samples", metavar="N"),
-    Flag("dataset-path", "task.dataset_path", metavar="FILE"),
-    Flag("enable-curriculum", "curriculum.enable", given="true", optional=True, metavar="true|false"),
-    Flag("save-steps", "trainer.save_steps", metavar="N"),
-    Flag("checkpoint-interval", "trainer.save_steps", metavar="N"),
-    Flag("save-total-limit", "trainer.save_total_limit", metavar="N"),
-    Flag("resume-from-checkpoint", "trainer.resume_from_checkpoint", metavar="DIR"),
-    Flag("wandb", "tracking.trackers", given="[wandb]"),
-    Flag("no-wandb", "tracking.trackers", given="[]"),
-    Flag("wandb-project", "tracking.project", metavar="NAME"),
-    Flag("run-name", "tracking.run_name", metavar="NAME"),
-    Flag("wandb-run-name", "tracking.run_name", metavar="NAME"),
-    Flag("log-dir", "tracking.log_dir", metavar="DIR"),
-    Flag("force-new-wandb-run", "tracking.force_new_run", given="true"),
-)
+class CommandWithFlags(click.Command):
+    """A command with a flag for each alias, as text in ``flags`` of its callback: those that were given, by name."""
 
-TRACKERS = "tracking.trackers"
-OF_WANDB = ("wandb-project", "wandb-run-name", "force-new-wandb-run")
-"""Flags that mean nothing without wandb, so they switch it on."""
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the command's own options, and the flags."""
+        return [*super().get_params(ctx), *_flags()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Gather the flags that were given."""
+        found = {flag.name: ctx.params.pop(str(flag.name)) for flag in _flags()}
+        ctx.params["flags"] = {name: text for name, text in found.items() if text is not None}
+        return super().invoke(ctx)
 
 
-def flag_named(name: str) -> Flag:
-    """Return the flag of a name with dashes or underscores."""
-    return next(flag for flag in FLAGS if flag.name == name.replace("_", "-"))
+@cache
+def _flags() -> tuple[click.Option, ...]:
+    from regress.engine.config.schema import flags_by_name
+
+    made = []
+    for flag, option in flags_by_name().values():
+        metavar = flag.metavar or {int: "N", float: "NUMBER"}.get(option.kind, "TEXT")
+        takes: dict[str, Any] = {"metavar": metavar}
+        if flag.given is not None and not flag.optional:
+            takes = {"is_flag": True, "flag_value": flag.given}
+        elif flag.given is not None:
+            takes = {"metavar": f"[{metavar}]", "is_flag": False, "flag_value": flag.given}
+        text = f"Alias of {option.key}" + (f"={flag.given}." if flag.given else ".")
+        made.append(
+            click.Option([*flag.spellings, flag.name.replace("-", "_")], default=None, help=text, **takes)
+        )
+    return tuple(made)

@@ -1,164 +1,228 @@
-"""Checks of one value against the rules of its key: conversion to the field's type, choices and bounds."""
+"""Raw values by option, merged layer by layer, and their interpolations in OmegaConf's grammar."""
 
-import math
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from itertools import count
+from typing import Any, TypeVar, get_type_hints
 
-from regress.engine.config.leaves import Leaf
-from regress.engine.config.nearest import nearest
-from regress.engine.config.origins import Origin
-from regress.engine.config.text import shortened
+from omegaconf._utils import split_key
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+from omegaconf.grammar_parser import parse
+from omegaconf.grammar_visitor import GrammarVisitor
+
+from regress.engine.config.messages import DEFAULT, FILE, Origin, first_line, nearest_keys, shortened
+from regress.engine.config.option import Entry, KeyPath, Option
+from regress.engine.config.schema import find_option, options
 from regress.errors import ConfigError
 
-BOOLEANS = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
-INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-NAMES: Mapping[Any, str] = {
-    str: "text",
-    bool: "true or false",
-    int: "an integer",
-    float: "a finite number",
-    dict: "a mapping",
-    Any: "made of text, finite numbers, booleans, lists and mappings",
-}
-LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
-    "minimum": ("of at least {:.15g}", lambda number, limit: number >= limit),
-    "exclusive_minimum": ("greater than {:.15g}", lambda number, limit: number > limit),
-    "maximum": ("at most {:.15g}", lambda number, limit: number <= limit),
-    "exclusive_maximum": ("less than {:.15g}", lambda number, limit: number < limit),
-}
+T = TypeVar("T")
+MISSING = "???"
+INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
+_hints = lru_cache(get_type_hints)
+_parse = lru_cache(maxsize=512)(parse)
 
 
-class _MisfitError(Exception):
-    """A value breaks the rule of its leaf; the text, often empty, adds what the rule alone does not say."""
+class UnresolvedError(Exception):
+    """An interpolation that cannot be resolved; the text is the predicate of a sentence about the key."""
 
 
-def checked(leaf: Leaf, value: Any, origin: Origin) -> Any:
-    """Return ``value`` in the type of ``leaf``; text is converted as OmegaConf does.
+class MalformedError(UnresolvedError):
+    """An interpolation outside the grammar."""
 
-    Raises `ConfigError` naming key, value, origin and rule if it does not fit.
+
+class Resolver:
+    """Resolves interpolations; ``lookup`` gives the raw value of a path, and raises `KeyError` for one that is none."""
+
+    def __init__(self, lookup: Callable[[KeyPath], Any], environ: Mapping[str, str]) -> None:
+        self._lookup = lookup
+        self._environ = environ
+
+    def resolved(self, path: KeyPath, above: tuple[KeyPath, ...] = ()) -> Any:
+        """Return the value at a path as plain data in containers of its own. Raises `UnresolvedError`."""
+        if path in above:
+            raise UnresolvedError("refers to itself, perhaps through other keys; break the circle")
+        try:
+            raw = self._lookup(path)
+        except KeyError:
+            key = ".".join(path)
+            near = " or ".join(nearest_keys(key, options()))
+            words = f"refers to {key}, which is no key of the configuration; the nearest valid key is {near}"
+            raise UnresolvedError(words) from None
+        return self._plain(raw, path, (*above, path))
+
+    def _plain(self, raw: Any, path: KeyPath, above: tuple[KeyPath, ...]) -> Any:
+        if isinstance(raw, dict):
+            return {name: self._plain(value, (*path, str(name)), above) for name, value in raw.items()}
+        if isinstance(raw, list | tuple):
+            return [self._plain(value, path, above) for value in raw]
+        if raw == MISSING:
+            raise UnresolvedError(f"needs {'.'.join(path)}, which is mandatory; give it a value")
+        return self._text(raw, path, above) if isinstance(raw, str) and "${" in raw else raw
+
+    def _text(self, text: str, path: KeyPath, above: tuple[KeyPath, ...]) -> Any:
+        def key(name: str, memo: Any) -> Any:
+            parts = split_key(name)
+            dots = next((number for number, part in enumerate(parts) if part), len(parts))
+            return self.resolved((*path[:-dots], *parts[dots:]) if dots else tuple(parts), above)
+
+        def resolver(name: str, args: tuple[Any, ...], args_str: Any) -> Any:
+            if name == "oc.decode" and args:
+                return visitor.visit(parse(str(args[0]), "singleElement", "VALUE_MODE"))
+            if name != "oc.env" or not 1 <= len(args) <= 2:
+                raise UnresolvedError(f"uses the unknown resolver {name}; refer to a key or use oc.env")
+            return self._variable(*args)
+
+        visitor = GrammarVisitor(key, resolver, memo=None)
+        try:
+            return visitor.visit(_parse(text))
+        except GrammarParseError as error:
+            words = f"is a malformed interpolation ({first_line(error)}); write {INTERPOLATIONS}"
+            raise MalformedError(words) from error
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            raise UnresolvedError(f"cannot be resolved ({first_line(error)}); correct it") from error
+
+    def _variable(self, name: str, *default: Any) -> str | None:
+        if name in self._environ:
+            return self._environ[name]
+        if not default:
+            raise UnresolvedError(
+                f"needs the environment variable {name}, which is not set; set it or write ${{oc.env:{name},DEFAULT}}"
+            )
+        return None if default[0] is None else str(default[0])
+
+
+class Values:
+    """Explicitly given values; all others are the defaults of the schema.
+
+    Free mappings merge entry by entry, as in Hydra, but the first entry given replaces the schema's default.
     """
-    if value is None and leaf.optional:
-        return None
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._given: dict[str, dict[KeyPath, Entry]] = {key: {} for key in options()}
+        self._ages: dict[KeyPath, int] = {}
+        self._numbers = count()
+        self._resolver = Resolver(self._raw, environ)
+
+    def put(self, entry: Entry) -> None:
+        """Merge ``entry``: mappings merge, everything else replaces.
+
+        Raises `ConfigError` for a path that the schema does not know, and for a section given a plain value.
+        """
+        path, value, origin, spelled = entry
+        option = find_option(path, value, origin)
+        if is_tree(value) and (option is None or option.kind is dict):
+            for name, member in value.items():
+                self.put(Entry((*path, name), member, origin))
+        elif option is None:
+            if value not in (None, {}) or (value is None and origin.layer != FILE):
+                raise ConfigError(_not_a_section(entry))
+            # null in a file: all lines of the section are commented out
+        else:
+            given = self._given[option.key]
+            for other in [other for other in given if _same_branch(other, path)]:
+                del given[other]
+            if spelled is not None and isinstance(value, bool | int | float) and option.holds_text(path):
+                value = spelled
+            given[path] = Entry(path, value, origin)
+            self._ages[path] = next(self._numbers)
+
+    def remove(self, path: KeyPath) -> None:
+        """Remove the values given at ``path`` and below it."""
+        for given in self._given.values():
+            for other in [other for other in given if other[: len(path)] == path]:
+                del given[other]
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Return the origin of the value at ``path``, an option or an entry of a free mapping."""
+        keys = (".".join(path[:depth]) for depth in range(len(path), 0, -1))
+        given: dict[KeyPath, Entry] = next((self._given[key] for key in keys if key in self._given), {})
+        near = [entry.origin for other, entry in given.items() if _same_branch(other, path)]
+        return near[-1] if near else Origin(DEFAULT)
+
+    def age(self, path: KeyPath) -> int:
+        """Return the place of an option's value in the order in which values were given; -1: it has its default."""
+        return self._ages[path] if path in self._given[".".join(path)] else -1
+
+    def origins(self) -> dict[str, Origin]:
+        """Return the origin of each value by dotted key, the schema's defaults included."""
+        paths = (path for key, given in self._given.items() for path in given or [options()[key].path])
+        return {".".join(path): self.origin(path) for path in paths}
+
+    def value(self, key: str) -> Any:
+        """Return the resolved and checked value of an option. Raises `ConfigError`."""
+        option = options()[key]
+        raw = self._raw_of(option)
+        try:
+            if raw == MISSING:
+                raise UnresolvedError("is mandatory; give it in a file or on the command line")
+            plain = self._resolver.resolved(option.path)
+        except UnresolvedError as error:
+            stated = key if isinstance(error, MalformedError) else f"{key}={shortened(raw)}"
+            raise ConfigError(f"{stated} ({self.origin(option.path)}) {error}.") from error
+        return option.checked(plain, self.origin)
+
+    def built(self, kind: type[T], prefix: str = "") -> T:
+        """Return a section with its values, resolved and checked. Raises `ConfigError`."""
+        found = {key: self.value(key) for key in options() if key.startswith(prefix)}
+        made: T = _assembled(kind, prefix, found)
+        return made
+
+    def _raw_of(self, option: Option) -> Any:
+        given = self._given[option.key]
+        root: dict[str, Any] = {}
+        for path, entry in given.items():
+            if path == option.path:
+                return entry.value
+            node = root
+            for name in path[len(option.path) : -1]:
+                node = node.setdefault(name, {})
+            node[path[-1]] = entry.value
+        return root if given else option.default
+
+    def _raw(self, path: KeyPath) -> Any:
+        """Return the raw value at a path, that of a section as a mapping. Raises `KeyError`."""
+        for depth in range(len(path), 0, -1):
+            option = options().get(".".join(path[:depth]))
+            if option is not None:
+                value = self._raw_of(option)
+                for name in path[depth:]:
+                    value = value[int(name) if isinstance(value, list) else name]
+                return value
+        return dict(self._members(path))
+
+    def _members(self, path: KeyPath) -> Iterator[tuple[str, Any]]:
+        names = {one.path[len(path)] for one in options().values() if one.path[: len(path)] == path}
+        if not names:
+            raise KeyError(path)
+        return ((name, self._raw((*path, name))) for name in names)
+
+
+def _assembled(kind: Any, prefix: str, found: Mapping[str, Any]) -> Any:
+    members = {}
+    for spec in fields(kind):
+        key, hint = f"{prefix}{spec.name}", _hints(kind)[spec.name]
+        members[spec.name] = _assembled(hint, f"{key}.", found) if is_dataclass(hint) else found[key]
     try:
-        return _within_rules(leaf, _read(leaf, value))
-    except _MisfitError as misfit:
-        stated = f"{leaf.key}={shortened(value)} ({origin}) must be {_rule(leaf)}{misfit}"
-    if "choices" in leaf.rules:
-        raise ConfigError(f"{stated}; did you mean {nearest(str(value), _choices(leaf))}?")
-    raise ConfigError(f"{stated}.")
+        return kind(**members)
+    except ConfigError as error:  # of the objective, which checks itself
+        raise ConfigError(f"{prefix}{error}") from None
 
 
-def _read(leaf: Leaf, value: Any) -> Any:
-    if leaf.kind is list:
-        return [_SCALARS[leaf.item](member) for member in _instance(list, value)]
-    if leaf.kind is dict:
-        return {str(name): member for name, member in _instance(dict, value).items()}
-    return _SCALARS[leaf.kind](value)
+def is_tree(value: Any) -> bool:
+    """Return True if a mapping merges entry by entry; an empty one, or one with other names than text, is one value."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(name, str) for name in value)
 
 
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, dict | list):
-        raise _MisfitError
-    if "\0" in str(value):
-        raise _MisfitError(" without the character NUL, which no path and no variable can hold")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _same_branch(a: KeyPath, b: KeyPath) -> bool:
+    shared = min(len(a), len(b))
+    return a[:shared] == b[:shared]
 
 
-def _boolean(value: Any) -> bool:
-    if str(value).lower() not in BOOLEANS:
-        raise _MisfitError
-    return BOOLEANS[str(value).lower()]
-
-
-def _integer(value: Any) -> int:
-    if not INTEGER.fullmatch(str(value)):
-        raise _MisfitError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool | dict | list) or value is None:
-        raise _MisfitError
-    try:
-        number = float(value)
-    except ValueError:
-        raise _MisfitError from None
-    if not math.isfinite(number):
-        raise _MisfitError
-    return number
-
-
-def _plain(value: Any) -> Any:
-    """Return the value as JSON can hold it, with names as text."""
-    if isinstance(value, dict):
-        return {str(name): _plain(member) for name, member in value.items()}
-    if isinstance(value, list):
-        return [_plain(member) for member in value]
-    if isinstance(value, float):
-        return _number(value)
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    raise _MisfitError
-
-
-_SCALARS: Mapping[Any, Callable[[Any], Any]] = {
-    str: _text,
-    bool: _boolean,
-    int: _integer,
-    float: _number,
-    Any: _plain,
-}
-
-
-def _instance(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise _MisfitError
-    return value
-
-
-def _within_rules(leaf: Leaf, value: Any) -> Any:
-    rules = leaf.rules
-    if "choices" in rules and value not in rules["choices"] and value not in _choices(leaf):
-        raise _MisfitError
-    if "length" in rules and len(value) != rules["length"]:
-        raise _MisfitError
-    for name, (_, holds) in LIMITS.items():
-        for number in value if leaf.kind is list else [value]:
-            if name in rules and not holds(number, rules[name]):
-                raise _MisfitError
-    if rules.get("regex"):
-        _compiles(value)
-    return value
-
-
-def _choices(leaf: Leaf) -> tuple[str, ...]:
-    """Return all choices, also those that it takes an import to know."""
-    more = leaf.rules.get("more")
-    return (*leaf.rules["choices"], *(more() if more else ()))
-
-
-def _compiles(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise _MisfitError(f", which it is not: {error}; write special characters with \\") from None
-
-
-def _list_name(leaf: Leaf) -> str:
-    length, members = leaf.rules.get("length"), "names" if leaf.item is str else "numbers"
-    return f"a list of {members}" if length is None else f"a list of {length} {members}"
-
-
-def _rule(leaf: Leaf) -> str:
-    if "choices" in leaf.rules:
-        more = f", or {leaf.rules['others']}" if "others" in leaf.rules else ""
-        return f"one of {', '.join(leaf.rules['choices'])}{more}"
-    if leaf.rules.get("regex"):
-        return "a regular expression"
-    name = _list_name(leaf) if leaf.kind is list else NAMES[leaf.kind]
-    limits = [text.format(leaf.rules[limit]) for limit, (text, _) in LIMITS.items() if limit in leaf.rules]
-    return f"{name} {' and '.join(limits)}".rstrip() + (" or null" if leaf.optional else "")
+def _not_a_section(entry: Entry) -> str:
+    key = ".".join(entry.path)
+    inside = [name.removeprefix(f"{key}.") for name in options() if name.startswith(f"{key}.")]
+    return (
+        f"{key}={shortened(entry.value)} ({entry.origin}) must be a mapping with keys of "
+        f"{', '.join(inside)}; to choose a file {key}/NAME.yaml, name one that is on the search path."
+    )

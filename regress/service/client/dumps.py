@@ -21,7 +21,6 @@ from regress.dump.location import Location, location
 from regress.dump.nexrl import as_dict
 from regress.dump.requests import REQUESTED
 from regress.dump.trajectory import Trajectory
-from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.trainer import UnfinishedStep
 from regress.errors import DumpError, reason
@@ -42,7 +41,7 @@ class RemoteDumps:
 
     def __init__(self, config: Config, start: StartingPlace | None = None) -> None:
         debug = config.debug
-        self._each = updates_per_rollout(config)
+        self._each = config.updates_per_rollout
         self._stamps: dict[str, Stamp] = {}
         self._wanted = {
             n for n in TYPES if debug.enable_data_dump and getattr(debug.remote_api_dump_options, n)

@@ -25,7 +25,6 @@ from regress.engine.build import (
     step_meta,
 )
 from regress.engine.components import own_loss
-from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.earlier import Earlier
 from regress.engine.material import make_material
@@ -189,7 +188,7 @@ def build(
     run_log.sampled_hotter(config.rollout_worker.temperature)
     policy, optimizer = RemotePolicy(model), RemoteAdamW(config.optimizer)
     scheduler: LRScheduler = build_scheduler(
-        optimizer, config.optimizer, updates=config.max_steps * updates_per_rollout(config)
+        optimizer, config.optimizer, updates=config.max_steps * config.updates_per_rollout
     )
     state = ServiceState(model)
     trainer = RemoteTrainer(

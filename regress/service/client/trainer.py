@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from regress.dump.requests import requested
 from regress.dump.trajectory import Trajectory
-from regress.engine.config.schema import OptimizerConfig
+from regress.engine.config.training import OptimizerConfig
 from regress.engine.metrics import Values
 from regress.engine.passes import accumulate
 from regress.engine.step import StepOutcome

@@ -15,8 +15,8 @@ from transformers.pytorch_utils import Conv1D
 from regress.dump.arrays import to_numpy
 from regress.engine.adapters.settings import is_adapter, of_directory
 from regress.engine.checkpoint.weights import copied_weights, load_weights, save_weights
-from regress.engine.config.schema import Config, LoraConfig
-from regress.engine.config.task_rules import without_task
+from regress.engine.config.model import LoraConfig
+from regress.engine.config.schema import Config
 from regress.engine.hub import local_folder
 from regress.engine.material import Material, make_material, tokenizer_path
 from regress.engine.policies import build_policy
@@ -241,7 +241,7 @@ class Base:
 def _material(config: Config) -> Material:
     """Return the tokenizer of a configuration, and the prompts of its warm start, if it has one."""
     path = tokenizer_path(config)
-    if config.warm_start.steps or (path is None and not without_task(config)):
+    if config.warm_start.steps or (path is None and config.has_task):
         return make_material(config)
     if path is None:
         raise ConfigError(

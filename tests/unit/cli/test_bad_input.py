@@ -42,7 +42,9 @@ OVERRIDES = {
     "rollout_worker.need_llm_inference=false forbids it; set rollout_worker.need_llm_inference=true or "
     "rollout_worker.type=mock.",
     "rollout_worker.type=mock": "rollout_worker.type=mock replays recorded completions and "
-    "rollout_worker.need_llm_inference=true asks for new ones; set rollout_worker.need_llm_inference=false.",
+    "rollout_worker.need_llm_inference=true asks for new ones; set rollout_worker.need_llm_inference=false. | "
+    "rollout_worker.type=mock finds nothing to replay while rollout_worker.trajectory_load_path=null; set it to a "
+    "trajectory file, or to the directory that holds the step_* files @ rollout_worker.type (command line)",
     "task.rewards={exact_match: 0}": "task.rewards names no reward with a weight other than 0, so that every "
     "advantage is zero; give one, for example task.rewards.exact_match=1.0.",
     "data.prompts_per_step=9": "data.prompts_per_step=9 is more than task.train_size=8, so that a step would hold a "

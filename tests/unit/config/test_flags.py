@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.engine.config import Loaded, load_config
-from regress.engine.config.flag_values import flag_entries
-from regress.engine.config.flags import FLAGS, Flag
-from regress.engine.config.leaves import leaves
-from regress.engine.config.values import checked
+from regress.engine.config.load import flag_entries
+from regress.engine.config.option import Flag
+from regress.engine.config.schema import flags_by_name
 from regress.errors import ConfigError
 from tests.as_subtests import as_subtests
 
+FLAGS = [flag for flag, _ in flags_by_name().values()]
 Load = Callable[..., Loaded]
 
 CURRICULUM = ("train", "--config-name", "reverse_string_curriculum", "--print-config")
@@ -30,11 +30,11 @@ DOCUMENTED = (
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_flag_names_a_key_and_takes_its_values(flag: Flag) -> None:
-    assert flag.key in leaves()
+    option = flags_by_name()[flag.name][1]
     assert flag.name == flag.name.lower().replace("_", "-")
     if flag.given is not None:
-        (entry,) = flag_entries({flag.name: flag.given}, {})
-        checked(leaves()[flag.key], entry.value, entry.origin)
+        (entry,) = flag_entries({flag.name: flag.given}, [])
+        option.checked(entry.value, lambda _: entry.origin)
 
 
 def test_names_are_unique() -> None:
@@ -58,7 +58,9 @@ def test_a_switch_may_have_a_value(written: tuple[str, ...], on: bool) -> None:
 @as_subtests("flag", FLAGS, ids=lambda flag: flag.name)
 def test_help_lists_every_flag_with_its_key(flag: Flag) -> None:
     said = " ".join(CliRunner().invoke(main, ["train", "--help"], terminal_width=200).output.split())
-    words = rf"{', '.join(flag.spellings)}( \[?{re.escape(flag.metavar)}\]?)? Alias of {re.escape(flag.key)}"
+    option = flags_by_name()[flag.name][1]
+    metavar = flag.metavar or {int: "N", float: "NUMBER"}.get(option.kind, "")
+    words = rf"{', '.join(flag.spellings)}( \[?{re.escape(metavar)}\]?)? Alias of {re.escape(option.key)}"
     assert re.search(words, said), words
 
 

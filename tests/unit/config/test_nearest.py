@@ -5,8 +5,8 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.engine.config.leaves import leaves
-from regress.engine.config.nearest import edits, nearest_keys
+from regress.engine.config.messages import edits, nearest_keys
+from regress.engine.config.schema import options
 
 LETTERS = string.ascii_lowercase + "_."
 
@@ -14,7 +14,7 @@ LETTERS = string.ascii_lowercase + "_."
 @st.composite
 def typos(draw: st.DrawFn) -> tuple[str, str]:
     """A key, and the key with one character left out, put in, replaced, or swapped with its neighbor."""
-    key = draw(st.sampled_from(list(leaves())))
+    key = draw(st.sampled_from(list(options())))
     at = draw(st.integers(0, len(key) - 1))
     letter = draw(st.sampled_from(LETTERS))
     wrong = draw(
@@ -35,9 +35,9 @@ def typos(draw: st.DrawFn) -> tuple[str, str]:
 def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
     """Several keys are named only if one character makes the typo of each (top_p, top_k)."""
     key, wrong = typo
-    if wrong in leaves():
+    if wrong in options():
         return
-    near = nearest_keys(wrong, leaves())
+    near = nearest_keys(wrong, options())
     assert key in near
     assert all(edits(wrong, other) == 1 for other in near)
     assert len(near) <= 5  # the dimensions of parallel differ by one character
@@ -58,6 +58,6 @@ def test_edits() -> None:
 
 
 def test_abbreviations_and_wrong_sections() -> None:
-    assert nearest_keys("optimizer.lr", leaves()) == ["optimizer.learning_rate"]
-    assert nearest_keys("rollout_worker.temp", leaves()) == ["rollout_worker.temperature"]
-    assert nearest_keys("trainer.max_grad_norm", leaves()) == ["optimizer.max_grad_norm"]
+    assert nearest_keys("optimizer.lr", options()) == ["optimizer.learning_rate"]
+    assert nearest_keys("rollout_worker.temp", options()) == ["rollout_worker.temperature"]
+    assert nearest_keys("trainer.max_grad_norm", options()) == ["optimizer.max_grad_norm"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.config.schema import FAMILIES
+from regress.engine.config.model import FAMILIES
 from regress.grpo.presets import PRESETS
 
 Refusal = Callable[..., str]

@@ -13,9 +13,8 @@ from omegaconf import OmegaConf
 
 import regress.engine.config.conf
 from regress.engine.config import Config, Loaded, Origin, config_hash, to_plain
-from regress.engine.config.leaves import leaves
-from regress.engine.config.schema import FAMILIES
-from regress.engine.config.values import checked
+from regress.engine.config.model import FAMILIES
+from regress.engine.config.schema import options
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective
@@ -44,12 +43,12 @@ def test_omegaconf_reads_the_schema() -> None:
     assert OmegaConf.to_object(structured) == OmegaConf.to_object(OmegaConf.structured(Config()))
 
 
-@as_subtests("key", leaves())
+@as_subtests("key", options())
 def test_every_key_explains_itself_and_keeps_its_own_rules(key: str) -> None:
-    leaf = leaves()[key]
-    assert leaf.rules["help"]
-    assert not leaf.rules["help"].endswith(".")
-    assert checked(leaf, leaf.default, Origin("default")) == leaf.default
+    option = options()[key]
+    assert option.help
+    assert not option.help.endswith(".")
+    assert option.checked(option.default, lambda _: Origin("default")) == option.default
 
 
 def test_algorithm_is_the_objective(load: Load) -> None:
@@ -77,7 +76,7 @@ def test_what_nobody_gives_is_the_default_of_the_schema(load: Load) -> None:
     expected.trainer.checkpoint_dir = "./outputs/regress"
     loaded = load({})
     assert loaded.config == expected
-    assert set(loaded.origins) == set(leaves())
+    assert set(loaded.origins) == set(options())
     assert {str(origin) for origin in loaded.origins.values()} == {"default"}
 
 

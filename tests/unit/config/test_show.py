@@ -7,7 +7,7 @@ import yaml
 from rich.console import Console
 
 from regress.engine.config import Loaded, print_config
-from regress.engine.config.leaves import leaves
+from regress.engine.config.schema import options
 
 Load = Callable[..., Loaded]
 
@@ -49,7 +49,7 @@ def test_plain_lines_are_yaml_with_every_key_once(load: Load) -> None:
     assert values["exp_name"] == "a # b: [c]"
     assert (values["system_envs.A"], values["system_envs.B"]) == ("true", "")
     assert values["debug.target_param_pattern"] == "a|[b]"
-    assert set(leaves()) - set(values) == {"system_envs"}
+    assert set(options()) - set(values) == {"system_envs"}
 
 
 def test_table_on_a_terminal(load: Load) -> None:

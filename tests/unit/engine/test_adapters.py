@@ -24,7 +24,8 @@ from regress.engine.adapters.build import read_adapter
 from regress.engine.adapters.save import save_model, without_adapter
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.build import Run, build
-from regress.engine.config.schema import Config, WarmStartConfig
+from regress.engine.config.schema import Config
+from regress.engine.config.task import WarmStartConfig
 from regress.engine.run import train
 from regress.errors import ConfigError
 from regress.layout import BatchPlan

@@ -13,7 +13,8 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from regress.dump.reader import DumpReader
-from regress.engine.config.schema import Config, ModelConfig
+from regress.engine.config.model import ModelConfig
+from regress.engine.config.schema import Config
 from regress.engine.models import build_model
 from regress.engine.projection import chunked_log_probs, require_plain_logits
 from regress.engine.run import train

@@ -16,7 +16,8 @@ from regress.dump.reader import DumpReader
 from regress.engine import compiled
 from regress.engine.build import Run, build
 from regress.engine.compiled import CompiledBlocks, blocks_of
-from regress.engine.config.schema import Config, ModelConfig
+from regress.engine.config.model import ModelConfig
+from regress.engine.config.schema import Config
 from regress.engine.models import build_model
 from regress.engine.run import train
 from regress.errors import ConfigError, RegressError

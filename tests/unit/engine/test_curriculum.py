@@ -216,11 +216,10 @@ def test_what_cannot_be(
 
 
 def thresholds(environ: dict[str, str], *overrides: str) -> dict[str, float]:
-    from regress.engine.config.curriculum import stages_of
 
     base = ["curriculum.enable=true", "evaluation.every_n_steps=1", *overrides]
     found = load_config(overrides=base, environ=environ)
-    return {stage.name: stage.threshold for stage in stages_of(found.config)}
+    return {stage.name: stage.threshold for stage in found.config.curriculum.read_stages()}
 
 
 FIRST = "CURRICULUM_PERFORMANCE_THRESHOLD_1"
@@ -239,15 +238,14 @@ def test_variables_count_stages_from_1_and_any_key_wins() -> None:
 
 
 def test_variables_beat_a_file_as_every_variable_does(tmp_path: Path) -> None:
-    from regress.engine.config.curriculum import stages_of
 
     def first(text: str, environ: dict[str, str]) -> list[float]:
         (tmp_path / "mine.yaml").write_text(text)
         found = load_config(str(tmp_path / "mine.yaml"), None, [], environ=environ)
-        return [stage.threshold for stage in stages_of(found.config)][:2]
+        return [stage.threshold for stage in found.config.curriculum.read_stages()][:2]
 
     built_in = load_config(config_name="reverse_string_curriculum", environ={FIRST: "0.3"}).config
-    assert [stage.threshold for stage in stages_of(built_in)] == [0.3, 0.5, 0.5]
+    assert [stage.threshold for stage in built_in.curriculum.read_stages()] == [0.3, 0.5, 0.5]
     on = "evaluation: {every_n_steps: 1}\ncurriculum:\n  enable: true\n"
     for text in (
         "  stages: [{name: a, threshold: 0.7}, {name: b, threshold: 0.6}]\n",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, TokenBatch
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.optim import adamw
 from regress.engine.policy import LocalPolicy

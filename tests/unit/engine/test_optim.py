@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from regress.engine.config.schema import OptimizerConfig
+from regress.engine.config.training import OptimizerConfig
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optim import update as update_once
 from regress.errors import RegressError

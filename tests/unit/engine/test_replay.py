@@ -11,7 +11,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress.dump.reader import DumpReader
-from regress.engine.config.schema import Config, DumpOptions
+from regress.engine.config.recording import DumpOptions
+from regress.engine.config.schema import Config
 from regress.engine.run import train
 from regress.grpo.presets import PRESETS
 

@@ -22,7 +22,8 @@ from regress.dump.taps import at, recording
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config, ModelConfig
+from regress.engine.config.model import ModelConfig
+from regress.engine.config.schema import Config
 from regress.engine.models import build_model
 from regress.engine.optim import adamw
 from regress.engine.policy import LocalPolicy

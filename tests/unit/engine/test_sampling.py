@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from regress.engine.attention import VarlenSegments
-from regress.engine.config.schema import FAMILIES, ModelConfig
+from regress.engine.config.model import FAMILIES, ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import arithmetic
 from regress.engine.sampling import (

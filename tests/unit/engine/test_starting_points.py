@@ -18,7 +18,8 @@ from regress.dump.formats import format_named
 from regress.dump.reader import read
 from regress.dump.record import Record
 from regress.engine.build import Run, build
-from regress.engine.config.schema import OPTIMIZERS, Config
+from regress.engine.config.schema import Config
+from regress.engine.config.training import OPTIMIZERS
 from regress.engine.run import train
 from regress.errors import ConfigError
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regress.dump.trajectory import Trajectory
 from regress.engine.attention import block_causal_mask
 from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.projection import Entropy, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs

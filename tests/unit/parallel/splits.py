@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from transformers import PreTrainedModel
 
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import arithmetic
 from regress.engine.projection import chunked_log_probs, hidden_at

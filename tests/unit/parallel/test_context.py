@@ -18,7 +18,7 @@ from torch.nn.functional import log_softmax, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from regress.engine.attention import block_causal_mask, visible
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import TrueFloat64, arithmetic
 from regress.layout import BatchPlan, Segment, TokenLayout, plan_microbatches

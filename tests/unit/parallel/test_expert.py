@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.attention import block_causal_mask
 from regress.engine.compiled import CompiledBlocks
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import arithmetic
 from regress.layout import BatchPlan, plan_microbatches

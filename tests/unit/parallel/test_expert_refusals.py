@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from regress.engine.config.schema import ModelConfig
+from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.errors import ConfigError
 from regress.parallel import expert

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regress.engine.attention import block_causal_mask
 from regress.engine.batch import Microbatch
-from regress.engine.config.schema import ParallelConfig
+from regress.engine.config.layout import ParallelConfig
 from regress.engine.policy import LocalPolicy
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan, plan_microbatches

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import load_config
-from regress.engine.config.leaves import leaves
+from regress.engine.config.schema import options
 from regress.replay.names import NUMBERS, WORDS, overrides_of
 from regress.replay.session import spelled_out
 from regress.replay.table import VARIANTS, check_name
@@ -53,15 +53,15 @@ def test_every_name_of_the_language_can_stand_in_a_test_id(parts: list[str]) -> 
     check_name(name, "variant")
     overrides = overrides_of(name)
     assert overrides is not None
-    assert overrides.keys() <= leaves().keys()
+    assert overrides.keys() <= options().keys()
 
 
 @as_subtests("word", [*WORDS])
 def test_a_word_sets_values_that_the_configuration_knows(word: str) -> None:
     """Each alone is no combination that works, but none is refused for its value."""
     for key, value in WORDS[word].items():
-        rules = leaves()[key].rules
-        assert value in rules.get("choices", (value,))
+        choices = options()[key].bounds.choices
+        assert value in (choices or (value,))
         assert isinstance(value, str | bool | int)
 
 

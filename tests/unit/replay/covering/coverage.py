@@ -12,13 +12,10 @@ from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
 
-from regress.engine.config.schema import (
-    AlgorithmConfig,
-    BatchingConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    ReferenceConfig,
-)
+from regress.engine.config.layout import BatchingConfig, ParallelConfig
+from regress.engine.config.model import ReferenceConfig
+from regress.engine.config.schema import options
+from regress.engine.config.training import AlgorithmConfig, OptimizerConfig
 from regress.grpo.catalogue import REJECTIONS
 from regress.replay.plan import section_values
 from tests.unit.replay.covering.reads import Function, functions
@@ -75,7 +72,7 @@ def universe() -> Mapping[str, tuple[Setting, ...]]:
     """Return the settings of every key."""
     found: dict[str, tuple[Setting, ...]] = {}
     for key, spec in _specs():
-        choices = [str(choice) for choice in spec.metadata.get("choices", ()) if choice != spec.default]
+        choices = [str(choice) for choice in options()[key].bounds.choices if choice != spec.default]
         if key == "algorithm.rejection":
             choices = list(REJECTIONS)
         if key == "algorithm.preset":

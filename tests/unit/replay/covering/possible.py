@@ -8,11 +8,8 @@ from dataclasses import Field, fields
 from functools import lru_cache
 from typing import Any
 
-from regress.engine.config.objective_rules import OBJECTIVE_RULES
-from regress.engine.config.parallel_rules import PARALLEL_RULES
-from regress.engine.config.rollout_rules import Rule
-from regress.engine.config.rules import RULES
-from regress.engine.config.schema import Config
+from regress.engine.config.messages import DEFAULT, Origin
+from regress.engine.config.schema import Config, conflicts, options
 from regress.errors import ConfigError
 from tests.unit.replay.covering.coverage import CLASSES, OTHER, Setting, default_of, universe
 
@@ -45,20 +42,14 @@ def example(setting: Setting, spec: Field[Any]) -> Any:
         kind = str(spec.type)
         return "package.module:name" if "str" in kind else 4 if "int" in kind else 0.5 if lower else 2.0
     if isinstance(default, int):
-        return default - 1 if default > spec.metadata.get("minimum", default) else default + 1
+        least = options()[setting.key].bounds.least
+        return default - 1 if least is not None and default > least else default + 1
     return default / 2 if default else 0.5 if lower else 0.6
 
 
 @lru_cache(maxsize=1)
 def _specs() -> Mapping[str, Field[Any]]:
     return {f"{name}.{spec.name}": spec for name, kind in CLASSES.items() for spec in fields(kind)}
-
-
-@lru_cache(maxsize=1)
-def _rules() -> tuple[Rule, ...]:
-    """Return the rules that the defaults keep; the others speak of what a run cannot do without."""
-    defaults = Config()
-    return tuple(rule for rule in (*RULES, *OBJECTIVE_RULES, *PARALLEL_RULES) if rule(defaults) is None)
 
 
 def refusal(settings: Iterable[Setting]) -> str | None:
@@ -71,7 +62,10 @@ def refusal(settings: Iterable[Setting]) -> str | None:
         config = Config(**{name: CLASSES[name](**own) for name, own in values.items()})
     except ConfigError as error:
         return str(error)
-    return next((sentence for rule in _rules() if (sentence := rule(config)) is not None), None)
+    sentences = conflicts(config, lambda path: Origin(DEFAULT))
+    return next(
+        (sentence for sentence in sentences if "model.lora." not in sentence), None
+    )  # an adapter mends it
 
 
 def forbidden(settings: Sequence[Setting]) -> str | None:

@@ -1,1 +1,0 @@
-"""Sections of the configuration, a module each; `regress.engine.config.schema` puts them together."""
