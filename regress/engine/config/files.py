@@ -3,7 +3,6 @@
 Hydra interprets the defaults lists; the files are read here, so that errors name the file that is broken.
 """
 
-import importlib.util
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -346,25 +345,15 @@ def _own_searchpath(file: YamlFile, environ: Mapping[str, str]) -> Any:
 def _search_directory(entry: Any) -> Path:
     """Return the directory that an entry of ``hydra.searchpath`` names.
 
-    As in Hydra: ``file://`` or nothing before a path relative to the working directory, ``pkg://`` before a
-    Python package. Raises `ConfigError` if there is no such directory.
+    As in Hydra: ``file://`` or nothing before a path relative to the working directory. Raises `ConfigError` if
+    there is no such directory.
     """
     stated = f"hydra.searchpath={shortened(entry)}"
     if not isinstance(entry, str):
         raise ConfigError(f"{stated} must be a list of directories such as [file://./configs].")
-    scheme, _, rest = entry.rpartition("://")
-    if scheme not in ("", "file", "pkg"):
-        raise ConfigError(f"{stated} has an unknown scheme; write file://DIRECTORY or pkg://PACKAGE.")
-    directory = _package_directory(rest) if scheme == "pkg" else Path(rest)
-    if directory is None or not directory.is_dir():
+    scheme, _, directory = entry.rpartition("://")
+    if scheme not in ("", "file"):
+        raise ConfigError(f"{stated} has an unknown scheme; write file://DIRECTORY.")
+    if not Path(directory).is_dir():
         raise ConfigError(f"{stated} is no directory, seen from {Path.cwd()}; correct the path.")
-    return absolute(directory)
-
-
-def _package_directory(package: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(package.replace("/", "."))
-    except (ImportError, ValueError):
-        return None
-    places = spec.submodule_search_locations if spec is not None else None
-    return Path(places[0]) if places else None
+    return absolute(Path(directory))

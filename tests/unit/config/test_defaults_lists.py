@@ -142,11 +142,6 @@ def test_search_path_comes_after_the_own_directory_and_before_the_built_in_one(l
     assert (config.seed, config.max_steps, config.exp_name) == (1, 77, "regress")
 
 
-def test_search_path_of_a_package(load: Load) -> None:
-    text = "hydra: {searchpath: ['pkg://regress.engine.config.conf']}\ndefaults: [demo]"
-    assert load({"run.yaml": text}).config.exp_name == "demo"
-
-
 def test_search_path_of_the_command_line(load: Load) -> None:
     files = {"conf/run.yaml": "defaults: [base]", "shared/base.yaml": "seed: 9"}
     assert load(files, "hydra.searchpath=[file://shared]", path="conf", name="run").config.seed == 9

@@ -102,9 +102,8 @@ SENTENCES = {
     "hydra.searchpath=[file://nowhere]": "hydra.searchpath=file://nowhere is no directory, seen from {cwd}; "
     "correct the path.",
     "hydra.searchpath=[s3://bucket]": "hydra.searchpath=s3://bucket has an unknown scheme; write "
-    "file://DIRECTORY or pkg://PACKAGE.",
-    "hydra.searchpath=[pkg://no.such]": "hydra.searchpath=pkg://no.such is no directory, seen from {cwd}; "
-    "correct the path.",
+    "file://DIRECTORY.",
+    "hydra.searchpath=[pkg://no.such]": "hydra.searchpath=pkg://no.such has an unknown scheme; write file://DIRECTORY.",
     "hydra.searchpath=7": "hydra.searchpath=7 must be a list of directories such as [file://./configs].",
     "~model": "Override ~model (command line) deletes a group that is not chosen; remove it.",
 }
