@@ -123,11 +123,11 @@ def test_what_cannot_be_meant_is_one_sentence(
 
 
 def test_the_variants_are_listed_with_their_reasons(command: Callable[..., Any], project: Path) -> None:
-    result = command("variants", "wrong,packed-mbs3")
+    result = command("variants", "wrong,packed-pad16")
     assert result.exit_code == 0
     words = " ".join(result.output.split())
     assert (
-        "packed-mbs3 1 several packed rows float64 @absolute, @cispo, @any layout=packed micro_batch_size=3"
+        "packed-pad16 1 padding after the last sample float64 @experts layout=packed pad_to_multiple_of=16"
         in words
     )
     assert "wrong" in words
