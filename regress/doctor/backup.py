@@ -13,6 +13,7 @@ from regress.doctor.issue import Action, Write, clean
 from regress.doctor.journal import FOLDER, apply
 from regress.doctor.restore import COPY_LIMIT
 from regress.doctor.tree import Unreadable
+from regress.durable import TEMPORARY, publish
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.engine.tracking.state import STATE as TRACKING
 from regress.errors import DoctorError
@@ -45,11 +46,11 @@ def make(context: CheckContext) -> tuple[Path, list[str]]:
             f"{context.target.root} has not the {readable(needed)} that a backup takes; free space there"
         )
     folder = _fresh(context)
-    partial = folder.with_name(f".partial-{folder.name}")
+    partial = folder.with_name(f"{TEMPORARY}{folder.name}")
     try:
         stamps = {name: _copied(context, name, partial / name) for name in names}
         (partial / LIST).write_text(json.dumps({"schema_version": 1, "files": stamps}, indent=1) + "\n")
-        partial.rename(folder)
+        publish(partial, folder)
     except (OSError, Unreadable) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise DoctorError(f"{folder} cannot be written ({error}); free space there") from error

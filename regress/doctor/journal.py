@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regress.doctor.content import ABSENT, digest, replace_file
+from regress import durable
+from regress.doctor.content import ABSENT, digest
 from regress.doctor.issue import Action, Store, Write, clean
 from regress.doctor.processes import writer_of
 from regress.doctor.tree import Tree, Unreadable
-from regress.dump.files import TEMPORARY, sync_folder
 from regress.errors import DoctorError
 
 FOLDER, JOURNAL = ".regress-doctor", "journal.json"
@@ -72,7 +72,7 @@ class Journal:
             "status": status,
             "steps": [vars(step) for step in self.steps],
         }
-        replace_file(self.folder / JOURNAL, (json.dumps(content, indent=1) + "\n").encode())
+        durable.write(self.folder / JOURNAL, [(json.dumps(content, indent=1) + "\n").encode()])
 
 
 def apply(tree: Tree, actions: Sequence[Action], reason: str, continues: Path | None = None) -> Path | None:
@@ -227,13 +227,14 @@ def _planned(tree: Tree, folder: Path, number: int, action: Action, free: bool) 
 def _make(tree: Tree, step: Step, action: Action) -> None:
     path = _place(tree, step.path)
     if isinstance(action, Write):
-        replace_file(path, action.data)
+        durable.write(path, [action.data], keep_mode=True)
+        durable.sync(path.parent)
         return
     to = _place(tree, step.to or "")
     if os.path.lexists(to):
         raise DoctorError(f"{step.to} exists already; move it away")
     path.rename(to)
-    sync_folder(path.parent)
+    durable.sync(path.parent)
 
 
 def _require_undoable(tree: Tree, step: Step, written: bool) -> None:
@@ -266,11 +267,8 @@ def _undo(tree: Tree, step: Step) -> None:
     elif step.kept is None:
         path.unlink()
     else:
-        kept = _place(tree, step.kept)
-        temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-        shutil.copy2(kept, temporary, follow_symlinks=False)
-        temporary.replace(path)
-    sync_folder(path.parent)
+        durable.copy(_place(tree, step.kept), path)
+    durable.sync(path.parent)
 
 
 def _read_journal(tree: Tree, folder: Path) -> Mapping[str, Any] | None:

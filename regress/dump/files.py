@@ -1,23 +1,22 @@
-"""Writing of whole files or none: locally by temporary name, fsync and rename, in a store by one upload."""
+"""Writing of whole files or none: on this machine by `regress.durable`, in a store by one upload."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import shutil
-import stat
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from regress import durable
 from regress.dump.location import Location
+from regress.durable import TEMPORARY, Stamp
 from regress.errors import DumpError
 from regress.inputs import open_file
 
-TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
+__all__ = ["TEMPORARY", "Stamp"]
 
 _REMEDIES = {
     errno.ENOSPC: "free space there or choose another {place}",
@@ -30,14 +29,6 @@ _REMEDIES = {
     errno.ENOTDIR: "a file stands where a folder is needed: choose another {place}",
     errno.EEXIST: "a file stands where a folder is needed: choose another {place}",
 }
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """Manifest entry of a file: its size in bytes and the SHA-256 of its bytes in hex."""
-
-    size: int
-    sha256: str
 
 
 def write_atomically(
@@ -59,45 +50,15 @@ def write_atomically(
         data = b"".join(chunks)
         path.write_bytes(data)
         return stamp_of(data)
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _refuse_special(path)
-        stamp = _write(temporary, chunks, fsync)
-        temporary.replace(path)
+        return durable.write(path, chunks, fsync=fsync)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise unwritable(path, error, place) from error
-    return stamp
-
-
-def _refuse_special(path: Path) -> None:
-    """Raise `OSError` for what a rename must not replace; a link and a regular file are replaced."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.lstat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-            raise OSError(errno.EINVAL, "it is a device, a named pipe or a socket")
-
-
-def _write(path: Path, chunks: Iterable[bytes | memoryview], fsync: bool) -> Stamp:
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("wb", buffering=0) as file:
-        for chunk in chunks:
-            digest.update(chunk)
-            size += len(chunk)
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[os.write(file.fileno(), rest) :]
-        if fsync:
-            os.fsync(file.fileno())
-    return Stamp(size, digest.hexdigest())
 
 
 def stamp_of(data: bytes) -> Stamp:
     """Return the stamp of a file with this content."""
-    return Stamp(len(data), hashlib.sha256(data).hexdigest())
+    return Stamp.of(data)
 
 
 def file_stamp(path: Path, size: int | None = None) -> Stamp:
@@ -122,14 +83,8 @@ def file_stamp(path: Path, size: int | None = None) -> Stamp:
 
 def sync_folder(path: Location) -> None:
     """Make renames within a folder outlast a power failure, where the file system can; a store has none."""
-    if not isinstance(path, Path):
-        return
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    if isinstance(path, Path):
+        durable.sync(path)
 
 
 def probe(folder: Location) -> None:

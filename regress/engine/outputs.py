@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.metrics_file import METRICS
+from regress.durable import publish, recover
 from regress.engine.adapters.save import save_model
 from regress.errors import RegressError, reason
 
-FINAL, UNFINISHED, REPLACED = "final", "final.partial", "final.replaced"
+FINAL, UNFINISHED = "final", "final.partial"
 
 
 class Outputs(AbstractContextManager["Outputs"]):
@@ -33,6 +34,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         self.folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            recover(folder, FINAL.__eq__, Path.is_dir)
             for name, fits in ((METRICS, Path.is_file), (FINAL, Path.is_dir)):
                 if (folder / name).exists() and not fits(folder / name):
                     raise RegressError(
@@ -78,15 +80,7 @@ class Outputs(AbstractContextManager["Outputs"]):
             return
         with writing(self.folder):
             if (self.folder / UNFINISHED).is_dir():
-                self._publish_model()
-
-    def _publish_model(self) -> None:
-        final, replaced = self.folder / FINAL, self.folder / REPLACED
-        shutil.rmtree(replaced, ignore_errors=True)
-        if final.exists():
-            final.rename(replaced)
-        (self.folder / UNFINISHED).rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
+                publish(self.folder / UNFINISHED, self.folder / FINAL)
 
 
 @contextmanager

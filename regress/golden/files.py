@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from regress import durable
 from regress.dump.files import Stamp, write_atomically
 from regress.errors import DumpError, GoldenError
 from regress.inputs import open_file, read_bytes
@@ -127,15 +126,11 @@ def locked(folder: Path) -> Iterator[None]:
 
     On a file system without locks, writers are not kept apart: each file is still whole.
     """
-    try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise GoldenError(
-            f"{folder} is no folder that can be read ({error.strerror}): check the path"
-        ) from error
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(durable.locked(folder))
+        except OSError as error:
+            raise GoldenError(
+                f"{folder} is no folder that can be read ({error.strerror}): check the path"
+            ) from error
         yield
-    finally:
-        os.close(handle)

@@ -16,10 +16,9 @@ from rich.console import Console
 from torch import distributed
 
 from regress.dump import writer
-from regress.engine import policies, policy, rollout, trainer
+from regress.engine import outputs, policies, policy, rollout, trainer
 from regress.engine.checkpoint import write
 from regress.engine.config import load_config
-from regress.engine.outputs import Outputs
 from regress.engine.sampling import UndefinedDistribution
 from regress.engine.tracking.log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
@@ -123,7 +122,7 @@ FAULTS = {
     "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
     "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
-    "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
+    "publishing": _raising(outputs, "publish", OSError(28, "No space left on device")),
     "checkpoint": _raising(write, "write_commit", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,18 +10,17 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from regress.dump.files import Stamp, file_stamp, remove_tree, sync_folder
+from regress.dump.files import file_stamp, remove_tree
 from regress.dump.location import Location, children
 from regress.dump.manifest import MANIFEST, read_manifest
 from regress.dump.recorder import Recorder
 from regress.dump.stages import STAGES
+from regress.durable import TEMPORARY, discard, publish, recover
 from regress.engine.checkpoint.commit import read_commit, verify, write_commit
 from regress.engine.checkpoint.names import DUMP, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot
 from regress.engine.checkpoint.weights import save_weights
 from regress.errors import CheckpointError, DumpError, RegressError, reason
-
-_WORKING = re.compile(r"\.(partial|replaced|pruned)-(checkpoint-\d+(?:-update\d+)?)", re.ASCII)
 
 
 def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> Location:
@@ -68,18 +65,19 @@ def written(home: Location, name: str) -> Iterator[None]:
 
 def _write_here(snapshot: Snapshot, home: Path) -> tuple[Path, frozenset[str]]:
     home.mkdir(parents=True, exist_ok=True)
-    working = home / f".partial-{snapshot.name}"
+    working = home / f"{TEMPORARY}{snapshot.name}"
     shutil.rmtree(working, ignore_errors=True)
     try:
         known = write_files(snapshot, working)
-        return publish(working, home / snapshot.name), known
+        publish(working, home / snapshot.name)
+        return home / snapshot.name, known
     except BaseException:
         shutil.rmtree(working, ignore_errors=True)
         raise
 
 
 def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
-    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last.
+    """Write all files of a checkpoint into a folder, the manifest last.
 
     Returns:
         The files whose stamps were made by reading them again; those of the others by what was to be written.
@@ -101,25 +99,11 @@ def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
     hashed = frozenset(stamps)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_dir():
-            sync_folder(path)
-        elif name not in stamps:
-            stamps[name] = _settled(path)
+        if path.is_file() and name not in stamps:
+            path.chmod(0o644)  # safetensors writes for the owner alone
+            stamps[name] = file_stamp(path)
     write_commit(folder, stamps)
-    sync_folder(folder)
     return frozenset(stamps) - hashed
-
-
-def publish(working: Path, final: Path) -> Path:
-    """Give a complete checkpoint its name; one that had it steps aside until then."""
-    replaced = final.with_name(f".replaced-{final.name}")
-    if final.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-    working.rename(final)
-    sync_folder(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return final
 
 
 def upload(folder: Path, final: Location) -> Location:
@@ -138,10 +122,7 @@ def prune(home: Location, limit: int) -> None:
     """Remove all complete checkpoints but the newest ones; each stops being one before its first file goes."""
     for path in checkpoints(home)[:-limit]:
         if isinstance(path, Path):
-            doomed = path.with_name(f".pruned-{path.name}")
-            shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            discard(path)
         else:
             (path / MANIFEST).unlink()
             remove_tree(path)
@@ -156,15 +137,11 @@ def clean(home: Location) -> None:
     if not isinstance(home, Path):
         return
     with written(home, "a checkpoint"):
-        for path in children(home):
-            match = _WORKING.fullmatch(path.name)
-            if match is None or not isinstance(path, Path):
-                continue
-            final = home / match[2]
-            if match[1] == "replaced" and not final.exists() and (path / MANIFEST).is_file():
-                path.rename(final)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+        recover(home, _is_name, lambda folder: (folder / MANIFEST).is_file())
+
+
+def _is_name(name: str) -> bool:
+    return parse_name(name) is not None
 
 
 def require_empty(home: Location) -> None:
@@ -179,14 +156,3 @@ def require_empty(home: Location) -> None:
             f"{home} holds {found[-1].name} of an earlier run, and the checkpoints of two runs must not mix; go on "
             "with it (trainer.resume_from_checkpoint=latest), or choose another trainer.checkpoint_dir"
         )
-
-
-def _settled(path: Path) -> Stamp:
-    """Return the stamp of a file after flushing it to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    path.chmod(0o644)  # safetensors writes for the owner alone
-    return file_stamp(path)

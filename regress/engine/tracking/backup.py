@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from regress.dump.metrics_file import SEQUENCE, STEP, Row
+from regress.durable import write
 from regress.errors import RegressError
 from regress.inputs import parse_json, read_bytes
 from regress.schema import conform
@@ -84,13 +85,7 @@ class Backup:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file so that a reader finds the old content or the new one, whole."""
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        beside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+    write(path, [(json.dumps(content, indent=1, allow_nan=False) + "\n").encode()])
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

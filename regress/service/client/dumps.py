@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from regress.dump.location import Location, location
 from regress.dump.nexrl import as_dict
 from regress.dump.requests import REQUESTED
 from regress.dump.trajectory import Trajectory
+from regress.durable import write
 from regress.engine.config.schema import Config
 from regress.engine.trainer import UnfinishedStep
 from regress.errors import DumpError, reason
@@ -165,25 +167,11 @@ class RemoteDumps:
         path = below / f"step_{step:06d}.{self._suffix}"
         self._stamps[f"{name}/{path.name}"] = stamp_of(data)
         try:
-            _put(path, below, data)
+            write(path, [data]) if isinstance(path, Path) else path.write_bytes(data)
         except OSError as error:
             raise DumpError(
                 f"{path} cannot be written ({reason(error)}); choose another debug.dump_dir"
             ) from error
-
-
-def _put(path: Location, folder: Location, data: bytes) -> None:
-    """Write a file whole: under another name first where the place has names to change."""
-    from pathlib import Path
-
-    if not isinstance(path, Path):
-        path.write_bytes(data)
-        return
-    assert isinstance(folder, Path)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
-    partial.replace(path)
 
 
 def _advantages(work: UnfinishedStep) -> list[list[float]]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-from regress.dump.files import TEMPORARY, file_stamp, remove_tree, sync_folder, write_atomically
+from regress.dump.files import file_stamp, remove_tree
+from regress.durable import TEMPORARY, publish
 from regress.errors import DumpError, RegressError, reason
 from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.schema import conform
@@ -75,8 +76,7 @@ class SaveStore:
             temporary.mkdir()
             step = content(temporary / CONTENT)
             self._seal(temporary, step)
-            temporary.rename(self._root / name)
-            sync_folder(self._root)
+            publish(temporary, self._root / name)
         except BaseException as error:
             remove_tree(temporary)
             if isinstance(error, OSError | DumpError):
@@ -119,13 +119,7 @@ class SaveStore:
         for path in files:
             stamp = file_stamp(path)
             stamps[str(path.relative_to(folder))] = [stamp.size, stamp.sha256]
-            sync_folder(path)  # a file is synced as a folder is
-        for path in {path.parent for path in files}:
-            sync_folder(path)
-        write_atomically(
-            folder / MANIFEST, [json.dumps({"step": step, "files": stamps}, sort_keys=True).encode()]
-        )
-        sync_folder(folder)
+        (folder / MANIFEST).write_text(json.dumps({"step": step, "files": stamps}, sort_keys=True))
 
 
 def unsaved(error: BaseException) -> ServiceError:

@@ -15,13 +15,14 @@ from transformers import PreTrainedModel
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
+from regress.durable import publish
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import STATE
 from regress.engine.checkpoint.optimizer import load_whole, whole_state
 from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot
 from regress.engine.checkpoint.state import CheckpointState, read_state
 from regress.engine.checkpoint.weights import copied_weights, load_weights, read_weights
-from regress.engine.checkpoint.write import publish, write_files
+from regress.engine.checkpoint.write import write_files
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint
 from regress.engine.world import World, raise_on_all_ranks

@@ -66,12 +66,12 @@ def test_nothing_is_removed_before_the_new_one_is_verified(
     known = write.publish
     calls = 0
 
-    def spoiled(working: Path, final: Path) -> Path:
+    def spoiled(working: Path, final: Path) -> None:
         nonlocal calls
         calls += 1
         if calls == 2:
             os.truncate(working / "model.safetensors", 100)
-        return known(working, final)
+        known(working, final)
 
     monkeypatch.setattr(write, "publish", spoiled)
     new = Case(tmp_path / "new")
