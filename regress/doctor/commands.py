@@ -15,8 +15,7 @@ from regress.errors import DoctorError
 from regress.printed import echo
 
 VERBS = (
-    *("report_only", "diagnose", "auto_fix", "clean_only", "create_fresh", "undo", "backup", "restore"),
-    "shell",
+    *("report_only", "diagnose", "auto_fix", "clean_only", "create_fresh", "backup", "restore", "shell"),
 )
 
 
@@ -28,14 +27,13 @@ VERBS = (
 @click.option(
     "--create-fresh", is_flag=True, help="Write curriculum_state.json anew, at the checkpoint's stage."
 )
-@click.option("--undo", is_flag=True, help="Take the newest repair back: every byte is as before.")
 @click.option("--backup", is_flag=True, help="Copy the checkpoint and the run's states, with their hashes.")
 @click.option(
     "--restore",
     metavar="BACKUP",
     is_flag=False,
     flag_value="newest",
-    help="Put the files of a backup back; without a name those of the newest.",
+    help="Put back what a backup or a repair has kept; without a name the newest.",
 )
 @click.option("--shell", is_flag=True, help='Print lines for eval "$(regress doctor --shell)".')
 @click.option("--dry-run", is_flag=True, help="Say what the verb would do, and do nothing.")

@@ -47,7 +47,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Store:
-    """Move a file or folder into the journal, from which an undo brings it back."""
+    """Move a file or folder into the backup, from which `--restore` brings it back."""
 
     path: str
 

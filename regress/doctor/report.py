@@ -29,7 +29,7 @@ class Report:
         context: what was examined.
         issues: findings, the worst first.
         applied: repairs that were made; None where none was asked for.
-        journal: folder from which they can be undone.
+        journal: backup from which `--restore` brings the old files back.
     """
 
     context: CheckContext
@@ -108,7 +108,9 @@ def _show_applied(report: Report, console: Console) -> None:
     for sentence in report.applied or ():
         console.print(Text(f"done: {sentence}"))
     if report.journal is not None:
-        console.print(Text(f"the old files are in {report.journal}; regress doctor --undo brings them back"))
+        console.print(
+            Text(f"the old files are in {report.journal}; regress doctor --restore brings them back")
+        )
     elif not report.applied:
         console.print(Text("nothing to repair"))
 

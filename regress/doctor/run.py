@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from regress.doctor import backup, journal, repair
+from regress.doctor import repair
 from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.tracking import check_variables
 from regress.doctor.examine import cleanup, examine
@@ -19,7 +19,7 @@ from regress.dump.location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
 
-CHANGES = ("auto_fix", "clean_only", "create_fresh", "undo", "backup", "restore")
+CHANGES = ("auto_fix", "clean_only", "create_fresh", "backup", "restore")
 """Verbs that write into the run."""
 
 
@@ -88,6 +88,8 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
         allowed=options["allow_change"],
         deep=not options["fast"],
     )
+    if verb in CHANGES and not options["dry_run"]:
+        context = repair.finished(context)
     if verb == "restore":
         return _restore(context, options["restore"], options["dry_run"])
     if options["dry_run"] and verb in _PREVIEWS:
@@ -116,29 +118,18 @@ def _diagnose(context: CheckContext) -> Found:
     return Examined(Report(context, examine(context)), detail=True)
 
 
-def _undo(context: CheckContext) -> Found:
-    folder, paths = journal.undo(context.tree)
-    return Done("undo", (f"undone: the repair of {folder}; {len(paths)} paths are as before",), tuple(paths))
-
-
-def _preview_undo(context: CheckContext) -> Found:
-    folder, paths = journal.newest(context.tree)
-    told = ", ".join(paths)
-    return Done("undo", (f"--undo would take the repair of {folder} back: {told}",), tuple(paths))
-
-
 def _backup(context: CheckContext) -> Found:
-    folder, paths = backup.make(context)
+    folder, paths = repair.back_up(context)
     return Done("backup", (f"copied {len(paths)} files to {folder}",), tuple(paths))
 
 
 def _preview_backup(context: CheckContext) -> Found:
-    paths = backup.contents(context)
+    paths = repair.contents(context)
     return Done("backup", (f"--backup would copy {len(paths)} files",), tuple(paths))
 
 
 def _restore(context: CheckContext, name: str, dry_run: bool) -> Found:
-    folder, paths = backup.restore(context, name, dry_run=dry_run)
+    folder, paths = repair.restore(context, name, dry_run=dry_run)
     told = "would put back" if dry_run else "put back"
     return Done("restore", (f"{told} {len(paths)} files from {folder}",), tuple(paths))
 
@@ -161,7 +152,6 @@ _VERBS: Mapping[str, Callable[[CheckContext], Found]] = {
     "auto_fix": lambda context: Examined(repair.repair(context)),
     "clean_only": lambda context: Examined(repair.clean_up(context)),
     "create_fresh": lambda context: Examined(repair.create_fresh(context)),
-    "undo": _undo,
     "backup": _backup,
     "shell": _shell,
 }
@@ -169,6 +159,5 @@ _PREVIEWS: Mapping[str, Callable[[CheckContext], Found]] = {
     "auto_fix": _examine,
     "clean_only": lambda context: Examined(Report(context, cleanup(context))),
     "create_fresh": _preview_fresh,
-    "undo": _preview_undo,
     "backup": _preview_backup,
 }

@@ -230,7 +230,7 @@ def _stranger(path: str) -> Issue:
             f"{clean(path)} is not in manifest.json and could change what is loaded, so a resume refuses the "
             "checkpoint; a repair moves it away",
             path=path,
-            fix=Fix(f"move {clean(path)} into the journal", (Store(path),)),
+            fix=Fix(f"move {clean(path)} into a backup", (Store(path),)),
         )
     return replace(
         issue(

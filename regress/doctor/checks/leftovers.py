@@ -81,7 +81,7 @@ def _check(context: CheckContext, path: Path) -> Iterator[Issue]:
             f"{clean(name)} was left half done by a process that is gone, and nothing reads it; "
             "regress doctor --clean-only moves it away",
             path=name,
-            fix=Fix(f"move {clean(name)} into the journal", (Store(name),)),
+            fix=Fix(f"move {clean(name)} into a backup", (Store(name),)),
         )
 
 

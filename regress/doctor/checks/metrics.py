@@ -80,7 +80,7 @@ def _corrupted(context: CheckContext, name: str, bad: list[int]) -> Issue:
     return issue(
         "corrupted_metrics",
         f"{name} holds {several} of metrics, first line {bad[0]}, which no kill explains and no reader accepts; "
-        "a repair drops what is none and keeps the old file in its journal",
+        "a repair drops what is none and keeps the old file in its backup",
         path=name,
         evidence={"lines": bad[:50]},
         fix=_kept(context, name, f"drop what is no row of {name} ({len(bad)} of its lines)"),

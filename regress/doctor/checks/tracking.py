@@ -51,7 +51,7 @@ def _damaged(error: Unreadable) -> Issue:
         f"{TRACKING} {error}, so rows that trackers had not taken are not sent again; a repair moves it away, and the "
         "next run writes another (regress track replay sends metrics.jsonl anew)",
         path=TRACKING,
-        fix=Fix(f"move {TRACKING} into the journal", (Store(TRACKING),)),
+        fix=Fix(f"move {TRACKING} into a backup", (Store(TRACKING),)),
     )
 
 

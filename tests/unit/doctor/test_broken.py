@@ -90,7 +90,7 @@ def test_a_repair_leaves_all_else_as_it_was(tmp_path: Path, case: Broken) -> Non
     assert json.loads(doctor(run, case, "--auto-fix").stdout)["applied_fixes"] == []
     assert run.files() == after, "a second repair changed something"
 
-    undone = CliRunner().invoke(main, ["doctor", str(run.folder), "--undo"])
+    undone = CliRunner().invoke(main, ["doctor", str(run.folder), "--restore"])
     assert undone.exit_code == 0, undone.output
     assert run.files() == before, "undoing does not restore every byte"
 

@@ -84,7 +84,7 @@ def _survives(run: Run) -> None:
     assert again["applied_fixes"] == [], "a second repair found more to do"
     assert run.files() == after
     if json.loads(repaired.stdout)["applied_fixes"]:
-        assert doctor(run.folder, "--undo").exit_code == 0
+        assert doctor(run.folder, "--restore").exit_code == 0
     assert run.files() == before
 
 

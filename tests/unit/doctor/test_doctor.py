@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from regress.engine.config import load_config
 from regress.errors import CheckpointError
 from tests.unit.doctor.broken import BROKEN
 from tests.unit.doctor.builder import CONFIG, RUN_ID, Run
+from tests.unit.killed import killed_at
 
 Doctor = Callable[..., Result]
 
@@ -69,9 +71,8 @@ def test_it_chooses_as_a_resume_does(run: Run) -> None:
         (["run", "run/checkpoint-2"], "are 2 paths; name one checkpoint or output directory"),
         (["memory://nothing/run"], "is neither a checkpoint nor the directory of a run"),
         (["--project-root", "empty"], "holds no run"),
-        (["run", "--undo"], "holds no repair that could be undone"),
         (["run", "--restore"], "holds no backup; regress doctor --backup makes one"),
-        (["run", "--undo", "--auto-fix"], "--auto-fix and --undo exclude one another"),
+        (["run", "--backup", "--auto-fix"], "--auto-fix and --backup exclude one another"),
         (["run", "--output", "nowhere/report.json"], "--output nowhere/report.json cannot be written"),
     ],
 )
@@ -186,7 +187,8 @@ def test_a_backup_is_put_back(run: Run, doctor: Doctor) -> None:
     assert run.files() == broken
     assert doctor(run.folder, "--restore").exit_code == 0
     assert run.files() == before
-    assert doctor(run.folder, "--undo").exit_code == 0
+    name = max(path.name for path in (run.folder / ".regress-doctor").iterdir())
+    assert doctor(run.folder, "--restore", name).exit_code == 0
     assert run.files() == broken
 
 
@@ -207,30 +209,45 @@ def test_weights_come_back_from_a_backup(run: Run, doctor: Doctor) -> None:
     assert run.files() == before
 
 
-def test_what_was_changed_after_a_repair_is_not_undone(run: Run, doctor: Doctor) -> None:
+def test_what_was_changed_after_a_repair_is_kept_when_that_is_taken_back(run: Run, doctor: Doctor) -> None:
     tear(run)
+    torn = run.files()
     doctor(run.folder, "--auto-fix")
     run.change("curriculum_state.json", lambda tree: tree.update(current_stage=0))
-    before = run.files()
-    result = doctor(run.folder, "--undo")
-    assert result.exit_code == 2
-    assert "curriculum_state.json was changed after the repair, so the repair is not undone" in result.stderr
-    assert run.files() == before
+    changed = run.files()
+    assert doctor(run.folder, "--restore").exit_code == 0
+    assert run.files() == torn
+    newest = max(path.name for path in (run.folder / ".regress-doctor").iterdir())
+    assert doctor(run.folder, "--restore", newest).exit_code == 0
+    assert run.files() == changed
 
 
-def test_repairs_are_undone_one_after_the_other(run: Run, doctor: Doctor) -> None:
-    states = [run.files()]
-    for name in ("curriculum_state.json", "metrics.jsonl"):
+def test_repairs_are_taken_back_one_after_the_other(run: Run, doctor: Doctor) -> None:
+    states, backups, files = [], [], ("curriculum_state.json", "metrics.jsonl")
+    for name in files:
         with (run.folder / name).open("a") as file:
             file.write('{"')
         states.append(run.files())
         doctor(run.folder, "--auto-fix")
-    for state in (states[2],):
-        assert doctor(run.folder, "--undo").exit_code == 0
-        assert run.files()["metrics.jsonl"] == state["metrics.jsonl"]
-    assert doctor(run.folder, "--undo").exit_code == 0
-    assert run.files()["curriculum_state.json"] == states[1]["curriculum_state.json"]
-    assert doctor(run.folder, "--undo").exit_code == 2
+        backups.append(max(path.name for path in (run.folder / ".regress-doctor").iterdir()))
+    for name, state, backup in zip(reversed(files), reversed(states), reversed(backups), strict=True):
+        assert doctor(run.folder, "--restore", backup).exit_code == 0
+        assert run.files()[name] == state[name]
+
+
+def test_a_repair_that_is_killed_anywhere_is_taken_back_whole(run: Run, doctor: Doctor) -> None:
+    tear(run)
+    torn, number = run.files(), 0
+    while killed_at(number, lambda: doctor(run.folder, "--auto-fix")):
+        if doctor(run.folder, "--restore").exit_code == 0:
+            assert run.files() == torn
+        else:
+            assert doctor(run.folder, "--auto-fix").exit_code in (0, 1)
+            assert doctor(run.folder, "--restore").exit_code == 0
+            assert run.files() == torn
+        number += 1
+        shutil.rmtree(run.folder / ".regress-doctor", ignore_errors=True)
+    assert number > 10
 
 
 def test_one_undo_takes_back_repairs_that_made_others_possible(run: Run, doctor: Doctor) -> None:
@@ -245,7 +262,7 @@ def test_one_undo_takes_back_repairs_that_made_others_possible(run: Run, doctor:
     after = run.files()
     assert json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)["applied_fixes"] == []
     assert run.files() == after
-    assert doctor(run.folder, "--undo").exit_code == 0
+    assert doctor(run.folder, "--restore").exit_code == 0
     assert run.files() == before
 
 
@@ -292,7 +309,7 @@ def test_only_proven_leftovers_are_cleaned(run: Run, doctor: Doctor) -> None:
     os.utime(young, (old, old))
     assert doctor(run.folder, "--clean-only").exit_code == 0
     assert not young.exists()
-    assert doctor(run.folder, "--undo").exit_code == 0
+    assert doctor(run.folder, "--restore").exit_code == 0
     assert run.files() == before
 
 

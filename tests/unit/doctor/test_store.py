@@ -78,9 +78,7 @@ def test_damage_is_found_and_left(
     assert content() == before
 
 
-@pytest.mark.parametrize(
-    "verb", ["--auto-fix", "--clean-only", "--create-fresh", "--undo", "--backup", "--restore"]
-)
+@pytest.mark.parametrize("verb", ["--auto-fix", "--clean-only", "--create-fresh", "--backup", "--restore"])
 def test_nothing_is_changed_in_a_store(stored: Callable[[], None], doctor: Doctor, verb: str) -> None:
     before = content()
     refused = doctor(URL, verb)
