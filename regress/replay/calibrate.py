@@ -33,11 +33,11 @@ from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.around import Prepare
+from regress.replay.fits import keeps_microbatches
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import replay
-from regress.replay.shares import keeps_microbatches
 from regress.replay.spread import spread
 from regress.replay.table import BASE, VARIANTS
 from regress.replay.truth import canonical

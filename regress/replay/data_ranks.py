@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from regress.dump.arrays import Array
 from regress.dump.files import remove_tree
 from regress.layout import Mesh, RankPlan
+from regress.replay.fits import has_other_values, planned, shares
 from regress.replay.one import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.shares import has_other_values, planned, shares
 from regress.replay.table import BASE
 from regress.replay.variants import Precision
 

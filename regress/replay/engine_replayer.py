@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from regress.dump.location import Location, address
 from regress.dump.reader import DumpReader
 from regress.parallel.launch.imports import imported_for_good
+from regress.replay.configure import unmet, unusable_tracker
 from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.matrix import Item, Replay, items
-from regress.replay.needs import unmet, unusable_tracker
 from regress.replay.replayers import Judged, Judging, Machine, Replayer
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import Precision, Variant

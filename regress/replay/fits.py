@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from regress.dump.trajectory import Trajectory
 from regress.engine.config.messages import DEFAULT, Origin
 from regress.engine.config.schema import Config, conflicts
 from regress.errors import ConfigError
@@ -21,11 +23,89 @@ from regress.parallel.fit import (
     stages_refusal,
     tensor_refusal,
 )
-from regress.replay.plan import FOLDED, section, section_values
+from regress.replay.one import Replay
+from regress.replay.plan import (
+    FOLDED,
+    PlannedUpdate,
+    depends_on_microbatches,
+    depends_on_ranks,
+    plan_replay,
+    same_microbatches,
+    section,
+    section_values,
+)
+from regress.replay.read_once import trajectories_of
 from regress.replay.traits import Facts, facts_of
 
 if TYPE_CHECKING:
     from regress.replay.one import Replay
+
+
+def keeps_ties(replay: Replay) -> bool:
+    """Return False if the best of a group may be another one only because equal samples are computed apart.
+
+    Rewards that hold a divergence are as exact as log-probs. Those of equal samples are the same bit for bit where both
+    lie at the same columns of one microbatch, and differ by rounding elsewhere.
+    """
+    algorithm = facts_of(replay.case).algorithm
+    if algorithm.get("advantage") != "grpo_passk" or algorithm.get("kl_placement") != "reward":
+        return True
+    steps = trajectories_of(replay.case)
+    return all(
+        _places(update, one) == _places(update, other)
+        for update in replay.plan
+        for one, other in _equal(update, steps[update.step])
+    )
+
+
+def _equal(update: PlannedUpdate, trajectories: list[Trajectory]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of samples of an update that are equal, and of one group."""
+    known = {one.key: one for one in trajectories}
+    samples = [known[key] for key in update.frame.samples]
+    for (first, one), (second, other) in combinations(enumerate(samples), 2):
+        if (one.group_id, one.tokens, one.reward) == (other.group_id, other.tokens, other.reward):
+            yield first, second
+
+
+def _places(update: PlannedUpdate, sample: int) -> set[tuple[int, int, int, int]]:
+    """Return the rank, microbatch, columns and first position of each piece of a sample."""
+    return {
+        (rank, micro, segment.col, segment.start)
+        for rank, own in enumerate(update.layouts)
+        for micro, layout in enumerate(own)
+        for segment in layout.whole.segments
+        if segment.sample == sample
+    }
+
+
+def keeps_microbatches(replay: Replay) -> bool:
+    """Return True unless the values of a case depend on its microbatches, and the variant makes others.
+
+    Those that its ranks make of their shares are no others.
+    """
+    if not depends_on_microbatches(facts_of(replay.case).algorithm):
+        return True
+    return same_microbatches(planned(replay, shares(replay)), replay.plan)
+
+
+def has_other_values(replay: Replay) -> bool:
+    """Return True if the stored values of a case are not those of the data-parallel ranks of a replay."""
+    algorithm = facts_of(replay.case).algorithm
+    if not depends_on_microbatches(algorithm):
+        return False
+    stored = planned(replay, {})
+    same_ranks = stored[0].ranks.mesh.data_size == replay.plan[0].ranks.mesh.data_size
+    return not same_microbatches(stored, replay.plan) or (depends_on_ranks(algorithm) and not same_ranks)
+
+
+def shares(replay: Replay) -> dict[str, Any]:
+    """Return the overrides that deal samples out as a replay does, and split nothing else."""
+    ranks = replay.plan[0].ranks
+    return {"parallel.dp": ranks.mesh.data_size, "parallel.sample_split": ranks.sample_split}
+
+
+def planned(replay: Replay, overrides: Mapping[str, Any]) -> list[PlannedUpdate]:
+    return plan_replay(trajectories_of(replay.case), replay.case.config, overrides)
 
 
 def refusal(replay: Replay) -> str | None:

@@ -25,14 +25,14 @@ from regress.dump.trajectory import to_record
 from regress.errors import DumpError, NotSupported, ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.adapter import Adapter, call_on_rank, require_agreement
+from regress.replay.configure import unusable_tracker
+from regress.replay.fits import has_other_values
 from regress.replay.interprocess_lock import interprocess_lock
 from regress.replay.judge import stored_tolerances
 from regress.replay.matrix import Item, Replay, is_judged, place_of_test
-from regress.replay.needs import unusable_tracker
 from regress.replay.plan import PlannedUpdate
 from regress.replay.replayers import Judged, Judging, Replayer
 from regress.replay.run_context import run_context_of
-from regress.replay.shares import has_other_values
 from regress.replay.variants import LOCAL, Precision
 from regress.replay.workspace import Workspace
 

@@ -14,12 +14,10 @@ from regress.compare.verdicts.verdict import Place
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
-from regress.replay.fits import refusal
+from regress.replay.fits import keeps_microbatches, keeps_ties, refusal
 from regress.replay.one import Replay as Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import quantities_of_rollouts
-from regress.replay.shares import keeps_microbatches
-from regress.replay.ties import keeps_ties
 from regress.replay.variants import LOCAL, Extent, Precision, Variant
 
 

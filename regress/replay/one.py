@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from regress.golden.case import GoldenCase
-from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.plan import PlannedUpdate, plan_replay, world_size
 from regress.replay.read_once import trajectories_of
-from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
@@ -14,6 +15,7 @@ from regress.compare.updates.plan import Plan
 from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason
+from regress.grpo.fields import ObjectiveFields
 from regress.grpo.presets import preset_values
 from regress.layout import (
     DIMENSIONS,
@@ -26,6 +28,64 @@ from regress.layout import (
     TokenLayout,
     plan_ranks,
 )
+
+
+def mesh_sizes(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, int]:
+    """Return the dimensions of the mesh that are larger than one; raises `ConfigError` for an invalid size."""
+    values = section(config, overrides, "parallel")
+    found = {}
+    for name in DIMENSIONS:
+        size = values.get(name, 1)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(
+                f"parallel.{name} is {size!r}, but a dimension has a whole number of ranks; give 1 or more"
+            )
+        if size > 1:
+            found[name] = size
+    return found
+
+
+def world_size(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
+    """Return the number of ranks of a case's configuration under overrides by dotted key."""
+    return math.prod(mesh_sizes(config, overrides).values())
+
+
+Samples = frozenset[int]
+
+
+def depends_on_microbatches(algorithm: Mapping[str, Any]) -> bool:
+    """Return True if an objective has denominators or statistics of each microbatch.
+
+    Args:
+        algorithm: fields of the objective that are not left to their defaults.
+    """
+    known = ObjectiveFields.__dataclass_fields__
+    objective = ObjectiveFields(**{key: value for key, value in algorithm.items() if key in known})
+    entropies = objective.has_entropy_term and objective.entropy_aggregation == "token-mean"
+    return (
+        objective.denominator_scope != "global"
+        or (entropies and objective.entropy_scope == "microbatch")
+        or (objective.aggregation == "seq-mean-token-sum-norm" and objective.norm_rule == "longest")
+        or (objective.compares_tokens and objective.statistics_scope == "microbatch")
+    )
+
+
+def depends_on_ranks(algorithm: Mapping[str, Any]) -> bool:
+    """Return True if a loss is the mean over data-parallel ranks of sums over their microbatches."""
+    return algorithm.get("denominator_scope") == "microbatch_sum"
+
+
+def same_microbatches(one: Sequence[PlannedUpdate], other: Sequence[PlannedUpdate]) -> bool:
+    """Return True if the microbatches of all ranks together hold the same samples in both plans of a case."""
+    return [_parts(update) for update in one] == [_parts(update) for update in other]
+
+
+def _parts(update: PlannedUpdate) -> set[Samples]:
+    """Return the samples of each microbatch."""
+    layouts = (layout for own in update.layouts for layout in own)
+    parts = {frozenset(segment.sample for segment in layout.whole.segments) for layout in layouts}
+    return parts - {frozenset()}
+
 
 Layouts = tuple[tuple[RankLayout, ...], ...]
 """``[rank][microbatch]``."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,55 @@ from torch import Tensor
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically
 from regress.dump.record import Record
-from regress.dump.trajectory import from_record, to_record
+from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.engine.adapters.save import save_model
 from regress.engine.build import Run, build
-from regress.engine.rollout import TRAIN
+from regress.engine.rollout import TRAIN, Prompt
 from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import compose
-from regress.replay.mishaps import MISHAPS, asked, returned
 from regress.replay.plan import section_values
 from regress.replay.run import FORMAT, no_progress, torch_settings, write_rollouts
+
+REPEATED, EQUAL, LONE, UNTOLD = "repeated_prompt", "equal_rewards", "lone_sample", "untold_temperature"
+
+MISHAPS: Mapping[str, str] = {
+    REPEATED: "the second group of a step has the prompt of the first",
+    EQUAL: "the samples of the first group have the same reward, whose mean is another number",
+    LONE: "the first group of a step has only its longest sample",
+    UNTOLD: "nobody says at which temperature the samples were drawn",
+}
+
+
+REWARD = 0.1
+"""Reward of three equal samples whose mean is 0.10000000000000002."""
+
+
+def asked(prompts: Sequence[Prompt], mishaps: Collection[str]) -> list[Prompt]:
+    """Return the prompts of a step as they are asked for."""
+    found = list(prompts)
+    if REPEATED in mishaps:
+        found[1] = replace(found[0], group_id=found[1].group_id)
+    return found
+
+
+def returned(trajectories: Sequence[Trajectory], mishaps: Collection[str]) -> list[Trajectory]:
+    """Return the samples of a step as they come back."""
+    found = list(trajectories)
+    if EQUAL in mishaps:
+        first = found[0].group_id
+        found = [_rewarded(one, REWARD) if one.group_id == first else one for one in found]
+    if UNTOLD in mishaps:
+        found = [replace(one, temperature=None) for one in found]
+    if LONE in mishaps:
+        group = [one for one in found if one.group_id == found[0].group_id]
+        lone = max(group, key=lambda one: len(one.tokens))
+        found = [one for one in found if one.group_id != lone.group_id or one is lone]
+    return found
+
+
+def _rewarded(sample: Trajectory, reward: float) -> Trajectory:
+    return replace(sample, reward=reward, rewards=dict.fromkeys(sample.rewards, reward))
 
 
 @dataclass(frozen=True)
@@ -44,7 +83,7 @@ class Recipe:
         warm_steps: training steps before the recorded ones.
         lag: updates by which the policy that sampled the recorded rollouts is older.
         steps: recorded rollouts.
-        rollouts: what happens to each of them, see `regress.replay.mishaps`.
+        rollouts: what happens to each of them, see `regress.replay.recipe`.
         inputs_of: case beside it whose inputs are taken, with its first ``steps`` rollouts; None: they are made.
     """
 

@@ -334,8 +334,8 @@ def variants(pattern: str) -> None:
     Lists those of this package, and those of [tool.regress.variants] in pyproject.toml.
     """
     from regress.replay.names import choose
+    from regress.replay.plan import mesh_sizes
     from regress.replay.session import variant_table
-    from regress.replay.size import mesh_sizes
 
     table = variant_table()
     rows = []
@@ -356,7 +356,7 @@ def variants(pattern: str) -> None:
 
 
 def _is_mesh(key: str) -> bool:
-    from regress.replay.size import DIMENSIONS
+    from regress.layout import DIMENSIONS
 
     return key in [f"parallel.{name}" for name in DIMENSIONS]
 

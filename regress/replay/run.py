@@ -22,9 +22,9 @@ from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.replay.around import Around, Prepare
 from regress.replay.configure import replay_config
+from regress.replay.plan import world_size
 from regress.replay.pool import shared_pool, standstill_of
 from regress.replay.read_once import trajectories_of
-from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import yaml
 
 from regress.compare.diagnosis.run_context import RunContext
 from regress.errors import ConfigError
-from regress.replay.size import mesh_sizes
+from regress.replay.plan import mesh_sizes
 from regress.replay.variants import Variant
 
 _OF_CASES = (

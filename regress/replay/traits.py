@@ -17,8 +17,7 @@ from regress.engine.config.training import AlgorithmConfig
 from regress.golden.case import GoldenCase
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.presets import preset_values
-from regress.replay.partition import depends_on_microbatches
-from regress.replay.plan import section_values
+from regress.replay.plan import depends_on_microbatches, section_values
 
 
 @dataclass(frozen=True)

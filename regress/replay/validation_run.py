@@ -11,12 +11,12 @@ from pathlib import Path
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.golden.case import GoldenCase
+from regress.replay.fits import keeps_microbatches
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.probes import Probe
 from regress.replay.run import replay
-from regress.replay.shares import keeps_microbatches
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 

@@ -192,17 +192,19 @@ def resumed(path: Path, whole: Path) -> None:
 
 
 def doctor_repairs(path: Path, whole: Path) -> None:
+    from regress.doctor.repair import NEWEST
     from regress.doctor.run import run
 
-    options = dict.fromkeys(("checkpoint", "config_path", "config_name", "restore"))
+    options = dict.fromkeys(("checkpoint", "config_path", "config_name"))
     options |= {
+        "restore": NEWEST,
         "arguments": (str(path),),
         "flags": {},
         "allow_change": (),
         "fast": False,
         "project_root": ".",
     }
-    for verb, dry in (("auto_fix", True), ("auto_fix", False), ("undo", False)):
+    for verb, dry in (("auto_fix", True), ("auto_fix", False), ("restore", False)):
         found = run(verb, options | {"as_json": False, "dry_run": dry})
         json.dumps(found.to_json()).encode()
         found.show(quiet())

@@ -21,7 +21,7 @@ from regress.compare.verdicts.verdict import Place, Status
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.matrix import Replay
-from regress.replay.size import world_size
+from regress.replay.plan import world_size
 from regress.replay.variants import Precision
 from tests.faults.fault import REFUSED, Fault, Shown
 from tests.faults.registry import corpus

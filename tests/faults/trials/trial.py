@@ -18,6 +18,7 @@ from regress.errors import ConfigError, RankError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.data_ranks import truth_of_ranks
+from regress.replay.fits import keeps_microbatches
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, belongs
@@ -25,7 +26,6 @@ from regress.replay.names import overrides_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
-from regress.replay.shares import keeps_microbatches
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision, Variant
 from regress.replay.workspace import Workspace

@@ -16,9 +16,8 @@ from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
 from regress.replay.matrix import Replay, replays
-from regress.replay.plan import PlannedUpdate
+from regress.replay.plan import PlannedUpdate, mesh_sizes
 from regress.replay.run import replay
-from regress.replay.size import mesh_sizes
 from regress.replay.table import BASE, VARIANTS, project_variants
 from regress.replay.traits import facts_of, traits_of
 from regress.replay.variants import TIERS, Extent, Precision, Variant

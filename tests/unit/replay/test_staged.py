@@ -11,8 +11,7 @@ from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config
-from regress.replay.program import run_program
-from regress.replay.staged import staged
+from regress.replay.program import run_program, staged
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
 

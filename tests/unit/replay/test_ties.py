@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.golden.store import GoldenStore
-from regress.replay import ties
+from regress.replay import fits
 from regress.replay.matrix import Replay
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision
@@ -26,7 +26,9 @@ def test_a_layout_that_computes_equal_samples_apart_is_left_out_with_the_reason(
     assert found.exit_code == 2
     assert "rounding decides which of two equal samples is the best of its group" in found.output
     listed = CliRunner().invoke(main, [*words, "--list"])
-    assert "layouts that judge geo_mean: base, left, dp2, fsdp2, pp2, cp2;" in " ".join(listed.output.split())
+    assert "layouts that judge geo_mean: base, left, resume-at2, dp2, fsdp2, pp2, cp2;" in " ".join(
+        listed.output.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,8 @@ def test_nothing_is_left_out_where_nothing_is_tied(
 ) -> None:
     """Exact rewards tie exactly, the mean of a group takes nobody, and different rewards are different."""
     packed = Replay(GoldenStore(GOLDEN).case("geo_mean"), VARIANTS["packed"], Precision.FLOAT64)
-    assert not ties.keeps_ties(packed)
-    facts, steps = ties.facts_of(packed.case), ties.trajectories_of(packed.case)
+    assert not fits.keeps_ties(packed)
+    facts, steps = fits.facts_of(packed.case), fits.trajectories_of(packed.case)
     (key, value) = next(iter(different.items()))
     section, _, name = key.partition(".")
     changed = replace(facts, config={**facts.config, section: {**facts.config.get(section, {}), name: value}})
@@ -53,6 +55,6 @@ def test_nothing_is_left_out_where_nothing_is_tied(
             step: [replace(one, reward=value + number) for number, one in enumerate(samples)]
             for step, samples in steps.items()
         }
-    monkeypatch.setattr(ties, "facts_of", lambda case: changed)
-    monkeypatch.setattr(ties, "trajectories_of", lambda case: steps)
-    assert ties.keeps_ties(packed)
+    monkeypatch.setattr(fits, "facts_of", lambda case: changed)
+    monkeypatch.setattr(fits, "trajectories_of", lambda case: steps)
+    assert fits.keeps_ties(packed)
