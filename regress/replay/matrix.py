@@ -108,13 +108,17 @@ def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> se
 def _tells_more(replay: Replay) -> bool:
     """Return True for a further precision on the most telling case.
 
-    Errors of rounding grow on ranks as they do in one process, and compiling for another dtype takes half a minute.
+    Errors of rounding grow on ranks and over a wire as they do in one process, compiling for another dtype takes half a
+    minute, and two ranks show as well as more that the same bytes are computed twice.
     """
-    if replay.precision in (Precision.FLOAT32, Precision.BFLOAT16):
-        alike = replay.world_size > 1 or "model.compile" in replay.variant.overrides
+    variant, ranks = replay.variant, replay.world_size
+    if replay.precision is Precision.BITWISE:
+        more = ranks <= 2
+    elif replay.precision is Precision.MIXED:
+        more = True
     else:
-        alike = False
-    return replay.variant.rank(replay.case) == 0 and not alike
+        more = ranks == 1 and variant.trainer == LOCAL and "model.compile" not in variant.overrides
+    return more and variant.rank(replay.case) == 0
 
 
 def _own(case: GoldenCase, variants: Mapping[str, Variant]) -> Iterator[str]:

@@ -229,6 +229,7 @@ def test_a_test_of_more_parameters_is_selected_by_its_full_names(stubbed: Any) -
     assert judged(result) == "1 quantity judged in 1 test"
 
 
+@pytest.mark.one_in(3)  # of expressions and ways to run them
 @pytest.mark.parametrize(
     ("text", "quantities", "tests"),
     [
