@@ -18,7 +18,7 @@ from typing import Any
 
 HIDDEN = "***"
 
-_LOCAL = ("file", "local")
+_LOCAL = ("file", "local", "golden")
 _AT = re.compile(r"@|%40", re.I)
 _URL = re.compile(
     r"(?<![\w+.-])(?:[a-z][a-z0-9+.-]*:)?(?<!/)/{1,}[^\s]*"
@@ -30,7 +30,7 @@ _SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*):/+|^//", re.I)
 _BARE = re.compile(
     r"(?!golden:)(?:[a-z][a-z0-9+.-]*::)*(?P<scheme>[a-z][a-z0-9+.-]+):(?!:)(?=[^\s]*(?:@|%40))", re.I
 )
-"""Match a protocol without slashes; a golden case with its revision (``golden:dense@pending``) is none."""
+"""Match a protocol without slashes; a golden case with its revision (``golden:dense@HEAD``) is none."""
 _SAVE = re.compile(r"(?:tinker|weaver)://[\w.-]+(?::[\w.-]+)*/\w+/[\w.-]+", re.ASCII)
 """Address of a save of a service, whose model's id has colons: ``tinker://s1:train:0/weights/x``."""
 _BEHIND = re.compile(r"([?#;]|%3f)(?=[^\s]*\w)", re.I)

@@ -18,7 +18,7 @@ from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.compare.verdicts.overrides import read_overrides
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.errors import ConfigError
-from regress.golden.location import open_store, project_root
+from regress.golden.store import open_store, project_root
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
@@ -44,7 +44,7 @@ def compare_sources(
 ) -> Comparison:
     """Compare two sources; the second is judged by the first.
 
-    A source is a dump directory, ``golden:CASE``, ``golden:CASE@pending``, a file of tensors or a checkpoint folder.
+    A source is a dump directory, ``golden:CASE``, a file of tensors or a checkpoint folder.
     Tolerances are those measured for the golden case, else general bounds for the dtypes.
 
     Args:

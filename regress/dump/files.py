@@ -28,6 +28,7 @@ _REMEDIES = {
     errno.ENXIO: "it is a socket, or a named pipe that nobody reads: start its reader first, or choose another {place}",
     errno.ENOTDIR: "a file stands where a folder is needed: choose another {place}",
     errno.EEXIST: "a file stands where a folder is needed: choose another {place}",
+    errno.EISDIR: "a folder stands where a file is needed: move it away",
 }
 
 
@@ -119,6 +120,11 @@ def unreadable(path: Location, error: OSError) -> DumpError:
 
 def unwritable(path: Location, error: Exception, place: str = "dump directory") -> DumpError:
     """Return the error for a path that cannot be written, with the remedy for its cause: another place, for example."""
-    number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
-    remedy = _REMEDIES.get(number or 0, "choose another {place}").format(place=place)
-    return DumpError(f"{path} cannot be written ({why or error}): {remedy}")
+    why = error.strerror if isinstance(error, OSError) else None
+    return DumpError(f"{path} cannot be written ({why or error}): {remedy(error, place)}")
+
+
+def remedy(error: Exception, place: str) -> str:
+    """Return what helps against an error of a file that is written, such as another place, as a clause."""
+    number = error.errno if isinstance(error, OSError) else None
+    return _REMEDIES.get(number or 0, "choose another {place}").format(place=place)

@@ -10,14 +10,14 @@ from regress.lazy import lazy_names
 if TYPE_CHECKING:
     from regress.golden.case import GoldenCase as GoldenCase
     from regress.golden.manifest import Manifest as Manifest
+    from regress.golden.manifest import ToleranceEntry as ToleranceEntry
     from regress.golden.store import GoldenStore as GoldenStore
-    from regress.golden.tolerance import ToleranceEntry as ToleranceEntry
 
 _HOMES = {
     "GoldenStore": "store",
     "GoldenCase": "case",
     "Manifest": "manifest",
-    "ToleranceEntry": "tolerance",
+    "ToleranceEntry": "manifest",
 }
 __all__ = sorted(_HOMES)
 

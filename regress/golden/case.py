@@ -1,32 +1,76 @@
-"""Golden case: its folder, opened, with every byte verified before use."""
+"""Golden case: its folder, opened, with every byte verified before use; `case.yaml` says what it is for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from copy import copy
+import re
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from regress.dump.arrays import Array
 from regress.dump.coordinates import parse_stem
 from regress.dump.damage import Damage
-from regress.dump.jsontext import Json
+from regress.dump.formats import safetensors
+from regress.dump.jsontext import Json, plain
 from regress.dump.reader import detect_format
 from regress.dump.trajectory import Trajectory, from_record
-from regress.errors import DumpError, GoldenError
-from regress.golden import truth
-from regress.golden.casefile import parse_case
-from regress.golden.files import RESTORE, is_stamped, read_stamped, read_unstamped
-from regress.golden.manifest import Manifest, Truth, read_manifest
-from regress.golden.names import CASE_FILE, input_files, where_order
-from regress.golden.tolerance import ToleranceEntry
+from regress.durable import unfinished
+from regress.errors import DumpError, GoldenError, reason
+from regress.golden.files import (
+    CASE_FILE,
+    RESTORE,
+    converted,
+    finish_update,
+    input_files,
+    read,
+    stamp_of,
+    truth_file,
+    where_order,
+)
+from regress.golden.manifest import Manifest, ToleranceEntry, TruthEntry, kind_of, read_manifest
 
-_TRAJECTORIES = "trajectories"
 GREEDY = "greedy"
 """Folder of the greedy completions of a sampled case."""
 
+_TRAJECTORIES = "trajectories"
+_ROLLOUTS = ("recorded", "sampled")
+_LIMIT = 2**20
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
+_BROKEN = (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """Content of `case.yaml`.
+
+    Attributes:
+        reason: reason why this case exists.
+        claims: signals it promises beyond those of every case, such as `tool_tokens`.
+        config: engine configuration, as overrides of the defaults.
+        recipe: settings that the inputs were made with, in the form of the program that made them.
+        rollouts: ``recorded``: replays read the recorded rollouts; ``sampled``: they sample their own, which must be
+            the recorded ones.
+        precisions: precisions that it is replayed in; none: all.
+        leaves_out: quantities that are not recorded, because other cases have them.
+    """
+
+    reason: str
+    claims: list[str] = field(default_factory=list)
+    config: dict[str, Json] = field(default_factory=dict)
+    recipe: dict[str, Json] = field(default_factory=dict)
+    rollouts: str = _ROLLOUTS[0]
+    precisions: list[str] = field(default_factory=list)
+    leaves_out: list[str] = field(default_factory=list)
+
+
+_KEYS = ("reason", "claims", "rollouts", "precisions", "leaves_out", "config", "recipe")
+
 
 class GoldenCase:
-    """One case, as it was when it was opened.
+    """One case, as it was when it was opened; the attributes of its `CaseFile` are its own.
 
     Args:
         folder: folder of the case, named like it.
@@ -40,57 +84,20 @@ class GoldenCase:
     """
 
     def __init__(self, folder: Path, *, allow_changed_inputs: bool = False) -> None:
+        finish_update(folder.parent)
         self.folder = folder
         self.name = folder.name
         self.manifest: Manifest | None = read_manifest(folder)
         self._allow_changed_inputs = allow_changed_inputs
-        self._truth_folders = [folder]
-        self._file = parse_case(self._read_input(CASE_FILE), folder / CASE_FILE)
-
-    def proposed(self, manifest: Manifest, folder: Path) -> GoldenCase:
-        """Return the case as a pending update would make it.
-
-        Args:
-            folder: folder of the update, which holds its new truth files.
-        """
-        found = copy(self)
-        found.manifest, found._truth_folders = manifest, [folder, self.folder]
-        return found
-
-    @property
-    def reason(self) -> str:
-        """Reason why this case exists."""
-        return self._file.reason
-
-    @property
-    def claims(self) -> list[str]:
-        """Signals that the case claims to have, such as `tool_tokens`."""
-        return self._file.claims
-
-    @property
-    def config(self) -> dict[str, Json]:
-        """Engine configuration, as overrides of the defaults."""
-        return self._file.config
-
-    @property
-    def recipe(self) -> dict[str, Json]:
-        """Settings that the inputs were made with."""
-        return self._file.recipe
-
-    @property
-    def precisions(self) -> list[str]:
-        """Precisions that the case is replayed in; none for all."""
-        return self._file.precisions
-
-    @property
-    def leaves_out(self) -> list[str]:
-        """Quantities that are not recorded."""
-        return self._file.leaves_out
-
-    @property
-    def sampled(self) -> bool:
-        """True if replays sample the rollouts, which must be the recorded ones."""
-        return self._file.rollouts == "sampled"
+        found = parse_case(self._read_input(CASE_FILE), folder / CASE_FILE)
+        self.reason, self.claims, self.config, self.recipe = (
+            found.reason,
+            found.claims,
+            found.config,
+            found.recipe,
+        )
+        self.precisions, self.leaves_out = found.precisions, found.leaves_out
+        self.sampled = found.rollouts == "sampled"
 
     def verify_inputs(self) -> None:
         """Raise `GoldenError` naming the first input that is missing, changed, or not part of the recording."""
@@ -103,8 +110,9 @@ class GoldenCase:
             return
         for path, stamp in sorted(self.manifest.inputs.items()):
             try:
-                if not is_stamped(self.folder / path, stamp):
-                    yield f"{self.folder / path} is not the file that was recorded: {RESTORE}"
+                if stamp_of(self.folder / path, stamp.size) != stamp:
+                    problem = f"{self.folder / path} is not the file that was recorded: {RESTORE}"
+                    yield converted(self.folder / path, stamp) or problem
             except GoldenError as error:
                 yield str(error)
         for path in input_files(self.folder):
@@ -116,12 +124,14 @@ class GoldenCase:
 
     def wheres(self) -> list[str]:
         """Return the recorded optimizer updates, in order; none while nothing is recorded."""
-        return sorted(self._truth, key=where_order)
+        return sorted({} if self.manifest is None else self.manifest.truth, key=where_order)
 
     def quantities(self, where: str) -> list[str]:
         """Return the recorded quantities of an update."""
-        self._check_where(where)
-        return sorted(self._truth[where])
+        if self.manifest is None or where not in self.manifest.truth:
+            recorded = ", ".join(self.wheres()) or f"none yet: run regress golden record {self.name}"
+            raise GoldenError(f"{self.folder} has no optimizer update {where!r}: recorded are {recorded}")
+        return sorted(self.manifest.truth[where])
 
     def truth(self, where: str) -> dict[str, dict[str, Array]]:
         """Return quantity -> tensor name -> values, every byte verified."""
@@ -133,10 +143,11 @@ class GoldenCase:
             raise GoldenError(
                 f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
             )
+        assert self.manifest is not None
         try:
-            return truth.read(self._truth_folders, self._truth[where][quantity], quantity)
+            return read_truth(self.folder, where, quantity, self.manifest.truth[where][quantity])
         except GoldenError:
-            if len(self._truth_folders) == 1 and read_manifest(self.folder) != self.manifest:
+            if unfinished(self.folder.parent) or read_manifest(self.folder) != self.manifest:
                 raise GoldenError(f"{self.folder} was updated while it was in use: run again") from None
             raise
 
@@ -173,34 +184,37 @@ class GoldenCase:
 
     def tolerance(self, quantity: str, precision: str) -> ToleranceEntry | None:
         """Return the recorded tolerance; None where none was measured."""
-        if self.manifest is None:
-            return None
-        return self.manifest.tolerances.get(quantity, {}).get(precision)
-
-    @property
-    def _truth(self) -> Truth:
-        return {} if self.manifest is None else self.manifest.truth
-
-    def _check_where(self, where: str) -> None:
-        if where not in self._truth:
-            recorded = ", ".join(self.wheres()) or f"none yet: run regress golden record {self.name}"
-            raise GoldenError(f"{self.folder} has no optimizer update {where!r}: recorded are {recorded}")
+        return None if self.manifest is None else self.manifest.tolerances.get(quantity, {}).get(precision)
 
     def _inputs(self) -> list[str]:
-        """Return the paths of the inputs within the case: the recorded ones, or the present ones while
-        nothing is recorded.
-        """
+        """Return the inputs by their paths within the case: the recorded ones, or those that are there."""
         if self.manifest is None or self._allow_changed_inputs:
             return input_files(self.folder)
         return sorted(self.manifest.inputs)
 
     def _read_input(self, name: str) -> bytes:
         path = self.folder / name
-        if self.manifest is not None and not self._allow_changed_inputs:
-            if name not in self.manifest.inputs:
-                raise GoldenError(f"{path} is not of the recording: {RESTORE}")
-            return read_stamped(path, self.manifest.inputs[name])
-        return read_unstamped(path)
+        if self.manifest is None or self._allow_changed_inputs:
+            return read(path)
+        if name not in self.manifest.inputs:
+            raise GoldenError(f"{path} is not of the recording: {RESTORE}")
+        return read(path, self.manifest.inputs[name])
+
+
+def read_truth(folder: Path, where: str, quantity: str, entry: TruthEntry) -> dict[str, Array]:
+    """Return the tensors of a truth file, every byte verified; raises `GoldenError` naming the file."""
+    path = folder / truth_file(where, quantity)
+    data = read(path, entry.stamp)
+    try:
+        (record,) = safetensors.decode(data)
+    except _BROKEN as error:
+        raise GoldenError(f"{path} is no intact record ({error}): {RESTORE}") from None
+    if record.meta.get("quantity") != quantity or record.where.stem != where:
+        raise GoldenError(f"{path} holds {record.where.stem}/{record.meta.get('quantity')}: {RESTORE}")
+    found = {name: kind_of(array) for name, array in record.tensors.items()}
+    if found != {name: (row.dtype, row.shape) for name, row in entry.tensors.items()}:
+        raise GoldenError(f"{path} holds other tensors than its manifest says: {RESTORE}")
+    return record.tensors
 
 
 def _trajectories(data: bytes, path: Path) -> Iterable[tuple[int, list[Trajectory]]]:
@@ -214,5 +228,69 @@ def _trajectories(data: bytes, path: Path) -> Iterable[tuple[int, list[Trajector
             if where is not None and where.step != record.step:
                 raise GoldenError(f"{path} holds step {record.step}: it was renamed; give it back its name")
         return [(record.step, from_record(record)) for record in records]
-    except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except _BROKEN as error:
         raise GoldenError(f"{path} is no intact record of trajectories ({error}): {RESTORE}") from None
+
+
+def parse_case(data: bytes, path: Path) -> CaseFile:
+    """Parse `case.yaml`; raises `GoldenError` naming `path`, the rule and the remedy for anything malformed."""
+    if len(data) > _LIMIT:
+        raise GoldenError(
+            f"{path} has {len(data)} bytes, but a case is described in at most {_LIMIT}: shorten it"
+        )
+    try:
+        values = plain(yaml.load(data.decode("utf-8"), Loader=_Loader), "the case")
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise GoldenError(f"{path}{line} is no valid YAML ({error.problem}): correct it") from None
+    except RecursionError:
+        raise GoldenError(f"{path} is nested too deeply: it is no description of a case") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, DumpError) as error:
+        raise GoldenError(f"{path} holds what no case can hold ({reason(error)}): correct it") from None
+    if not isinstance(values, dict):
+        raise GoldenError(f"{path} must hold a mapping with the key reason: write lines of KEY: VALUE")
+    for key in values.keys() - set(_KEYS):
+        raise GoldenError(f"{path} has the unknown key {key!r}: a case has {', '.join(_KEYS)}")
+    why, rollouts = values.get("reason"), values.get("rollouts", _ROLLOUTS[0])
+    if not isinstance(why, str) or not why.strip():
+        raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
+    if rollouts not in _ROLLOUTS:
+        raise GoldenError(f"{path} has rollouts {rollouts!r}: write {' or '.join(_ROLLOUTS)}")
+    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    for key in ("claims", "precisions", "leaves_out"):
+        found = given.get(key) or []
+        if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+            raise GoldenError(f"{path} has {key} {found!r}: write a list of words")
+        given[key] = found
+    for key in ("config", "recipe"):
+        given[key] = given.get(key) or {}
+        if not isinstance(given[key], dict):
+            raise GoldenError(f"{path} has {key} {given[key]!r}: write a mapping")
+    return CaseFile(**given)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no annotations
+    """Loader of plain values only: no tags, aliases (which can grow without bound) or duplicate keys;
+    `1e-3` is a number.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "an alias, which no case needs", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} twice", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))

@@ -9,21 +9,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.coordinates import Coordinates
 from regress.dump.damage import Damage
 from regress.dump.formats import safetensors
 from regress.dump.record import Record
 from regress.errors import DumpError, GoldenError
-from regress.golden.files import read_unstamped
-from regress.golden.names import CHECKS
-from regress.golden.pending_checks import SUFFIX, is_check
+from regress.golden.files import CHECKS
+from regress.golden.files import read as read_file
 from regress.golden.tree import TENSOR, Tree
 
+SUFFIX = ".safetensors"
 REMEDY = "restore it from version control, or record it again with pytest --update-golden=all"
 
 _STAGE = "is_loss_debug"  # the stage of values that belong to no other, as with golden truth
@@ -59,8 +58,8 @@ class StoredCheck:
 
     def same(self, other: StoredCheck) -> bool:
         """Return True if both checks are equal down to the bytes; the provenance may differ."""
-        mine, theirs = ((one.test, one.name, one.rtol, one.atol, one.why) for one in (self, other))
-        return mine == theirs and identical(self.value, other.value)
+        mine, theirs = (replace(one, provenance={}).encode() for one in (self, other))
+        return b"".join(mine) == b"".join(theirs)
 
     def encode(self) -> list[bytes | memoryview]:
         """Return the bytes of the file, which depend on nothing but the attributes."""
@@ -102,7 +101,7 @@ def read_check(root: Path, path: str) -> StoredCheck | None:
     file = root / path
     if not file.exists():
         return None
-    data = read_unstamped(file)
+    data = read_file(file)
     try:
         (record,) = safetensors.decode(data)
     except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -125,19 +124,17 @@ def _from_record(record: Record) -> StoredCheck:
     return StoredCheck(**meta["check"], value=tree, **meta["tolerance"], provenance=meta["provenance"])
 
 
+def is_check(name: object) -> bool:
+    """Return True if a path within the golden directory can be that of a stored check."""
+    if not isinstance(name, str) or not name.isprintable():
+        return False
+    path = PurePosixPath(name)
+    if path.is_absolute() or str(path) != name or len(path.parts) < 2 or path.parts[0] != CHECKS:
+        return False
+    return path.suffix == SUFFIX and not any(part.startswith(".") for part in path.parts)
+
+
 def stored_checks(root: Path) -> list[str]:
     """Return the paths within the golden directory of all stored checks, intact or not."""
     found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}"))
     return sorted(filter(is_check, found))
-
-
-def identical(a: Tree, b: Tree) -> bool:
-    """Return True if two values are the same down to the last bit."""
-    return a.nodes == b.nodes and all(
-        _same_bytes(array, b.tensors[path]) for path, array in a.tensors.items()
-    )
-
-
-def _same_bytes(a: Array, b: Array) -> bool:
-    mine, theirs = ((dtype_name(array.dtype), array.shape) for array in (a, b))
-    return mine == theirs and raw(a) == raw(b)

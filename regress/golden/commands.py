@@ -1,38 +1,50 @@
-"""`regress golden`: look at golden cases, check them, decide on pending updates. Works without a terminal."""
+"""`regress golden`: look at golden cases, check every byte of them, remove what nothing needs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from regress.errors import GoldenError, meant
-from regress.golden.location import open_store
+from regress.errors import ConfigError, GoldenError, meant
 from regress.golden.options import directory_option
-from regress.printed import echo, hint_at
+from regress.golden.store import open_store
+from regress.printed import echo
 
 if TYPE_CHECKING:
-    from regress.golden.difference import Difference, Side
+    from regress.golden.case import GoldenCase
     from regress.golden.store import GoldenStore
+
+Row = dict[str, Any]
+
+_LONG = (
+    "tensor",
+    "reason",
+    "test",
+    "name",
+    "value",
+    "text",
+    "why",
+)  # columns that a narrow terminal may break
+_WIDE = 1000  # where there is no terminal nothing is cut or wrapped, so that lines can be searched
+_STATISTICS = ("dtype", "shape", "min", "max", "mean")
 
 
 @click.group()
 def golden() -> None:
-    """Record, show, verify and update golden cases.
+    """Record, show, verify and calibrate golden cases.
 
-    Exit codes: 0 nothing to report, 1 a difference, damage or a pending update, 2 a case that cannot be used.
+    pytest --update-golden changes them; git diff shows the numbers, and git restore takes them back.
+
+    Exit codes: 0 nothing to report, 1 damage, 2 a case that cannot be used.
     """
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-
-
-def _print_json(value: Any) -> None:
-    from regress.dump.jsontext import tag_floats
-
-    echo(json.dumps(tag_floats(value), indent=1, sort_keys=True, allow_nan=False))
 
 
 @golden.command("list")
@@ -48,20 +60,39 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
     Exit codes: 0, or 1 when a case is damaged.
     """
     from regress.golden.checks import stored_checks
-    from regress.golden.tables import case_rows, echo_table
 
     store = open_store(golden_dir)
-    rows = case_rows(store)
+    rows = [_case_row(store, name) for name in store.names()]
     if as_json:
         _print_json(rows)
     else:
-        echo_table([{key: row[key] for key in row if key not in ("quantities", "tensors")} for row in rows])
-        checks = (
-            f" and {_counted(len(stored), 'stored check')}" if (stored := stored_checks(store.root)) else ""
-        )
-        if checks or not rows:
+        _echo_table([{key: row[key] for key in row if key not in ("quantities", "tensors")} for row in rows])
+        stored = stored_checks(store.root)
+        if stored or not rows:
+            checks = f" and {_counted(len(stored), 'stored check')}" if stored else ""
             echo(f"{store.root} holds {_counted(len(rows), 'case') if rows else 'no cases'}{checks}")
     ctx.exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
+
+
+def _case_row(store: GoldenStore, name: str) -> Row:
+    """Return the row of a case; for a damaged one, with its problem."""
+    try:
+        case = store.case(name, allow_changed_inputs=True)
+    except GoldenError as error:
+        nothing = dict.fromkeys(("updates", "quantities", "tensors", "bytes"))
+        return {"case": name, **nothing, "state": "damaged", "reason": str(error)}
+    truth = {} if case.manifest is None else case.manifest.truth
+    entries = [entry for row in truth.values() for entry in row.values()]
+    inputs = [] if case.manifest is None else case.manifest.inputs.values()
+    return {
+        "case": name,
+        "updates": len(truth),
+        "quantities": len({quantity for row in truth.values() for quantity in row}),
+        "tensors": sum(len(entry.tensors) for entry in entries),
+        "bytes": sum(entry.stamp.size for entry in entries) + sum(stamp.size for stamp in inputs),
+        "state": "recorded" if truth else "not recorded",
+        "reason": " ".join(case.reason.split()),
+    }
 
 
 @golden.command()
@@ -80,34 +111,35 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     regress golden show checks                 values that tests have stored
     regress golden show checks tests/test_loss.py::test_loss
     """
-    from regress.golden.names import CHECKS
-    from regress.golden.tables import check_rows, echo_table, quantity_rows, tensor_rows, tolerance_rows
+    from regress.golden.files import CHECKS
 
+    store = open_store(golden_dir)
     if case == CHECKS:
-        rows = check_rows(open_store(golden_dir), quantity)
+        rows = list(_check_rows(store, quantity))
         if not rows:
-            names = {row[key] for row in check_rows(open_store(golden_dir), None) for key in ("test", "name")}
+            names = {row[key] for row in _check_rows(store, None) for key in ("test", "name")}
             near = meant(quantity or "", sorted(names))
             raise GoldenError(
                 f"{near}no stored check{f' matches {quantity!r}' if quantity else ''}: give a test or a name"
             )
-        _print_json(rows) if as_json else echo_table(rows)
+        _print_json(rows) if as_json else _echo_table(rows)
         return
-    found = open_store(golden_dir).case(case, allow_changed_inputs=True)
+    found = store.case(case, allow_changed_inputs=True)
+    quantities = _quantity_rows(found)
     if quantity is not None:
-        rows = tensor_rows(found, quantity)
+        rows = _tensor_rows(found, quantity)
         if not rows:
-            known = sorted({row["quantity"] for row in quantity_rows(found)})
+            known = sorted({row["quantity"] for row in quantities})
             told = ", ".join(known) or "nothing"
             raise GoldenError(
                 f"{meant(quantity, known)}{found.folder} has no {quantity!r}: recorded is {told}"
             )
-        _print_json(rows) if as_json else echo_table(rows)
+        _print_json(rows) if as_json else _echo_table(rows)
         return
     about = {"reason": found.reason, "claims": found.claims, "config": found.config, "recipe": found.recipe}
     provenance = {} if found.manifest is None else dict(found.manifest.provenance)
+    tolerances = _tolerance_rows(found)
     if as_json:
-        quantities, tolerances = quantity_rows(found), tolerance_rows(found)
         _print_json(about | {"provenance": provenance, "quantities": quantities, "tolerances": tolerances})
         return
     echo(f"{found.name}: {' '.join(found.reason.split())}")
@@ -115,14 +147,80 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     for key, value in _flat({"config": found.config, "provenance": provenance}, ""):
         echo(f"{key}: {value}")
     echo("" if found.manifest is not None else f"not recorded yet: run regress golden record {case}")
-    echo_table(quantity_rows(found))
-    echo_table(tolerance_rows(found))
+    _echo_table(quantities)
+    _echo_table(tolerances)
 
 
-def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
-    if not isinstance(value, dict):
-        return [(prefix, value)]
-    return [leaf for key in sorted(value) for leaf in _flat(value[key], f"{prefix}.{key}" if prefix else key)]
+def _quantity_rows(case: GoldenCase) -> list[Row]:
+    truth = {} if case.manifest is None else case.manifest.truth
+    return [
+        {
+            "update": where,
+            "quantity": quantity,
+            "tensors": len(entry.tensors),
+            "dtypes": "+".join(sorted({tensor.dtype for tensor in entry.tensors.values()})),
+            "bytes": entry.stamp.size,
+            "absmax": max((tensor.absmax or 0.0 for tensor in entry.tensors.values()), default=0.0),
+        }
+        for where in case.wheres()
+        for quantity, entry in sorted(truth[where].items())
+    ]
+
+
+def _tensor_rows(case: GoldenCase, quantity: str) -> list[Row]:
+    truth = {} if case.manifest is None else case.manifest.truth
+    return [
+        {"update": where, "tensor": name} | {key: v for key, v in vars(tensor).items() if key != "sha256"}
+        for where in case.wheres()
+        if quantity in truth[where]
+        for name, tensor in sorted(truth[where][quantity].tensors.items())
+    ]
+
+
+def _tolerance_rows(case: GoldenCase) -> list[Row]:
+    """Return one row for each tolerance; those of single tensors follow that of their quantity."""
+    names = ("relative", "absolute", "reason")
+    return [
+        {
+            "quantity": quantity,
+            "tensor": pattern,
+            "precision": precision,
+            **{n: getattr(own, n) for n in names},
+        }
+        for quantity, row in sorted(({} if case.manifest is None else case.manifest.tolerances).items())
+        for precision, entry in sorted(row.items())
+        for pattern, own in ((None, entry), *entry.tensors.items())
+    ]
+
+
+def _check_rows(store: GoldenStore, pattern: str | None) -> Iterator[Row]:
+    """Yield a row for each leaf of the stored checks; `pattern` equals or matches tests, names or files."""
+    from regress.golden.checks import read_check, stored_checks
+    from regress.golden.manifest import TensorEntry
+    from regress.golden.tree import CONTAINERS, describe
+
+    for path in stored_checks(store.root):
+        check = read_check(store.root, path)
+        if check is None or not (
+            pattern is None
+            or any(text == pattern or fnmatchcase(text, pattern) for text in (path, check.test, check.name))
+        ):
+            continue
+        for leaf, node in check.value.nodes.items():
+            if node[0] in CONTAINERS:
+                continue
+            array = check.value.tensors.get(leaf)
+            told: Mapping[str, Any] = {} if array is None else vars(TensorEntry.of(array))
+            yield {
+                "test": check.test,
+                "name": check.name,
+                "value": leaf,
+                **{key: told.get(key) for key in _STATISTICS},
+                "text": describe(node) if array is None else None,
+                "rtol": check.rtol or None,
+                "atol": check.atol or None,
+                "why": check.why or None,
+            }
 
 
 @golden.command()
@@ -133,13 +231,13 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
     """Verify every byte.
 
-    Verifies inputs, golden values, manifests, pending updates and stored checks.
+    Verifies inputs, golden values, manifests and stored checks.
 
     \b
     regress golden verify
     regress golden verify dense
 
-    Exit codes: 0 all intact (leftover and pending files are listed), 1 damage.
+    Exit codes: 0 all intact (leftover files are listed), 1 damage.
     """
     from regress.golden.checks import stored_checks
     from regress.golden.verify import verify as check
@@ -162,157 +260,53 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
     ctx.exit(1 if damaged else 0)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-@golden.command(hidden=True)
-@click.argument("first")
-@click.argument("second", required=False)
-@directory_option
-@json_option
-@click.pass_context
-def diff(ctx: click.Context, first: str, second: str | None, golden_dir: Path | None, as_json: bool) -> None:
-    """Compare golden directories, or cases.
-
-    Two directories, two cases, or a case with its pending update.
-
-    \b
-    regress golden diff dense                  with its pending update
-    regress golden diff dense ../old/golden/dense
-    regress golden diff golden ../old/golden   all cases
-
-    Exit codes: 0 the same, 1 a difference, 2 something that cannot be read.
-    """
-    from regress.golden.tables import echo_difference
-
-    hint_at("golden diff", "regress golden review CASE", "regress compare golden:CASE OTHER")
-    found = _differences(first, second, golden_dir)
-    if as_json:
-        _print_json({name: difference.to_json() for name, difference in found.items()})
-    else:
-        for name, difference in found.items():
-            echo(f"{name}: {'different' if difference else 'the same'}")
-            echo_difference(difference)
-    ctx.exit(1 if any(found.values()) else 0)
-
-
-def _differences(first: str, second: str | None, golden_dir: Path | None) -> dict[str, Difference]:
-    from regress.golden.difference import compare
-    from regress.golden.pending import pending_of
-    from regress.golden.store import GoldenStore
-
-    if second is None:
-        store = open_store(golden_dir)
-        store.case(first, allow_changed_inputs=True)
-        return {first: pending_of(store, first).difference()}
-    stores = [GoldenStore(path) for path in (first, second)]
-    if not all(store.names() for store in stores):
-        return {first: compare(_side(first, golden_dir), _side(second, golden_dir))}
-    names = sorted({name for store in stores for name in store.names()})
-    return {name: compare(*(_side_of(store, name) for store in stores)) for name in names}
-
-
-def _side(text: str, golden_dir: Path | None) -> Side:
-    """Return a case by its folder or by its name."""
-    from regress.golden.store import GoldenStore
-
-    path = Path(text)
-    if path.is_dir():
-        return _side_of(GoldenStore(path.absolute().parent), path.absolute().name)
-    store = open_store(golden_dir)
-    store.case(text, allow_changed_inputs=True)
-    return _side_of(store, text)
-
-
-def _side_of(store: GoldenStore, name: str) -> Side:
-    from regress.golden.difference import Side
-
-    if name not in store.names():
-        return Side(None, [])
-    case = store.case(name, allow_changed_inputs=True)
-    return Side(case.manifest, [case.folder])
-
-
 @golden.command()
-@click.argument("cases", nargs=-1, metavar="[CASE]...")
 @directory_option
-@json_option
-@click.pass_context
-def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
-    """Show pending updates.
+def migrate(golden_dir: Path | None) -> None:
+    """Bring cases of earlier releases to the schema of this one.
 
-    Shows the changes, and the commands to accept or reject them.
+    Truth files get names that stay; values stay bit for bit. All cases change, or none.
 
     \b
-    pytest --update-golden=review
-    regress golden review
+    regress golden migrate
+    git add -A golden
 
-    Exit codes: 0 nothing is pending, 1 an update is pending.
+    Exit codes: 0 done, 2 a case is damaged.
     """
-    from dataclasses import asdict
+    from regress.golden.migrate import migrate as change
 
-    from regress.golden.review import reviews
-
-    found = reviews(open_store(golden_dir), cases)
-    if as_json:
-        _print_json([asdict(item) for item in found])
-    else:
-        for item in found:
-            item.echo()
-        if not found:
-            echo("nothing is pending")
-    ctx.exit(1 if found else 0)
+    names = change(open_store(golden_dir, writes=True))
+    echo(f"migrated: {', '.join(names)}" if names else "nothing to migrate")
 
 
-@golden.command()
-@click.argument("case")
-@click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
-@directory_option
-def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Accept a pending update.
-
-    Accepts all of it, or only some quantities or stored checks; the rest stays pending.
-
-    \b
-    regress golden accept dense
-    regress golden accept dense log_probs gradient
-    regress golden accept dense 'step_000001/*'
-    regress golden accept checks               stored checks, all of them
-    regress golden accept checks tests/test_loss.py::test_loss
-    """
-    from regress.golden.names import CHECKS
-    from regress.golden.pending import accept as accept_case
-    from regress.golden.pending_checks import accept_checks
-
-    store = open_store(golden_dir, writes=True)
-    for path in accept_checks(store, patterns) if case == CHECKS else accept_case(store, case, patterns):
-        echo(f"written: {path}")
+_GIT = {
+    "diff": "git diff golden, or regress compare golden:CASE@HEAD golden:CASE",
+    "review": "git diff golden, or regress compare golden:CASE@HEAD golden:CASE",
+    "accept": "git commit -a golden",
+    "reject": "git restore golden",
+}
+"""Commands of earlier releases, and git's for the same."""
 
 
-@golden.command()
-@click.argument("case")
-@click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
-@directory_option
-def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Reject a pending update.
+def _refused(name: str) -> click.Command:
+    def refuse(_: tuple[str, ...]) -> None:
+        raise ConfigError(
+            f"an update is in force once it is written, and nothing waits beside it: say {_GIT[name]} in place of "
+            f"regress golden {name}"
+        )
 
-    Drops all of it, or only some quantities or stored checks.
+    anything = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
+    return click.Command(
+        name,
+        callback=refuse,
+        params=[anything],
+        hidden=True,
+        context_settings={"ignore_unknown_options": True},
+    )
 
-    \b
-    regress golden reject dense
-    regress golden reject dense log_probs
-    """
-    from regress.golden.names import CHECKS
-    from regress.golden.pending import reject as reject_case
-    from regress.golden.pending_checks import reject_checks
 
-    store = open_store(golden_dir, writes=True)
-    if case == CHECKS:
-        reject_checks(store, patterns)
-    else:
-        reject_case(store, case, patterns)
-    echo(f"rejected: {', '.join(patterns) or 'all'} of {case}")
+for _name in _GIT:
+    golden.add_command(_refused(_name))
 
 
 @golden.command()
@@ -334,11 +328,59 @@ def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
     regress golden prune --dry-run
     regress golden prune
     """
-    from regress.golden import prune as pruning
+    from regress.golden.verify import prunable
+    from regress.golden.verify import prune as remove
 
     store = open_store(golden_dir, writes=True)
-    paths = pruning.prunable(store, orphans) if dry_run else pruning.prune(store, orphans)
+    paths = prunable(store, orphans) if dry_run else remove(store, orphans)
     for path in paths:
         echo(f"{'would be removed' if dry_run else 'removed'}: {path}")
     if not paths:
         echo("nothing to remove")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [leaf for key in sorted(value) for leaf in _flat(value[key], f"{prefix}.{key}" if prefix else key)]
+
+
+def _print_json(value: Any) -> None:
+    from regress.dump.jsontext import tag_floats
+
+    echo(json.dumps(tag_floats(value), indent=1, sort_keys=True, allow_nan=False))
+
+
+def _echo_table(rows: Sequence[Row]) -> None:
+    """Print rows under the keys of the first; columns without any value are left out."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    keys = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    for key in keys:
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        table.add_column(
+            key, justify="right" if numeric else "left", no_wrap=key not in _LONG, overflow="fold"
+        )
+    for row in rows:
+        cells = (
+            "-" if (v := row[key]) is None else f"{v:.3g}" if isinstance(v, float) else str(v) for key in keys
+        )
+        table.add_row(*map(Text, cells))
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    console = Console(highlight=False, width=_WIDE)
+    with console.capture() as capture:
+        console.print(table)
+    echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -1,136 +1,202 @@
-"""Reading and writing of a case's files: every byte read is checked, every file written is whole."""
+"""Files of a golden directory: their names, and their content with every byte verified.
+
+::
+
+    golden/<case>/case.yaml, model/, trajectories/ ...       inputs
+    golden/<case>/truth/step_000000/loss.safetensors         values
+    golden/<case>/manifest.json                              hashes and numbers of all of them
+    golden/checks/<module>/<test>-<name>.<hash>.safetensors  values of the fixture `regress`
+
+Files keep their names, so ``git commit -a`` takes an update and ``git restore`` takes it back.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
-from regress import durable
-from regress.dump.files import Stamp, write_atomically
+from regress.dump.coordinates import Coordinates, parse_stem
+from regress.dump.files import file_stamp, remedy
+from regress.durable import UPDATE, Batch, Stamp, finish, locked, unfinished
 from regress.errors import DumpError, GoldenError
-from regress.inputs import open_file, read_bytes
+from regress.inputs import read_bytes
 
+CASE_FILE, MANIFEST, TRUTH = "case.yaml", "manifest.json", "truth"
+CHECKS = "checks"  # beside the cases
 RESTORE = "restore it from version control, or record the case again with regress golden record"
 
-_CHUNK = 2**20
-_REMEDIES = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "your quota is used up: free space there",
-    errno.EFBIG: "a limit on file sizes is in force: raise it",
-    errno.EROFS: "the file system is read-only: copy the golden directory to where you may write",
-    errno.EACCES: "get the right to write there, or copy the golden directory",
-    errno.EPERM: "get the right to write there, or copy the golden directory",
-    errno.ENOTDIR: "a file stands where a folder is needed: move it away",
-    errno.EEXIST: "a file stands where a folder is needed: move it away",
-    errno.EISDIR: "a folder stands where a file is needed: move it away",
-}
+_PLACE = "folder"
+_CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
 
 
-def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
-    """Write a whole file or none; raises `GoldenError` naming path, reason and remedy."""
-    try:
-        return write_atomically(path, chunks)
-    except DumpError as error:
-        raise unwritable(path, error.__cause__ if isinstance(error.__cause__, OSError) else None) from error
+def check_case_name(name: str) -> str:
+    """Return `name`; raises `GoldenError` when no case can have it."""
+    if not _CASE.fullmatch(name) or name == CHECKS:
+        raise GoldenError(
+            f"{name!r} is no name of a golden case: use letters, digits, '_', '-' and '.', and not {CHECKS!r}"
+        )
+    return name
 
 
-def unwritable(path: Path, error: OSError | None) -> GoldenError:
-    """Return the error for a path that cannot be written or removed; it states that the golden is unchanged."""
-    cause = (error.strerror if error is not None else None) or "unknown reason"
-    return GoldenError(
-        f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy(error)}"
+def is_word(text: object) -> bool:
+    """Return True if `text` can name a quantity or a precision."""
+    return isinstance(text, str) and _WORD.fullmatch(text) is not None
+
+
+def parse_where(text: object) -> Coordinates | None:
+    """Return the place of an optimizer update, `step_000000` or `step_000000_update1`; None for anything else."""
+    found = parse_stem(text) if isinstance(text, str) else None
+    if found is None or found.stem != text or (found.rank, found.micro) != (None, None):
+        return None
+    return found
+
+
+def where_order(where: str) -> tuple[int, int]:
+    """Return the sort key of an update: the order in which updates are made."""
+    found = parse_where(where)
+    assert found is not None, where
+    return found.step, -1 if found.update is None else found.update
+
+
+def truth_file(where: str, quantity: str) -> str:
+    """Return the path of a truth file within its case."""
+    return f"{TRUTH}/{where}/{quantity}.safetensors"
+
+
+def is_truth_file(path: str) -> bool:
+    """Return True if a path within a case is one that `truth_file` can make."""
+    pure = PurePosixPath(path)
+    return (
+        path == truth_file(pure.parent.name, pure.stem)
+        and is_word(pure.stem)
+        and bool(parse_where(pure.parent.name))
     )
 
 
-def remedy(error: OSError | None) -> str:
-    """Return the remedy for a path that cannot be written."""
-    return _REMEDIES.get(error.errno or 0 if error is not None else 0, "check the path")
+def is_input(path: object) -> bool:
+    """Return True if a path within a case can be that of an input: downwards, visible, not one of our own files."""
+    if not isinstance(path, str) or not path or "\\" in path or not path.isprintable():
+        return False
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or str(pure) != path or any(part.startswith(".") for part in pure.parts):
+        return False
+    return pure.parts[0] != TRUTH and path != MANIFEST
 
 
-def read_stamped(path: Path, stamp: Stamp) -> bytes:
-    """Return the bytes of a file if they are those recorded; raises `GoldenError` naming the file otherwise."""
+def input_files(folder: Path) -> list[str]:
+    """Return all inputs in the folder of a case, by their path within it; hidden files are not inputs."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        base = Path(root).relative_to(folder)
+        found += [path for name in files if is_input(path := (base / name).as_posix())]
+    return sorted(found)
+
+
+def truth_files(folder: Path) -> list[str]:
+    """Return all files under `truth/`, ours or not, by their path within the case."""
+    found = (path for path in (folder / TRUTH).rglob("*") if not path.is_dir())
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def read(path: Path, stamp: Stamp | None = None) -> bytes:
+    """Return the bytes of a file; raises `GoldenError` naming it when it cannot be read or is not what it should be.
+
+    Args:
+        stamp: what was recorded of it; None: nothing was.
+    """
     try:
         size = path.stat().st_size  # before reading: a replaced file may be huge
-        data = read_bytes(path) if size == stamp.size else b""
+        if stamp is not None and size != stamp.size:
+            raise GoldenError(
+                converted(path, stamp)
+                or f"{path} has {size} bytes, but {stamp.size} were recorded: {RESTORE}"
+            )
+        data = read_bytes(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if size != stamp.size:
-        raise _wrong_size(path, size, stamp)
-    return matching(path, data, stamp)
-
-
-def matching(path: Path, data: bytes, stamp: Stamp) -> bytes:
-    """Return the content of a file if it is the recorded one; raises `GoldenError` naming the file otherwise."""
-    if len(data) != stamp.size:
-        raise _wrong_size(path, len(data), stamp)
-    if hashlib.sha256(data).hexdigest() != stamp.sha256:
+    if stamp is not None and Stamp.of(data) != stamp:
         raise GoldenError(f"{path} does not match its recorded hash, so it is damaged or changed: {RESTORE}")
     return data
 
 
-def _wrong_size(path: Path, size: int, stamp: Stamp) -> GoldenError:
-    return GoldenError(f"{path} has {size} bytes, but {stamp.size} were recorded: {RESTORE}")
+def converted(path: Path, stamp: Stamp) -> str | None:
+    """Return the sentence for a file that is what was recorded but for its line endings; None for any other."""
+    if not stamp.size < path.stat().st_size <= 2 * stamp.size:
+        return None
+    if Stamp.of(read_bytes(path).replace(b"\r\n", b"\n")) != stamp:
+        return None
+    return (
+        f"{path} has other line endings than it was recorded with, as git makes them where core.autocrlf is set: add "
+        "the line '* -text' to .gitattributes of the golden directory, remove the case, and check it out again"
+    )
 
 
-def read_unstamped(path: Path, most: int | None = None) -> bytes:
-    """Return the bytes of a file that has no recorded stamp; raises `GoldenError` when it cannot be read, or has
-    more bytes than it may.
+def stamp_of(path: Path, size: int | None = None) -> Stamp:
+    """Return size and hash of a file as it is; raises `GoldenError` when it cannot be read.
+
+    Args:
+        size: size that it should have; a file of another size, which may be huge, is not read, and gets no hash.
     """
     try:
-        size = path.stat().st_size  # before reading: a replaced file may be huge
-        if most is not None and size > most:
-            raise GoldenError(f"{path} has {size} bytes, but at most {most} were recorded: {RESTORE}")
-        return read_bytes(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
+        return file_stamp(path, size)
+    except DumpError as error:
+        raise _unreadable(path, error.__cause__) from error
 
 
-def stamp_of(path: Path) -> Stamp:
-    """Return size and hash of a file as it is; raises `GoldenError` when it cannot be read."""
-    digest, size = hashlib.sha256(), 0
-    try:
-        with open_file(path) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return Stamp(size, digest.hexdigest())
-
-
-def is_stamped(path: Path, stamp: Stamp) -> bool:
-    """Return True if a file is the one that was recorded; raises `GoldenError` when it cannot be read.
-
-    A file of another size is not hashed: one that replaced it may be huge.
-    """
-    try:
-        if path.stat().st_size != stamp.size:
-            return False
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return stamp_of(path) == stamp
-
-
-def _unreadable(path: Path, error: OSError) -> GoldenError:
+def _unreadable(path: Path, error: BaseException | None) -> GoldenError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return GoldenError(f"{path} is missing: {RESTORE}")
-    return GoldenError(f"{path} cannot be read ({error.strerror}): check its permissions")
+    return GoldenError(f"{path} cannot be read ({getattr(error, 'strerror', error)}): check its permissions")
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other writers out of a folder; the lock ends with the process, however that ends.
+def changing(root: Path) -> Iterator[Batch]:
+    """Change files below a golden directory, all or none; an exception within the `with` changes nothing."""
+    if not root.is_dir():
+        raise GoldenError(f"{root} is no folder that can be read: check the path")
+    try:
+        with locked(root):
+            finish(root)
+            batch = Batch(root)
+            yield batch
+            batch.commit()
+    except OSError as error:
+        path = Path(error.filename or root)
+        if not os.path.lexists(root / UPDATE):
+            raise unwritable(path, error) from error
+        raise GoldenError(
+            f"{path} cannot be written ({error.strerror}) in the middle of an update, which the next command that "
+            f"opens {root} finishes: {remedy(error, _PLACE)}"
+        ) from error
 
-    On a file system without locks, writers are not kept apart: each file is still whole.
-    """
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(durable.locked(folder))
-        except OSError as error:
-            raise GoldenError(
-                f"{folder} is no folder that can be read ({error.strerror}): check the path"
-            ) from error
-        yield
+
+def finish_update(root: Path) -> None:
+    """Finish the update of a process that was killed in the middle of it; one that was not decided is nothing."""
+    if not unfinished(root):
+        return
+    decided = os.path.lexists(root / UPDATE)
+    try:
+        with locked(root, wait=decided):
+            finish(root)
+    except OSError as error:
+        if (
+            not decided
+        ):  # somebody prepares an update now, or a leftover cannot be removed: neither hinders a reader
+            return
+        raise GoldenError(
+            f"{root / UPDATE} is an update that was broken off, and cannot be finished, because {error.filename} "
+            f"cannot be written ({error.strerror}): {remedy(error, _PLACE)}"
+        ) from error
+
+
+def unwritable(path: Path, error: OSError) -> GoldenError:
+    """Return the error for a path that cannot be written or removed; it states that the golden is unchanged."""
+    cause = error.strerror or "unknown reason"
+    return GoldenError(
+        f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy(error, _PLACE)}"
+    )

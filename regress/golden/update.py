@@ -1,98 +1,217 @@
-"""Update of a case: the requested changes, and the content afterwards."""
+"""Update of a case: its new truth files and its manifest, all or none of them."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regress.dump.files import Stamp
+import numpy as np
+
+from regress.dump.arrays import Array, is_float
+from regress.dump.formats import safetensors
 from regress.dump.jsontext import Json
-from regress.errors import GoldenError
-from regress.golden import truth as truths
-from regress.golden.entries import TruthEntry
-from regress.golden.files import stamp_of
-from regress.golden.manifest import Manifest, Tolerances, Truth
-from regress.golden.names import CASE_FILE, input_files, is_input, is_word, where_order
-from regress.golden.tolerance import ToleranceEntry
+from regress.dump.record import Record
+from regress.dump.stages import STAGES
+from regress.durable import TEMPORARY, Batch, Stamp
+from regress.errors import DumpError, GoldenError
+from regress.golden.case import read_truth
+from regress.golden.files import (
+    CASE_FILE,
+    MANIFEST,
+    changing,
+    input_files,
+    is_input,
+    is_truth_file,
+    is_word,
+    parse_where,
+    read,
+    stamp_of,
+    truth_file,
+    truth_files,
+    where_order,
+)
+from regress.golden.manifest import Manifest, TensorEntry, ToleranceEntry, TruthEntry, read_manifest
 
 NewTruth = Mapping[str, Mapping[str, "Mapping[str, Any] | None"] | None]
 NewTolerances = Mapping[str, Mapping[str, ToleranceEntry | None]]
-Chunks = list[bytes | memoryview]
+
+_STAGES = {stage.name for stage in STAGES}
+_OTHER = "is_loss_debug"  # the stage of values token by token, to which all other quantities belong
 
 
-@dataclass(frozen=True)
-class Update:
-    """Changes of a case; everything they do not mention stays as recorded.
+def commit(
+    folder: Path,
+    *,
+    truth: NewTruth | None = None,
+    tolerances: NewTolerances | None = None,
+    inputs: Iterable[str] | None = None,
+    inputs_from: Path | None = None,
+    provenance: Mapping[str, Json],
+    replace: bool = False,
+) -> list[Path]:
+    """Record changes of a case in one atomic step; what they do not mention stays as recorded.
 
-    Attributes:
+    The manifest keeps the provenance of the last commit that changed something.
+
+    Args:
         truth: update -> quantity -> tensor name -> values; None instead of any of the last three removes it.
         tolerances: quantity -> precision -> bound; None removes it.
-        inputs: paths within the case to hash again; missing ones are dropped. None keeps those recorded; a
-            first recording takes all in the folder.
+        inputs: paths within the case to hash again; missing ones are dropped. None keeps those recorded; a first
+            recording takes all in the folder.
+        inputs_from: folder whose inputs become those of the case, in place of its own.
         provenance: see `regress.golden.provenance`.
         replace: `truth` is all of it; what it does not mention is removed.
+
+    Returns:
+        The files written: none when nothing changes, and the manifest last otherwise.
+
+    Raises:
+        GoldenError: naming what cannot be stored, read or written; the case is then as it was.
     """
-
-    provenance: Mapping[str, Json]
-    truth: NewTruth = field(default_factory=dict)
-    tolerances: NewTolerances = field(default_factory=dict)
-    inputs: Iterable[str] | None = None
-    replace: bool = False
-
-    def applied(
-        self, folder: Path, base: Manifest | None, roots: Sequence[Path]
-    ) -> tuple[Manifest, dict[str, Chunks]]:
-        """Return the manifest after the changes, and the bytes of the truth files that they make, by path.
-
-        `roots` are the folders in which files of `base` may lie. Raises `GoldenError` naming what is refused.
-        """
-        inputs = self.inputs
+    with changing(folder.parent) as batch:
+        if not (folder / CASE_FILE).is_file():
+            raise GoldenError(
+                f"{folder} has no {CASE_FILE}, so it is no case: write one that says its reason"
+            )
+        base = read_manifest(folder)
+        source = inputs_from or folder
         if inputs is None:
-            inputs = input_files(folder) if base is None else ()
-        base = base or Manifest()
-        truth, files = merge_truth(roots, {} if self.replace else base.truth, self.truth)
+            inputs = input_files(source) if base is None else ()
+        old = base or Manifest()
+        merged, files = _merge_truth(folder, {} if replace else old.truth, truth or {})
         new = Manifest(
-            merge_inputs(folder, base.inputs, inputs),
-            truth,
-            merge_tolerances(base.tolerances, self.tolerances),
-            self.provenance,
+            _merge_inputs(source, old.inputs, inputs),
+            merged,
+            _merge_tolerances(old.tolerances, tolerances or {}),
+            provenance,
         )
-        return new, {path: files[path] for path in sorted(new.files & files.keys())}
+        if inputs_from is not None:
+            _replace_inputs(batch, folder, inputs_from)
+        for name in sorted(new.files & files.keys()):
+            batch.write(folder / name, [files[name]])
+        if base is None or base.content() != new.content():
+            batch.write(folder / MANIFEST, [new.text.encode()])
+        sweep(batch, folder, new)
+    return batch.written
 
 
-def merge_truth(
-    roots: Sequence[Path], recorded: Truth, changes: NewTruth
-) -> tuple[dict[str, dict[str, TruthEntry]], dict[str, Chunks]]:
+def _replace_inputs(batch: Batch, folder: Path, source: Path) -> None:
+    """Add to a batch that a case gets the inputs of another folder, and no others."""
+    wanted = input_files(source)
+    for name in wanted:
+        batch.write(folder / name, [read(source / name)])
+    for name in {*input_files(folder)} - {*wanted}:
+        batch.remove(folder / name)
+
+
+def take_over(batch: Batch, folder: Path, staged: Path, base: bytes) -> None:
+    """Add to a batch what makes a case the one in another folder, a changed copy of it.
+
+    Args:
+        base: manifest that the copy was made from.
+
+    Raises:
+        GoldenError: if the case is no longer the one that was copied, or a file of the copy is damaged.
+    """
+    new, text = read_manifest(staged), read(staged / MANIFEST)
+    assert new is not None
+    _merge_inputs(folder, new.inputs, ())
+    if read(folder / MANIFEST) not in (base, text):
+        raise GoldenError(f"{folder / MANIFEST} was changed by somebody else: run the update again")
+    for where, row in new.truth.items():
+        for quantity, entry in row.items():
+            name = truth_file(where, quantity)
+            batch.write(folder / name, [read(staged / name, entry.stamp)])
+    batch.write(folder / MANIFEST, [text])
+    sweep(batch, folder, new)
+
+
+def sweep(batch: Batch, folder: Path, manifest: Manifest | None) -> None:
+    """Add to a batch the removal of truth files that `manifest` does not name, and of leftovers of killed writers."""
+    for path in leftovers(folder, manifest):
+        batch.remove(folder / path)
+
+
+def leftovers(folder: Path, manifest: Manifest | None) -> list[str]:
+    """Return the paths within the folder of our own files that belong to no recording: safe to remove."""
+    named = set() if manifest is None else manifest.files
+    present = [*truth_files(folder), *(path.name for path in folder.glob(f"{TEMPORARY}*.json"))]
+    return sorted(
+        path
+        for path in present
+        if Path(path).name.startswith(TEMPORARY) or (is_truth_file(path) and path not in named)
+    )
+
+
+def encode(where: str, quantity: str, tensors: Mapping[str, Any]) -> tuple[TruthEntry, bytes]:
+    """Return the entry of a truth file and its bytes, which depend on nothing but the values.
+
+    Raises `GoldenError` for names that no file can have, no tensor at all, or a value that is not finite.
+    """
+    place = parse_where(where)
+    if place is None:
+        raise GoldenError(f"{where!r} is no optimizer update: write step_000000 or step_000000_update1")
+    if not is_word(quantity):
+        raise GoldenError(f"{quantity!r} is no name of a quantity: use lower-case letters, digits and '_'")
+    if not tensors:
+        raise GoldenError(f"{where}/{quantity} has no tensors, so nothing could ever fail: leave it out")
+    stage = quantity if quantity in _STAGES else _OTHER
+    try:
+        record = Record.of(
+            stage, place, {name: tensors[name] for name in sorted(tensors)}, {"quantity": quantity}
+        )
+    except DumpError as error:
+        raise GoldenError(f"{where}/{quantity} cannot be stored: {error}") from None
+    for name, array in record.tensors.items():
+        check_finite(array, f"{where}/{quantity}: {name}")
+    data = b"".join(safetensors.encode(record))
+    entries = {name: TensorEntry.of(array) for name, array in record.tensors.items()}
+    return TruthEntry(Stamp.of(data), entries), data
+
+
+def check_finite(array: Array, name: str) -> None:
+    """Raise `GoldenError` naming the first NaN or infinity: a golden that holds one can hide anything."""
+    if not is_float(array.dtype):
+        return
+    bad = ~np.isfinite(array.astype(np.float64))
+    if bad.any():
+        index = [int(i) for i in np.unravel_index(int(bad.argmax()), array.shape)]
+        raise GoldenError(
+            f"{name} is {float(array[tuple(index)])} at {index} ({int(bad.sum())} of {array.size} elements are not "
+            "finite), which no golden may be: find what produced it"
+        )
+
+
+def _merge_truth(
+    folder: Path, recorded: Mapping[str, Mapping[str, TruthEntry]], changes: NewTruth
+) -> tuple[dict[str, dict[str, TruthEntry]], dict[str, bytes]]:
     """Return the entries after the changes, and the bytes of the files they make."""
     merged = {where: dict(row) for where, row in recorded.items()}
-    files: dict[str, Chunks] = {}
+    files: dict[str, bytes] = {}
     for where, row in changes.items():
         if row is None:
             merged.pop(where, None)
             continue
         for quantity, tensors in row.items():
             old = merged.get(where, {}).pop(quantity, None)
-            kept = {} if tensors is None else _merge_tensors(roots, old, quantity, tensors)
+            kept = {} if tensors is None else _merge_tensors(folder, where, quantity, old, tensors)
             if kept:
-                entry, chunks = truths.encode(where, quantity, kept)
+                entry, files[truth_file(where, quantity)] = encode(where, quantity, kept)
                 merged.setdefault(where, {})[quantity] = entry
-                files[entry.file] = chunks
     return {where: merged[where] for where in sorted(merged, key=where_order) if merged[where]}, files
 
 
 def _merge_tensors(
-    roots: Sequence[Path], recorded: TruthEntry | None, quantity: str, changes: Mapping[str, Any]
+    folder: Path, where: str, quantity: str, recorded: TruthEntry | None, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the recorded tensors, read and verified if any of them stays, with the changes made."""
     stays = recorded is not None and recorded.tensors.keys() - changes.keys()
-    old = truths.read(roots, recorded, quantity) if recorded is not None and stays else {}
+    old = read_truth(folder, where, quantity, recorded) if recorded is not None and stays else {}
     return {name: values for name, values in (old | dict(changes)).items() if values is not None}
 
 
-def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[str]) -> dict[str, Stamp]:
+def _merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[str]) -> dict[str, Stamp]:
     """Return the stamps after hashing `paths` anew; raises `GoldenError` if another input is not as recorded."""
     merged = dict(recorded)
     for path in paths:
@@ -108,7 +227,7 @@ def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[st
             raise GoldenError(f"{folder / path} does not exist, so it cannot be recorded: check the path")
     if CASE_FILE not in merged:
         merged[CASE_FILE] = stamp_of(folder / CASE_FILE)
-    for path in changed_inputs(folder, merged):
+    for path in _changed_inputs(folder, merged):
         raise GoldenError(
             f"{folder / path} is not the file that was recorded, so nothing new belongs to the case: restore it, or "
             "record it as an input of this update"
@@ -116,17 +235,19 @@ def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[st
     return merged
 
 
-def changed_inputs(folder: Path, inputs: Mapping[str, Stamp]) -> Iterator[str]:
-    """Yield the inputs that are missing or not as recorded."""
+def _changed_inputs(folder: Path, inputs: Mapping[str, Stamp]) -> Iterator[str]:
     for path, stamp in sorted(inputs.items()):
-        found: Stamp | None = None
-        with contextlib.suppress(GoldenError):
-            found = stamp_of(folder / path)
-        if found != stamp:
+        try:
+            same = stamp_of(folder / path, stamp.size) == stamp
+        except GoldenError:
+            same = False
+        if not same:
             yield path
 
 
-def merge_tolerances(recorded: Tolerances, changes: NewTolerances) -> dict[str, dict[str, ToleranceEntry]]:
+def _merge_tolerances(
+    recorded: Mapping[str, Mapping[str, ToleranceEntry]], changes: NewTolerances
+) -> dict[str, dict[str, ToleranceEntry]]:
     """Return the tolerances after the changes; raises `GoldenError` for one without a reason or a number."""
     merged = {quantity: dict(row) for quantity, row in recorded.items()}
     for quantity, row in changes.items():

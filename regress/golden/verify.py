@@ -1,4 +1,4 @@
-"""Check of every byte of a golden directory: inputs, truth, manifests, pending updates, stored checks."""
+"""Every byte of a golden directory: what is damaged, and what nothing needs any more."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from regress.dump.reader import read
+from regress.durable import TEMPORARY
 from regress.errors import DumpError, GoldenError
-from regress.golden import truth as truths
-from regress.golden.case import GoldenCase
-from regress.golden.commit import leftovers
-from regress.golden.entries import TensorEntry
-from regress.golden.manifest import Manifest
-from regress.golden.names import CHECKS, PENDING, plain_name, truth_files
-from regress.golden.pending import pending_names
-from regress.golden.pending_checks import pending_check, pending_checks
-from regress.golden.proposal import Pending, read_pending
+from regress.golden.case import GoldenCase, read_truth
+from regress.golden.checks import is_check, read_check, stored_checks
+from regress.golden.files import CHECKS, changing, truth_file, truth_files
+from regress.golden.manifest import Manifest, TensorEntry, read_manifest
 from regress.golden.store import GoldenStore
+from regress.golden.update import leftovers
+from regress.inputs import parse_json, read_bytes
+
+ORPHANS = ".pytest_cache/v/regress/orphans"
+"""File in which the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
 
 
 @dataclass(frozen=True)
@@ -38,58 +38,32 @@ class Finding:
 
 def verify(store: GoldenStore, names: Sequence[str] = ()) -> list[Finding]:
     """Read and check everything, or all of some cases; return an empty list if nothing was found."""
-    return list(_verify(store, names))
-
-
-def _verify(store: GoldenStore, names: Sequence[str]) -> Iterator[Finding]:
-    for name in names or store.names():
-        yield from verify_case(store.folder(name))
-    for name in pending_names(store):
-        if not names or name in names:
-            yield from _pending(store, name)
+    found = [finding for name in names or store.names() for finding in verify_case(store.folder(name))]
     if not names:
-        yield from _checks(store)
+        for path in stored_checks(store.root):
+            found += _caught(CHECKS, partial(read_check, store.root, path))
+    return found
 
 
 def verify_case(folder: Path) -> Iterator[Finding]:
     """Yield the findings about one case."""
+    name = folder.name
     try:
         case = GoldenCase(folder, allow_changed_inputs=True)
     except GoldenError as error:
-        yield Finding(folder.name, str(error))
+        yield Finding(name, str(error))
         return
     if case.manifest is None:
-        yield Finding(
-            case.name, f"{folder} is not recorded yet: run regress golden record {case.name}", damage=False
-        )
+        yield Finding(name, f"{folder} is not recorded yet: run regress golden record {name}", damage=False)
         if truth_files(folder):
             yield Finding(
-                case.name, f"{folder / 'truth'} has no manifest beside it: restore it, or record the case"
+                name, f"{folder / 'truth'} has no manifest beside it: restore it, or record the case"
             )
         return
-    yield from (Finding(case.name, problem) for problem in case.input_problems())
-    yield from _caught(case.name, case.trajectories)
-    yield from _truth(case.name, case.manifest, [folder])
-    yield from _others(case.name, folder, case.manifest)
-
-
-def _truth(name: str, manifest: Manifest, roots: Sequence[Path]) -> Iterator[Finding]:
-    for row in manifest.truth.values():
-        for quantity, entry in row.items():
-            try:
-                tensors = truths.read(roots, entry, quantity)
-            except GoldenError as error:
-                yield Finding(name, str(error))
-                continue
-            for tensor, array in tensors.items():
-                if TensorEntry.of(array) != entry.tensors[tensor]:
-                    yield Finding(
-                        name, f"{roots[-1] / entry.file}: {tensor} is not what the manifest says of it"
-                    )
-
-
-def _others(name: str, folder: Path, manifest: Manifest) -> Iterator[Finding]:
-    dead = leftovers(folder, manifest)
+    yield from (Finding(name, problem) for problem in case.input_problems())
+    yield from _caught(name, case.trajectories)
+    yield from _truth(folder, case.manifest)
+    dead = leftovers(folder, case.manifest)
     if dead:
         count = f"{len(dead)} files" if len(dead) > 1 else "a file"
         text = (
@@ -98,42 +72,22 @@ def _others(name: str, folder: Path, manifest: Manifest) -> Iterator[Finding]:
         )
         yield Finding(name, text, damage=False)
     for path in truth_files(folder):
-        if plain_name(path) not in manifest.files and path not in dead:
+        if path not in case.manifest.files and path not in dead:
             yield Finding(name, f"{folder / path} is no file of the case: move it away", damage=False)
 
 
-def _pending(store: GoldenStore, name: str) -> Iterator[Finding]:
-    try:
-        found = read_pending(store, name)
-        if found is None:  # accepted or rejected in the meantime
-            return
-        found.current()
-    except GoldenError as error:
-        yield Finding(name, str(error))
-        return
-    yield from _truth(name, _own(found), [found.folder])
-    yield Finding(
-        name, f"{found.folder} is pending: look at it with regress golden review {name}", damage=False
-    )
-
-
-def _own(pending: Pending) -> Manifest:
-    """Return the part of a pending manifest whose files lie with the update."""
-    current = pending.current()
-    here = set() if current is None else current.files
-    truth = {
-        w: {q: e for q, e in row.items() if e.file not in here} for w, row in pending.manifest.truth.items()
-    }
-    return Manifest(truth=truth)
-
-
-def _checks(store: GoldenStore) -> Iterator[Finding]:
-    for path in sorted((store.root / CHECKS).rglob("*.safetensors")):
-        yield from _caught(CHECKS, partial(read, path))
-    for name in pending_checks(store):
-        yield from _caught(CHECKS, partial(pending_check, store, name))
-        text = f"{store.root / PENDING / name} is pending: look at it with regress golden review {CHECKS}"
-        yield Finding(CHECKS, text, damage=False)
+def _truth(folder: Path, manifest: Manifest) -> Iterator[Finding]:
+    for where, row in manifest.truth.items():
+        for quantity, entry in row.items():
+            try:
+                tensors = read_truth(folder, where, quantity, entry)
+            except GoldenError as error:
+                yield Finding(folder.name, str(error))
+                continue
+            for tensor, array in tensors.items():
+                if TensorEntry.of(array) != entry.tensors[tensor]:
+                    text = f"{folder / truth_file(where, quantity)}: {tensor} is not what the manifest says of it"
+                    yield Finding(folder.name, text)
 
 
 def _caught(name: str, attempt: Callable[[], object]) -> Iterable[Finding]:
@@ -142,3 +96,48 @@ def _caught(name: str, attempt: Callable[[], object]) -> Iterable[Finding]:
     except (GoldenError, DumpError) as error:
         return [Finding(name, str(error))]
     return []
+
+
+def prunable(store: GoldenStore, orphans: Path) -> list[Path]:
+    """Return the files that `prune` would remove: leftovers of killed writers, and checks that no test asks for.
+
+    Raises `GoldenError` when a manifest is damaged, so that it is not known what a case needs, or when the list of
+    orphans is no list of stored checks.
+    """
+    found: list[Path] = []
+    for name in store.names():
+        folder = store.folder(name)
+        if (manifest := read_manifest(folder)) is not None:  # without one it is not known what the case needs
+            found += (folder / path for path in leftovers(folder, manifest))
+    found += sorted(p for p in (store.root / CHECKS).rglob(f"{TEMPORARY}*") if p.is_file())
+    return found + orphaned(store, orphans)
+
+
+def prune(store: GoldenStore, orphans: Path) -> list[Path]:
+    """Remove leftovers and orphans; return the paths of the files removed.
+
+    This is the only way in which a golden is ever deleted without a replacement.
+    """
+    if not store.root.is_dir():
+        return []
+    with changing(store.root) as batch:
+        gone = prunable(store, orphans)
+        for path in gone:
+            batch.remove(path)
+    return gone
+
+
+def orphaned(store: GoldenStore, listed: Path) -> list[Path]:
+    """Return the stored checks that belonged to no test in the last full run, and were not written since."""
+    try:
+        names, since = parse_json(read_bytes(listed)), listed.stat().st_mtime_ns
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise GoldenError(
+            f"{listed} cannot be read ({error}): run pytest without -k or paths again"
+        ) from None
+    if not isinstance(names, list) or not all(map(is_check, names)):
+        raise GoldenError(f"{listed} is no list of stored checks: run pytest without -k or paths again")
+    paths = [store.root / name for name in names]
+    return [path for path in paths if path.is_file() and path.stat().st_mtime_ns <= since]

@@ -15,8 +15,7 @@ from regress.golden.tree import Tree
 from regress.plugin.comparing import compare
 from regress.plugin.rows import UpdateRow
 from regress.plugin.settings import Settings
-from regress.plugin.staged import TestStage
-from regress.plugin.updating import check_row, refuse_nonfinite, refuse_unrepeatable
+from regress.plugin.update import TestStage, check_row, refuse_nonfinite, refuse_unrepeatable
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class Call:
         if settings.update is None or stage is None:
             return Outcome(verdicts, old)
         if not self._replaces(old, verdicts, settings):
-            stage.hold(self.new.path)
             return Outcome(verdicts, old)
         if not self.nonfinite:
             refuse_nonfinite(self.new.value, self.new.name)
@@ -70,7 +68,7 @@ class Call:
             refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
         whole = replace(self.new, provenance=provenance())
         stage.put(whole.path, whole.encode())
-        return Outcome(verdicts, old, check_row(whole, old, verdicts, pending=settings.update.review))
+        return Outcome(verdicts, old, check_row(whole, old, verdicts))
 
     def _golden(self, settings: Settings) -> StoredCheck | None:
         store = GoldenStore(settings.golden_dir)

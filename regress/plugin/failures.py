@@ -61,7 +61,7 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
     found = config.stash.setdefault(_ENVIRONMENT, {})
     if case.name not in found:
         from regress.golden.provenance import differences
-        from regress.replay.record import provenance_of
+        from regress.replay.truth import provenance_of
 
         now = provenance_of(case)
         found[case.name] = [] if case.manifest is None else differences(case.manifest.provenance, now)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
     from regress.golden.checks import StoredCheck
     from regress.plugin.checking import Call
-    from regress.plugin.staged import TestStage
+    from regress.plugin.update import TestStage
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 

@@ -41,7 +41,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--update-golden",
         "MODES",
         "Write goldens. Modes, separated by commas: drifted (default: what is beyond its tolerance), all (whatever "
-        "differs), review (as pending updates for regress golden review), force (even where CI is set).",
+        "differs), force (even where CI is set).",
     )
     add("--golden-dir", metavar="DIR", help="Where goldens lie (ini: regress_golden_dir; default: golden).")
     add("--regress-tier", metavar="TIER", help=f"Replays to run: {', '.join(TIERS)} (ini: regress_tier).")

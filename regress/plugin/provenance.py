@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from regress.plugin.settings import SETTINGS
-
 _FOUND = pytest.StashKey[Mapping[str, Any]]()
 
 
 def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
-    """Return versions, environment and source revision, computed once per session.
+    """Return versions and environment, computed once per session.
 
     It is the same on every worker, whatever tests have run there before: so it omits threads and processor,
     which only an already loaded torch would know.
@@ -21,6 +19,6 @@ def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
     if _FOUND not in config.stash:
         from regress.golden.provenance import collect
 
-        found = collect({}, source=config.rootpath, golden=config.stash[SETTINGS].golden_dir)
+        found = collect({})
         config.stash[_FOUND] = {key: value for key, value in found.items() if key != "config_sha256"}
     return config.stash[_FOUND]

@@ -38,7 +38,6 @@ class UpdateRow:
         changed, total: tensors (or other leaves) that changed, and all of them.
         max_error, multiple: the largest change, and the largest in multiples of its tolerance.
         old, new: the values where the change is largest.
-        pending: True if it waits for `regress golden accept`.
     """
 
     owner: str
@@ -50,7 +49,6 @@ class UpdateRow:
     multiple: float = 0.0
     old: str = ""
     new: str = ""
-    pending: bool = False
 
 
 def tell_update(node: pytest.Item, row: UpdateRow) -> None:

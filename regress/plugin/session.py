@@ -22,7 +22,7 @@ from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
-    from regress.plugin.staged import TestStage
+    from regress.plugin.update import TestStage
     from regress.replay.adapter import Adapter
 
 _SHARED = "regress_shared"
@@ -59,7 +59,7 @@ class ReplaySession:
 
     def stage(self, item: pytest.Item) -> TestStage:
         """Return the staging folder for the new goldens of one run of a test."""
-        from regress.plugin.staged import TestStage
+        from regress.plugin.update import TestStage
 
         worker = "main" if self._worker is None else str(self._worker["workerid"])
         return TestStage(self.shared / STAGED, worker, item.nodeid)
@@ -206,10 +206,10 @@ class ReplaySession:
         if exitstatus not in _ENDED or self._crashed or cut_short:
             summary.note("no golden was written, because the session broke off: run the update again")
             return
-        from regress.plugin.golden_update import Told, apply_staged
+        from regress.plugin.update import Told, apply_staged
 
         told = Told([*summary.told_updates()], self._failed)
-        found = apply_staged(staged, settings.golden_dir, told, review=settings.update.review)
+        found = apply_staged(staged, settings.golden_dir, told)
         summary.add(found.rows)
         for note in found.notes:
             summary.note(note)

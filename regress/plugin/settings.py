@@ -13,7 +13,7 @@ import pytest
 from regress.errors import DumpError
 from regress.plugin.options import EXTENTS, TIERS
 
-MODES = ("drifted", "all", "review", "force")
+MODES = ("drifted", "all", "force")
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,15 @@ class Update:
 
     Attributes:
         all: rewrite whatever differs in any byte, not only what drifted beyond its tolerance.
-        review: keep the new values beside the old ones, to be accepted or rejected.
         force: even under CI.
     """
 
     all: bool = False
-    review: bool = False
     force: bool = False
 
     def __str__(self) -> str:
-        """Return the modes for people: `updating what drifted, for review`."""
-        what = "all that differs" if self.all else "what drifted beyond its tolerance"
-        return f"updating {what}{', for review' if self.review else ''}"
+        """Return the mode for people: `updating what drifted beyond its tolerance`."""
+        return f"updating {'all that differs' if self.all else 'what drifted beyond its tolerance'}"
 
 
 @dataclass(frozen=True)
@@ -97,13 +94,18 @@ def _update(text: str | None) -> Update | None:
         return None
     modes = [mode.strip() for mode in text.split(",")]
     for mode in modes:
+        if mode == "review":
+            raise pytest.UsageError(
+                f"--update-golden={text}: nothing waits for review beside the goldens any more; update, then look at "
+                "git diff golden, and take back with git restore golden what is wrong"
+            )
         if mode not in MODES:
             raise pytest.UsageError(
                 f"--update-golden={text}: {mode!r} is no mode; allowed are {', '.join(MODES)}, separated by commas"
             )
     if {"drifted", "all"} <= set(modes):
         raise pytest.UsageError(f"--update-golden={text}: drifted and all exclude each other; choose one")
-    return Update(all="all" in modes, review="review" in modes, force="force" in modes)
+    return Update(all="all" in modes, force="force" in modes)
 
 
 def _tier(config: pytest.Config) -> str:
@@ -140,7 +142,7 @@ def _golden_dir(config: pytest.Config) -> Path:
     found = _folder(config, option, key)
     if found is None:
         raise pytest.UsageError(f"{key} is empty; allowed are paths of folders, such as golden")
-    from regress.golden.location import installed_cases
+    from regress.golden.store import installed_cases
 
     reads = config.getoption("--update-golden") is None and config.getoption(option) is None
     return installed_cases() or found if reads and not found.is_dir() else found

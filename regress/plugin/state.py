@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from regress.plugin.staged import TestStage
     from regress.plugin.suite import Suite
+    from regress.plugin.update import TestStage
 
 
 class SessionState(Protocol):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regress.replay.cache import ReplayCache
     from regress.replay.matrix import Replay
     from regress.replay.replayers import Replayers
-    from regress.replay.staging import Selection, Staging
+    from regress.replay.update import Selection, Staging
     from regress.replay.variants import Extent, Variant
 
 
@@ -127,7 +127,7 @@ class Suite:
     @cached_property
     def staging(self) -> Staging | None:
         """Updates of this session; None when nothing is updated."""
-        from regress.replay.staging import Staging
+        from regress.replay.update import Staging
 
         update = self.settings.update
         if update is None:

@@ -103,14 +103,9 @@ class Summary:
             if self._config.stash[SETTINGS].update is not None and not self._notes:
                 terminalreporter.line("regress: no golden had to be written")
             return
-        pending = sum(row.pending for row in rows)
         terminalreporter.section("golden update")
         terminalreporter.write(_table(rows, self._width(terminalreporter)))
-        terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
-        if pending:
-            terminalreporter.line(
-                "look at what is pending with regress golden review, then regress golden accept or reject it"
-            )
+        terminalreporter.line(f"{len(rows)} written: git diff shows them, git restore takes them back")
 
     def _write_report(self, terminalreporter: pytest.TerminalReporter) -> None:
         folder = self._config.stash[SETTINGS].report

@@ -12,17 +12,15 @@ from rich.console import Console
 from regress.dump.location import Location
 from regress.dump.outputs import OutputFolder, write_outputs
 from regress.golden.commands import golden
-from regress.golden.location import open_store
-from regress.golden.names import CASE_FILE, MANIFEST, TRUTH
+from regress.golden.files import CASE_FILE, MANIFEST, TRUTH
 from regress.golden.options import code_option, directory_option
-from regress.printed import echo
+from regress.golden.store import open_store
+from regress.printed import echo, hint_at
 from regress.progress import progress
 from regress.replay.export_commands import export
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.golden.store import GoldenStore
-    from regress.replay.record import Calibration
     from regress.replay.validation import Validation
 
 
@@ -48,7 +46,8 @@ _WIDTH = 160  # columns of a table where there is no terminal
     metavar="DIR|URL",
     help="Write calibration.html (a plot) and calibration.json there.",
 )
-@click.option("--accept", is_flag=True, help="Put the tolerances in force at once, without a review.")
+@click.option("--dry-run", is_flag=True, help="Measure and show, but write no tolerance.")
+@click.option("--accept", is_flag=True, hidden=True)
 @click.option(
     "--quantity",
     "only",
@@ -62,6 +61,7 @@ def calibrate(
     seeds: int,
     proof: bool,
     report: Location | None,
+    dry_run: bool,
     accept: bool,
     only: tuple[str, ...],
 ) -> None:
@@ -69,10 +69,9 @@ def calibrate(
 
     \b
     regress golden calibrate dense
-    regress golden review dense                the changes, old and new
-    regress golden accept dense
+    git diff golden/dense/manifest.json        the changes, old and new
 
-    The tolerances wait beside the case for review, each with its measurements and its reason.
+    The tolerances are written into the manifest, each with its measurements and its reason.
 
     \b
     For each quantity and precision the noise floor is the largest of
@@ -89,10 +88,12 @@ def calibrate(
     """
     from regress.replay.calibrate import replays_of
     from regress.replay.proof import rows_of, run_count
-    from regress.replay.record import measure
+    from regress.replay.record import keep, measure
     from regress.replay.spread import workers
     from regress.report.calibration import notes, table, write
 
+    if accept:
+        hint_at("golden calibrate --accept", "regress golden calibrate")
     store, console = open_store(golden_dir, writes=True), Console()
     total = replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0)
     with progress(f"calibrating {case}", total) as bar:
@@ -112,22 +113,13 @@ def calibrate(
         echo(line)
     for path in write(report, case, rows) if report is not None else ():
         echo(f"written: {path}")
-    _keep(store, found, accept)
-
-
-def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
-    """Write the measured tolerances, and print where they are."""
-    from regress.replay.record import keep
-
-    name = found.case.name
-    if not keep(store, found, accept=accept):
-        echo(f"{name}: the tolerances are those that are recorded")
-    elif accept:
-        echo(f"written: {found.case.folder / MANIFEST}")
-    else:
-        echo(f"{name}: the tolerances are pending")
-        echo(f"look: regress golden review {name}")
-        echo(f"accept: regress golden accept {name} 'tolerances/*'")
+    if not dry_run:
+        changed = keep(found)
+        echo(
+            f"written: {found.case.folder / MANIFEST}"
+            if changed
+            else f"{case}: the tolerances are those that are recorded"
+        )
 
 
 @click.command("validate")

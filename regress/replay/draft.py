@@ -13,7 +13,7 @@ import yaml
 
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase
-from regress.golden.names import CASE_FILE, input_files
+from regress.golden.files import CASE_FILE, input_files
 from regress.golden.store import GoldenStore
 
 TRIES, HOPELESS = 40, 8

@@ -27,9 +27,9 @@ from regress.engine.config.schema import Config
 from regress.engine.optim import adamw, build_scheduler
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.exported import INDEX
 from regress.golden.files import unwritable
 from regress.replay.configure import replay_config
+from regress.replay.export_documents import INDEX
 from regress.replay.export_objective import objective_of
 from regress.replay.export_readme import readme
 from regress.replay.exported import FORMAT

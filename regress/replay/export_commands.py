@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from regress.dump.outputs import LocalFolder
-from regress.golden.location import open_store
 from regress.golden.options import directory_option
+from regress.golden.store import open_store
 from regress.printed import echo
 
 

@@ -14,7 +14,7 @@ from regress.dump.arrays import Array
 from regress.dump.tensorfiles import tensors_in
 from regress.dump.trajectory import Trajectory
 from regress.errors import DumpError, GoldenError, reason
-from regress.golden.exported import read_index, read_objective, read_rollouts
+from regress.replay.export_documents import read_index, read_objective, read_rollouts
 
 FORMAT = 1
 

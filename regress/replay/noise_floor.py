@@ -20,7 +20,7 @@ import torch
 
 from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
 from regress.engine.precision import DTYPES
-from regress.golden.tolerance import ToleranceEntry
+from regress.golden.manifest import ToleranceEntry
 from regress.replay.judge import NATIVE
 from regress.replay.variants import Precision
 

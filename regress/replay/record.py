@@ -6,32 +6,24 @@ import shlex
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.verdict import Status
-from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.commit import commit, plan_commit
-from regress.golden.names import input_files
-from regress.golden.pending import propose
-from regress.golden.proposal import Pending
-from regress.golden.provenance import collect, differences, told
+from regress.golden.files import input_files
+from regress.golden.manifest import ToleranceEntry
+from regress.golden.provenance import differences, told
 from regress.golden.signal import SignalError
 from regress.golden.store import GoldenStore
-from regress.golden.tolerance import ToleranceEntry
-from regress.golden.transaction import transaction
-from regress.golden.update import Update
+from regress.golden.update import commit
 from regress.replay.calibrate import calibrate
 from regress.replay.draft import HOPELESS, draft, seeds_of
 from regress.replay.noise_floor import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import Recipe, has_inputs, make_inputs
 from regress.replay.sampled import sample_rollouts
-from regress.replay.truth import Truth, compute_truth, require_case_signal
+from regress.replay.truth import Truth, compute_truth, provenance_of, require_case_signal
 from regress.replay.update import propose as propose_values
 from regress.replay.workspace import Workspace
 
@@ -105,11 +97,11 @@ def _computed(case: GoldenCase, workspace: Path, signal: bool) -> Truth:
 def _keep(case: GoldenCase, made: GoldenCase, truth: Truth) -> list[Path]:
     """Write the golden values of a case, with the inputs of a draft of it: all or nothing."""
     inputs = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(made.folder)})
-    provenance = provenance_of(made, golden=case.folder.parent)
-    with transaction(case.folder.parent) as changes:
-        update = Update(provenance, truth, {}, inputs, replace=True)
-        plan_commit(changes, case.folder, update, inputs=None if made is case else made.folder)
-        return changes.paths()
+    source = None if made is case else made.folder
+    provenance = provenance_of(made)
+    return commit(
+        case.folder, truth=truth, inputs=inputs, inputs_from=source, provenance=provenance, replace=True
+    )
 
 
 def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path]:
@@ -205,16 +197,10 @@ def measure(
         return Calibration(case, floors, shown, only)
 
 
-def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] | Pending | None:
-    """Write the tolerances into the manifest (the files written), or leave them for review (the pending update).
-
-    Returns:
-        Nothing, an empty list or None, where they are those that are recorded.
-    """
-    case, provenance = found.case, provenance_of(found.case)
-    if accept:
-        return commit(case.folder, tolerances=found.entries, provenance=provenance)
-    return propose(store, case.name, tolerances=found.entries, provenance=provenance)
+def keep(found: Calibration) -> list[Path]:
+    """Write the tolerances into the manifest; return the files written, none where they are those recorded."""
+    case = found.case
+    return commit(case.folder, tolerances=found.entries, provenance=provenance_of(case))
 
 
 def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
@@ -228,18 +214,3 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
         if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
             lines[case.name] = ", ".join(changed)
     return lines
-
-
-def provenance_of(case: GoldenCase, golden: Path | None = None) -> dict[str, Json]:
-    """Return configuration hash, versions, determinism environment and source revision of a recording made now.
-
-    Args:
-        golden: golden directory of the case, where it is only a draft.
-    """
-    threads: Any = case.config.get("threads", 1)
-    return collect(
-        case.config,
-        threads=threads,
-        processor=torch.backends.cpu.get_cpu_capability(),
-        golden=golden or case.folder.parent,
-    )

@@ -17,9 +17,9 @@ from regress.choice import Choice
 from regress.dump.location import Location
 from regress.dump.outputs import LocalFolder, OutputFolder
 from regress.errors import ConfigError
-from regress.golden.location import open_store
-from regress.golden.names import CASE_FILE
+from regress.golden.files import CASE_FILE
 from regress.golden.options import code_option, directory_option
+from regress.golden.store import open_store
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printed import echo
 from regress.replay.variants import TIERS, Extent, Precision, Variant

@@ -15,8 +15,7 @@ from regress.compare.verdicts.overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.location import project_root
-from regress.golden.store import GoldenStore
+from regress.golden.store import GoldenStore, project_root
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config

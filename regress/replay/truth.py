@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from regress.compare.alignment.canonical import canonicalize
 from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
+from regress.dump.jsontext import Json
 from regress.dump.reader import DumpReader
 from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
-from regress.golden.rollout_signal import require_rollout_signal
-from regress.golden.signal import require_signal
+from regress.golden.provenance import collect
+from regress.golden.signal import require_rollout_signal, require_signal
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
@@ -96,7 +100,7 @@ def require_case_signal(case: GoldenCase, truth: Truth) -> None:
     """Refuse golden values in which some faults could not show; see `regress.golden.signal`.
 
     Of a sampled case, whose updates need not show more than others do, the rollouts must: see
-    `regress.golden.rollout_signal`.
+    `regress.golden.signal`.
     """
     if case.sampled:
         require_rollout_signal(case)
@@ -123,3 +127,13 @@ def flat(truth: Mapping[str, Mapping[str, Mapping[str, Array]]]) -> dict[tuple[s
         for quantity, tensors in quantities.items()
         for name, array in tensors.items()
     }
+
+
+def provenance_of(case: GoldenCase) -> dict[str, Json]:
+    """Return configuration hash, versions and determinism environment of a recording made now."""
+    threads: Any = case.config.get("threads", 1)
+    return collect(
+        case.config,
+        threads=threads,
+        processor=torch.backends.cpu.get_cpu_capability(),
+    )

@@ -1,12 +1,18 @@
-"""Update of golden values: recompute, and change only what drifted beyond its tolerance."""
+"""Update of golden cases: computed again, where only what drifted beyond its tolerance changes.
+
+`propose` says what would change. `Staging` prepares the new state of a case once in a test session, as a changed copy
+beside the session's replays: tests are judged against it, and the plugin takes it over when the session ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import json
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from regress.compare.alignment.project import Projection
 from regress.compare.quantities import METRICS, Kind, Source, quantity_named
@@ -15,17 +21,21 @@ from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, raw
-from regress.dump.coordinates import parse_stem
-from regress.errors import RegressError
+from regress.dump.files import write_atomically
 from regress.golden.case import GoldenCase
+from regress.golden.files import MANIFEST, parse_where
+from regress.golden.store import GoldenStore
+from regress.golden.update import check_finite, commit
+from regress.inputs import parse_json, read_bytes
+from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.judge import stored_tolerances
 from regress.replay.matrix import Replay
 from regress.replay.table import BASE
-from regress.replay.truth import Truth, compute_truth, flat, require_case_signal
+from regress.replay.truth import Truth, compute_truth, flat, provenance_of, require_case_signal
 from regress.replay.variants import Precision
 
-Selected = Callable[[str, str], bool]
-"""Predicate of (``where``, ``quantity``): True if that quantity of an update is to be updated."""
+Selection = Collection[tuple[str, str]]
+"""``(where, quantity)`` of the tests of a session; ``coverage`` stands for quantities without a test."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +60,12 @@ class Proposal:
         truth: the values after it, of all updates and quantities.
         changed: the tensors that change, by update and quantity; None for one that disappears.
         changes: tensor by tensor, in the order of computation.
-        looked: updates and quantities that were compared.
         compared: number of compared tensors, by quantity.
     """
 
-    truth: Truth
+    truth: Truth = field(default_factory=dict)
     changed: dict[str, dict[str, dict[str, Array | None]]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
-    looked: list[tuple[str, str]] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
 
 
@@ -66,7 +74,7 @@ def propose(
     workspace: Path,
     *,
     everything: bool = False,
-    selected: Selected = lambda *_: True,
+    selected: Callable[[str, str], bool] = lambda *_: True,
     scale: float = 1.0,
     overrides: Overrides | None = None,
 ) -> Proposal:
@@ -74,7 +82,7 @@ def propose(
 
     Args:
         everything: replace whatever differs in a bit, not only what drifted beyond its tolerance.
-        selected: predicate of the quantities that may change; the others keep their old values.
+        selected: predicate of (``where``, ``quantity``): those that may change; the others keep their old values.
         scale: factor on the tolerances.
         overrides: tolerances that the project sets by hand.
 
@@ -82,50 +90,32 @@ def propose(
         RegressError: if the values are not finite, differ between two runs, or carry too little signal.
     """
     new = compute_truth(case, workspace)
-    _refuse_nonfinite(case, new)
+    for (where, quantity, name), array in flat(new).items():
+        check_finite(array, f"case {case.name}: {quantity} {name} at {where}")
     require_case_signal(case, new)
     old: Truth = {where: dict(case.truth(where)) for where in case.wheres()}
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
-    proposal = Proposal(truth={})
+    found = Proposal()
     bound = stored_tolerances(case, Precision.FLOAT64, scale, overrides)
     for where in dict.fromkeys([*new, *old]):
+        golden = Projection(old[where], frames[where]) if where in old and where in frames else None
         for quantity in dict.fromkeys([*new.get(where, {}), *old.get(where, {})]):
             before, after = old.get(where, {}).get(quantity, {}), new.get(where, {}).get(quantity, {})
-            if selected(where, quantity):
-                golden = Projection(old[where], frames[where]) if where in old and where in frames else None
-                proposal.looked.append((where, quantity))
-                after = _merge(bound(quantity), proposal, where, quantity, before, after, golden, everything)
-            else:
-                after = before
-            if after:
-                proposal.truth.setdefault(where, {})[quantity] = after
-    return proposal
-
-
-def _merge(
-    tolerance: Tolerance | None,
-    proposal: Proposal,
-    where: str,
-    quantity: str,
-    before: dict[str, Array],
-    after: dict[str, Array],
-    golden: Projection | None,
-    everything: bool,
-) -> dict[str, Array]:
-    """Return the tensors of a quantity after the update: old ones stay if they are within tolerance."""
-    merged = {}
-    for name in dict.fromkeys([*before, *after]):
-        old, new = before.get(name), after.get(name)
-        proposal.compared[quantity] = proposal.compared.get(quantity, 0) + 1
-        verdict = _judge((tolerance or EXACT).of(name), where, quantity, name, old, new, golden)
-        replaced = not verdict.ok or (everything and not _same(old, new))
-        if replaced:
-            proposal.changes.append(_change(where, verdict))
-            proposal.changed.setdefault(where, {}).setdefault(quantity, {})[name] = new
-        kept = new if replaced else old
-        if kept is not None:
-            merged[name] = kept
-    return merged
+            kept = dict(before)
+            for name in dict.fromkeys([*before, *after]) if selected(where, quantity) else ():
+                found.compared[quantity] = found.compared.get(quantity, 0) + 1
+                a, b = before.get(name), after.get(name)
+                verdict = _judge((bound(quantity) or EXACT).of(name), where, quantity, name, a, b, golden)
+                if verdict.ok and not (everything and not _same(a, b)):
+                    continue
+                found.changes.append(_change(where, verdict))
+                found.changed.setdefault(where, {}).setdefault(quantity, {})[name] = b
+                kept.pop(name, None)
+                if b is not None:
+                    kept[name] = b
+            if kept:
+                found.truth.setdefault(where, {})[quantity] = kept
+    return found
 
 
 def _judge(
@@ -137,9 +127,8 @@ def _judge(
     new: Array | None,
     golden: Projection | None,
 ) -> Verdict:
-    coordinates = parse_stem(where)
-    assert coordinates is not None
-    scale = None
+    place, scale = parse_where(where), None
+    assert place is not None
     if golden is not None and old is not None:
         if quantity_named(quantity).kind is Kind.SHARE:
             scale = golden.share_scale(name)
@@ -151,31 +140,111 @@ def _judge(
         tolerance,
         quantity=quantity,
         name=name,
-        place=Place(coordinates.step, coordinates.update),
+        place=Place(place.step, place.update),
         scale=scale,
         dtype=None if old is None else dtype_name(old.dtype),
     )
 
 
-def _change(where: str, verdict: Verdict) -> Change:
-    worst = verdict.worst
-    values = (None, None) if worst is None else (worst.golden, worst.actual)
-    return Change(
-        where, verdict.quantity, verdict.name, verdict.status, verdict.multiple, verdict.max_error, *values
-    )
+def _change(where: str, found: Verdict) -> Change:
+    values = (None, None) if found.worst is None else (found.worst.golden, found.worst.actual)
+    return Change(where, found.quantity, found.name, found.status, found.multiple, found.max_error, *values)
 
 
 def _same(old: Array | None, new: Array | None) -> bool:
     return old is not None and new is not None and raw(old) == raw(new)
 
 
-def _refuse_nonfinite(case: GoldenCase, truth: Truth) -> None:
-    bad = [
-        key for key, array in flat(truth).items() if array.dtype.kind == "f" and not np.isfinite(array).all()
-    ]
-    if bad:
-        where, quantity, name = bad[0]
-        raise RegressError(
-            f"case {case.name}: {quantity} {name} at {where} is not finite ({len(bad)} tensors are), so it cannot be "
-            "golden; find the first of them with regress dump show"
-        )
+@dataclass(frozen=True)
+class Staged:
+    """State of a case after its update, with the tensors that change out of how many, or the reason it is refused.
+
+    Attributes:
+        case: a changed copy of the case; None if its update is refused.
+        base: manifest of the case from which it was made.
+    """
+
+    case: GoldenCase | None
+    changes: tuple[Change, ...] = ()
+    compared: Mapping[str, int] = field(default_factory=dict)
+    base: bytes = b""
+    error: str | None = None
+
+
+class Staging:
+    """Updates below ``root``, which all processes of the session see.
+
+    Args:
+        everything: replace whatever differs in a bit, not only what drifted.
+        selection: items that the session's tests ask for, by a case's name.
+        scale: factor on the tolerances.
+        overrides: tolerances that the project sets by hand.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        everything: bool,
+        selection: Callable[[str], Selection],
+        scale: float,
+        overrides: Overrides | None = None,
+    ) -> None:
+        self.root = root
+        self._selection = selection
+        self._settings: dict[str, Any] = {"everything": everything, "scale": scale, "overrides": overrides}
+        self._known: dict[str, Staged] = {}
+
+    def staged(self, case: GoldenCase) -> Staged:
+        """Return the update of a case, which is computed unless another process did it."""
+        if case.name not in self._known:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with interprocess_lock(self.root / case.name, f"the update of {case.name}"):
+                if not (self.root / f"{case.name}.json").is_file():
+                    self._stage(case)
+            self._known[case.name] = read_staged(self.root, case.name)
+        return self._known[case.name]
+
+    def _stage(self, case: GoldenCase) -> None:
+        wanted, work = self._selection(case.name), self.root / f".{case.name}"
+        row: dict[str, Any] = {"changes": [], "compared": {}, "error": None}
+        try:
+            found = propose(case, work, selected=partial(_selected, case, wanted), **self._settings)
+            _copy(case.folder, self.root / case.name)
+            shutil.copyfile(self.root / case.name / MANIFEST, self.root / f"{case.name}.base")
+            commit(self.root / case.name, truth=found.changed, provenance=provenance_of(case))
+            row |= {"changes": [asdict(change) for change in found.changes], "compared": found.compared}
+        except Exception as error:  # any error would occur again with each replay of the case
+            row["error"] = stated(error)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        write_atomically(self.root / f"{case.name}.json", [json.dumps(row).encode()])
+
+
+def _selected(case: GoldenCase, wanted: Selection, where: str, quantity: str) -> bool:
+    """Return True if a quantity may change: it has a test, or it is new and the coverage of its update is tested."""
+    new = where not in case.wheres() or quantity not in case.quantities(where)
+    return (where, quantity) in wanted or (new and (where, "coverage") in wanted)
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """Copy a case so that it can be changed, whatever the permissions of the golden directory."""
+    shutil.rmtree(target, ignore_errors=True)  # a killed process may have left a part
+    shutil.copytree(folder, target, copy_function=shutil.copyfile)
+    for path in (target, *(path for path in target.rglob("*") if path.is_dir())):
+        path.chmod(0o700)
+
+
+def staged_names(root: Path) -> list[str]:
+    """Return the cases for which an update was prepared."""
+    return sorted(path.stem for path in root.glob("*.json") if path.is_file())  # a case may be called so, too
+
+
+def read_staged(root: Path, name: str) -> Staged:
+    """Return the prepared update of a case."""
+    row = parse_json(read_bytes(root / f"{name}.json"), finite=False)
+    if row["error"] is not None:
+        return Staged(None, error=row["error"])
+    changes = tuple(Change(**{**change, "status": Status(change["status"])}) for change in row["changes"])
+    base = read_bytes(root / f"{name}.base")
+    return Staged(GoldenStore(root).case(name), changes, row["compared"], base)

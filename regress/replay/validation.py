@@ -16,7 +16,7 @@ import yaml
 
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.names import CASE_FILE
+from regress.golden.files import CASE_FILE
 from regress.golden.store import GoldenStore
 from regress.replay.calibrate import calibrate, replays_of
 from regress.replay.noise_floor import KAPPA

@@ -141,7 +141,6 @@ def compare(
     regress compare A B --step 3:5 --only 'gradient/*q_proj*'
     regress compare A B --tolerances dense --report out
     regress compare golden:dense outputs/mine/debug_dump     by its truth and measured tolerances
-    regress compare golden:dense golden:dense@pending
     regress compare A B --engine ray --ray-address head:6379
     As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
       regress compare --self_hosted_dir A --weaver_dir B --step 0 --output report.json

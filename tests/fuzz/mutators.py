@@ -16,7 +16,7 @@ from typing import Any
 from regress.dump import manifest as dumped
 from regress.dump.formats import jsonl
 from regress.dump.sums import ChunkSums
-from regress.golden import sealed
+from regress.golden.manifest import seal
 from tests.fuzz.mutate_archives import archive, safetensors
 from tests.fuzz.mutate_bytes import BYTES, flip
 from tests.fuzz.mutate_text import json_lines, text_
@@ -125,7 +125,7 @@ def _sealed(tree: dict[str, Any], data: bytes, *, own: bool) -> bytes:
     try:
         if not own:
             content = {key: value for key, value in tree.items() if key not in ("sha256", "schema_version")}
-            return sealed.seal(content).encode()
+            return seal(content).encode()
         tree.pop("sha256", None)
         tree["sha256"] = dumped._checksum(tree)
         return json.dumps(tree, sort_keys=True, indent=1).encode()

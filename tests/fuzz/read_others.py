@@ -57,7 +57,7 @@ def outcome(path: Path, whole: Path) -> None:
 def project(path: Path, whole: Path) -> None:
     from regress.compare.verdicts.overrides import read_overrides
     from regress.errors import RegressError
-    from regress.golden.location import golden_directory
+    from regress.golden.store import golden_directory
     from regress.replay.adapter import project_adapter
     from regress.replay.table import project_variants as variant_table
     from regress.trust import allowed_modules
@@ -154,15 +154,13 @@ def state(path: Path, whole: Path) -> None:
         found.close()
 
 
-def pending(path: Path, whole: Path) -> None:
-    from regress.golden.pending import list_pending
-    from regress.golden.prune import prunable
+def update(path: Path, whole: Path) -> None:
+    from regress.golden.migrate import migrate
     from regress.golden.store import GoldenStore
+    from regress.golden.verify import prunable
 
     store = GoldenStore(path)
-    for one in list_pending(store):
-        for change in one.difference().changes:
-            str(change).encode()
+    migrate(store)
     prunable(store, path / "orphans.json")
 
 

@@ -203,8 +203,8 @@ def bare_sharded(folder: Path) -> None:
 
 @seed
 def golden(folder: Path) -> None:
-    from regress.golden.commit import commit
-    from regress.golden.tolerance import ToleranceEntry
+    from regress.golden.manifest import ToleranceEntry
+    from regress.golden.update import commit
     from tests.unit.golden.conftest import PROVENANCE, _make_inputs, _truth
 
     case = _make_inputs(folder / "tiny")

@@ -177,15 +177,16 @@ def requests(folder: Path) -> None:
 
 
 @seed
-def pending(folder: Path) -> None:
-    """A golden case with an update that waits for review, and the stored checks of the last full run."""
-    from regress.golden import GoldenStore
-    from regress.golden.pending import propose
+def update(folder: Path) -> None:
+    """A case of schema 1, an update that was broken off once it was decided, and stored checks without a test."""
+    from regress.durable import UPDATE
     from tests.fuzz.seeds import golden
-    from tests.unit.golden.conftest import PROVENANCE, _truth
+    from tests.unit.golden.schema_1 import downgrade
 
     golden(folder)
-    propose(GoldenStore(folder), "tiny", truth=_truth(2.0), provenance=PROVENANCE, notes=["log_probs 7 x"])
+    downgrade(folder / "tiny")
+    _write(folder / UPDATE / "files.json", [["checks/x.safetensors", "0"], ["tiny/truth/x", None]])
+    _write(folder / UPDATE / "0", [])
     _write(folder / "orphans.json", [])
 
 

@@ -19,7 +19,6 @@ from tests.fuzz.read_others import (
     open_whatever,
     oracle,
     outcome,
-    pending,
     planted,
     project,
     report,
@@ -31,6 +30,7 @@ from tests.fuzz.read_others import (
     tasks,
     tracked,
     trusts_a_count,
+    update,
     wire,
 )
 from tests.fuzz.read_recordings import (
@@ -95,7 +95,7 @@ TARGETS: dict[str, tuple[Target, ...]] = {
     "results": (results,),
     "state": (state,),
     "requests": (wire,),
-    "pending": (pending,),
+    "update": (update,),
     "continued": (continued,),
     "resumable": (resumed, doctor_repairs),
 }

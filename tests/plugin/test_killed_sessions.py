@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from regress.durable import unfinished
 from regress.golden.store import GoldenStore
 from regress.golden.verify import verify
 
@@ -48,23 +49,23 @@ def at_replace(true):
 def pytest_configure(config):
     if hasattr(config, "workerinput"):
         return
-    if MOMENT == "staged":
-        at_replace(lambda path, target: target.name.startswith("0001-"))
-    elif MOMENT == "journal":
-        at_replace(lambda path, target: target.name == "journal.json")
+    if MOMENT == "laid":
+        at_replace(lambda path, target: target.name == ".update")
     elif MOMENT == "first":
-        at_replace(lambda path, target: path.parent.name == ".journal" and not path.name.startswith("."))
+        at_replace(lambda path, target: ".update" in path.parts)
     elif MOMENT == "manifest":
         at_replace(lambda path, target: target.name == "manifest.json")
     elif MOMENT == "end":
-        real = Path.unlink
+        import shutil
 
-        def unlink(self, *arguments, **options):
-            if self.name == "journal.json":
+        real = shutil.rmtree
+
+        def rmtree(path, *arguments, **options):
+            if Path(path).name == ".partial-update" and ended:
                 kill()
-            return real(self, *arguments, **options)
+            return real(path, *arguments, **options)
 
-        Path.unlink = unlink
+        shutil.rmtree = rmtree
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,7 +92,7 @@ def state(root: Path) -> tuple[dict[str, bytes], set[str]]:
     manifest = GoldenStore(root).case("dr_grpo").manifest  # opened first: that finishes an update
     checks = {path.name: path.read_bytes() for path in (root / "checks").rglob("*") if path.is_file()}
     assert manifest is not None
-    return checks, {row["advantages"].file for row in manifest.truth.values()}
+    return checks, {row["advantages"].stamp.sha256 for row in manifest.truth.values()}
 
 
 def killed(folder: Path, *arguments: str) -> None:
@@ -116,8 +117,7 @@ def killed(folder: Path, *arguments: str) -> None:
     ("moment", "new"),
     [
         pytest.param("tests", False, marks=pytest.mark.extended),
-        pytest.param("staged", False, marks=pytest.mark.extended),
-        pytest.param("journal", False, marks=pytest.mark.extended),
+        pytest.param("laid", False, marks=pytest.mark.extended),
         pytest.param("first", True, marks=pytest.mark.extended),
         pytest.param("manifest", True, marks=pytest.mark.extended),
         pytest.param("end", True, marks=pytest.mark.extended),
@@ -133,7 +133,7 @@ def test_a_killed_session_leaves_all_old_or_all_new(stubbed: Any, moment: str, n
     stubbed.fault(base={"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001})
     killed(stubbed.folder, "--update-golden", "--regress-tier=semantics", "-k", "/advantages or test_checks")
     after = state(root)  # opens it
-    assert not (root / ".journal").exists()
+    assert not unfinished(root)
     assert [found for found in verify(GoldenStore(root)) if found.damage] == []
     if new:
         assert all(after[0][name] != before[0][name] for name in before[0])

@@ -26,12 +26,12 @@ CI = (
     [
         (
             "--update-golden=everything",
-            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, review, force, separated "
+            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, force, separated "
             "by commas",
         ),
         (
             "--update-golden=all,",
-            "--update-golden=all,: '' is no mode; allowed are drifted, all, review, force, separated by commas",
+            "--update-golden=all,: '' is no mode; allowed are drifted, all, force, separated by commas",
         ),
         (
             "--update-golden=drifted,all",
@@ -129,7 +129,7 @@ def test_a_value_of_another_type_in_toml_is_refused(alone: Any, line: str, says:
     alone.refuses(says=says)
 
 
-@pytest.mark.parametrize("modes", ["", "=drifted", "=all", "=review"])
+@pytest.mark.parametrize("modes", ["", "=drifted", "=all"])
 def test_updating_is_refused_under_ci(project: Any, monkeypatch: pytest.MonkeyPatch, modes: str) -> None:
     monkeypatch.setenv("CI", "true")
     project.write("test_it.py", PASSING)

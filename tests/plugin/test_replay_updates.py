@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from regress.golden.commit import commit
-from regress.golden.pending import pending_of
+from regress.golden.update import commit
 from tests.plugin.conftest import GoldenProject, failed_quantities, judged
 
 CASE, TESTS, QUANTITIES = GoldenProject.CASE, GoldenProject.TESTS, GoldenProject.QUANTITIES
@@ -199,31 +198,3 @@ def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     assert stubbed.manifest() == before
     assert stubbed.run(*only, "--regress-tolerance-scale=1e8").ret == 0
     assert stubbed.manifest() != before
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("modes", ["review", "drifted"])
-def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None:
-    pending = stubbed.folder / "golden" / ".pending" / CASE
-    stubbed.fault(base=DRIFT)
-    stubbed.run(SEMANTICS, "--update-golden=review")
-    assert changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest) == {
-        (f"step_00000{step}", "advantages") for step in range(3)
-    }
-    stubbed.fault()
-    stubbed.run(SEMANTICS, f"--update-golden={modes}", "-k", "step1")
-    assert changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest) == {
-        (f"step_00000{step}", "advantages") for step in (0, 2)
-    }
-    stubbed.run(SEMANTICS, f"--update-golden={modes}")
-    assert not pending.exists()
-
-
-def test_a_second_proposal_replaces_the_first(stubbed: Any) -> None:
-    stubbed.fault(base=DRIFT)
-    stubbed.run(SEMANTICS, "--update-golden=review")
-    stubbed.fault(base=GRADIENT)
-    result = stubbed.run(SEMANTICS, "--update-golden=review")
-    result.stdout.fnmatch_lines(["*gradient*drift*3 of 75*", "0 written, 1 pending"])
-    changed = changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest)
-    assert {quantity for _, quantity in changed} == {"gradient"}

@@ -58,13 +58,13 @@ def test_a_damaged_case_is_one_failing_test(stubbed: Any) -> None:
 
 @pytest.mark.parametrize("update", [(), ("--update-golden",)], ids=["compared", "updated"])
 def test_damaged_golden_values_are_named_by_every_test_that_needs_them(stubbed: Any, update: Any) -> None:
-    (path,) = (stubbed.folder / "golden" / CASE / "truth" / "step_000001").glob("gradient.*")
+    path = stubbed.folder / "golden" / CASE / "truth" / "step_000001" / "gradient.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     before = stubbed.goldens()
     result = stubbed.run(SEMANTICS, *update)
     result.assert_outcomes(failed=TESTS)
     result.stdout.fnmatch_lines(
-        [f"{CASE}/base cannot be replayed: *{path} is no intact compressed file *: restore *"]
+        [f"{CASE}/base cannot be replayed: *{path} has * bytes, but * were recorded: restore *"]
     )
     assert stubbed.goldens() == before
 
@@ -213,7 +213,7 @@ def test_a_failing_replay_reaches_the_report(everywhere: Any) -> None:
 def test_the_environment_is_looked_at_once_for_all_failures(
     stubbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regress.replay import record
+    from regress.replay import truth
 
     calls: list[str] = []
 
@@ -221,7 +221,7 @@ def test_the_environment_is_looked_at_once_for_all_failures(
         calls.append(case.name)
         return case.manifest.provenance | {"versions": {}}
 
-    monkeypatch.setattr(record, "provenance_of", counted)
+    monkeypatch.setattr(truth, "provenance_of", counted)
     stubbed.fault(base=DRIFT)
     result = stubbed.run(SEMANTICS, "-k", "advantages")
     assert failed_quantities(result) == [f"step{step}/rank0/micro0/advantages" for step in range(3)]

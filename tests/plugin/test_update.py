@@ -61,7 +61,7 @@ def test_recorded_goldens_hold_and_an_update_changes_nothing(project: Any) -> No
         "test_it.py::test_one *x *new *1 of 1 *float64 [[]4], 0 to 3, mean 1.5",
         "test_it.py::test_one *y *new *4 of 4 *4 values",
         "test_it.py::test_two *x *new *1 of 1 *float32 0.25",
-        "3 written, 0 pending",
+        "3 written: git diff shows them, git restore takes them back",
     ])  # fmt: skip
     before = project.goldens()
     assert len(before) == 3
@@ -74,7 +74,7 @@ def test_recorded_goldens_hold_and_an_update_changes_nothing(project: Any) -> No
 def test_other_modes_change_nothing_either(recorded: Any) -> None:
     before = recorded.goldens()
     recorded.passes(count=2)
-    for modes in ("--update-golden", "--update-golden=review", "--update-golden=all,review"):
+    for modes in ("--update-golden", "--update-golden=drifted"):
         recorded.passes(modes, count=2).stdout.no_fnmatch_line("*golden update*")
         assert recorded.goldens() == before
 
@@ -102,7 +102,10 @@ def test_only_what_drifted_beyond_its_tolerance_is_rewritten(project: Any) -> No
     project.write("test_it.py", TWO.replace("arange(4.0)", "arange(4.0) + 0.5").replace("0.25", "0.2501"))
     result = project.passes("--update-golden", count=2)
     result.stdout.fnmatch_lines(
-        ["*test_it.py::test_one*x*drift*1 of 1*0.5 *- *0 *0.5", "1 written, 0 pending"]
+        [
+            "*test_it.py::test_one*x*drift*1 of 1*0.5 *- *0 *0.5",
+            "1 written: git diff shows them, git restore takes them back",
+        ]
     )
     assert changed(before, project.goldens()) == ["test_one-x"]
 
@@ -156,46 +159,6 @@ def test_the_table_tells_the_change_beside_what_is_missing(alone: Any) -> None:
     alone.write("test_it.py", SIDES.format('"b": 2.5'))
     result = alone.passes("--update-golden", count=1)
     result.stdout.fnmatch_lines(["test_it.py::test_it *x *missing, drift *2 of 2 *0.5 *2.5 *2 *2.5"])
-
-
-def test_review_leaves_the_golden_and_waits(project: Any) -> None:
-    project.write("test_it.py", TWO)
-    project.passes("--update-golden", count=2)
-    before = project.goldens()
-    project.write("test_it.py", TWO.replace("arange(4.0)", "ones(4)"))
-    result = project.passes("--update-golden=review", count=2)
-    result.stdout.fnmatch_lines([
-        "regress: updating what drifted beyond its tolerance, for review in *",
-        "*test_it.py::test_one*x*drift*1 of 1*2 *- *3 *1",
-        "0 written, 1 pending",
-        "look at what is pending with regress golden review, then regress golden accept or reject it",
-    ])  # fmt: skip
-    after = project.goldens()
-    assert {name: after[name] for name in before} == before
-    project.run().assert_outcomes(passed=1, failed=1)
-
-
-def test_a_reviewed_value_becomes_golden_when_it_is_accepted(recorded: Any) -> None:
-    from regress.golden.pending_checks import accept_checks, pending_checks
-    from regress.golden.store import GoldenStore
-
-    recorded.write("test_it.py", TWO.replace("arange(4.0)", "ones(4)"))
-    recorded.passes("--update-golden=review", count=2)
-    store = GoldenStore(recorded.folder / "golden")
-    (name,) = pending_checks(store)
-    assert name.startswith("checks/test_it/test_one-x.")
-    accept_checks(store)
-    recorded.passes(count=2)
-
-
-def test_a_pending_value_is_withdrawn_once_the_golden_is_right_again(recorded: Any) -> None:
-    before = recorded.goldens()
-    recorded.write("test_it.py", TWO.replace("arange(4.0)", "ones(4)"))
-    recorded.passes("--update-golden=review", count=2)
-    assert recorded.goldens() != before
-    recorded.write("test_it.py", TWO)
-    recorded.passes("--update-golden=review", count=2)
-    assert recorded.goldens() == before
 
 
 def test_every_id_and_name_has_its_own_golden(alone: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.golden.pending import propose
 from regress.golden.store import GoldenStore
+from regress.golden.update import commit
 from regress.replay.run import replay
 from regress.replay.session import spelled_out, variant_table
 from regress.replay.variants import Precision
@@ -124,25 +125,39 @@ def test_what_a_foreign_trainer_did_not_record_is_said(tmp_path: Path) -> None:
 def test_a_missing_case_or_state_is_one_sentence(tmp_path: Path) -> None:
     for source, said in (
         ("golden:densse", "there is no case 'densse'"),
-        ("golden:dense@accepted", "for what is accepted, or golden:"),
-        ("golden:dense@pending", "case 'dense' has no pending update"),
+        ("golden:dense@no-such-commit", "golden/dense of no-such-commit (fatal: "),
+        ("golden:dense@--output=x", "is no name of a golden case"),
+        ("golden:dense@pending", "@HEAD what was committed"),
     ):
         done = run(source, tmp_path)
         assert (done.exit_code, said in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
 
 
-def test_two_cases_and_a_pending_update(tmp_path: Path) -> None:
+def test_an_update_that_is_not_committed(tmp_path: Path) -> None:
+    """``golden:CASE@REVISION`` is the case as git has it."""
     same = run("golden:dense", "golden:dense", "--only", "gradient*")
     assert same.exit_code == 0, same.output
-    store = GoldenStore(tmp_path / "golden")
-    (tmp_path / "golden").mkdir()
-    shutil.copytree(GOLDEN / "dense", tmp_path / "golden" / "dense")
-    case = store.case("dense")
+    golden = tmp_path / "golden"
+    shutil.copytree(GOLDEN / "dense", golden / "dense")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), ("add", "-A"), (*who, "commit", "-qm", "golden")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, timeout=60)
+    case = GoldenStore(golden).case("dense")
     where = case.wheres()[0]
     truth = {where: {"kl": {"kl": case.truth_of(where, "kl")["kl"] * 2}}}
-    propose(store, "dense", truth=truth, provenance={"why": "a test"})
-    found = compare_dumps(f"golden:{tmp_path}/golden/dense", f"golden:{tmp_path}/golden/dense@pending")
+    commit(case.folder, truth=truth, provenance={"why": "a test"})
+    found = compare_dumps(f"golden:{golden}/dense@HEAD", f"golden:{golden}/dense")
     assert {verdict.quantity for verdict in found.failed} == {"kl", "invariants"}  # the loss is not their sum
+    changed = subprocess.run(
+        ["git", "diff", "--stat"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert [line.split()[0] for line in changed.stdout.splitlines()[:-1]] == [
+        "golden/dense/manifest.json",
+        f"golden/dense/truth/{where}/kl.safetensors",
+    ]
+    lines = subprocess.run(["git", "diff", "-U0"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    moved = [line for line in lines.stdout.splitlines() if line.startswith('+     "kl"')]
+    assert len(moved) == 1, "a line for the tensor that moved"
 
 
 def test_a_loss_of_one_element_is_a_number(tmp_path: Path) -> None:

@@ -84,19 +84,6 @@ def test_the_bytes_of_an_update_do_not_depend_on_the_workers(
     assert contents(project.path / "golden") == written[0]
 
 
-def test_a_review_leaves_the_case_alone_until_it_is_accepted(project: pytest.Pytester) -> None:
-    project.makeconftest(CHANGED)
-    before = contents(project.path / "golden" / "dense")
-    result = run(project, "--update-golden=review", "-n", "0")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*golden update*", "* pending*"])
-    assert contents(project.path / "golden" / "dense") == before
-    from regress.golden.pending import accept
-
-    accept(GoldenStore(project.path / "golden"), "dense")
-    assert run(project, "-n", "0").ret == 0
-
-
 def test_a_session_that_lost_a_worker_writes_no_case(project: pytest.Pytester) -> None:
     project.makeconftest(CHANGED)
     project.makepyfile(test_dying=DYING)

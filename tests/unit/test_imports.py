@@ -26,7 +26,6 @@ TORCH_FREE = [
     "regress.golden.store",
     "regress.golden.signal",
     "regress.golden.commands",
-    "regress.golden.review",
     "regress.golden.verify",
     "regress.compare",
     "regress.compare.alignment.canonical",

@@ -13,7 +13,7 @@ from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
-from regress.golden.tolerance import ToleranceEntry
+from regress.golden.manifest import ToleranceEntry
 
 NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model, whatever the others are stored in."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import re
+import subprocess
+import tarfile
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from io import BytesIO
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -19,13 +26,14 @@ from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.location import golden_directory
-from regress.golden.names import parse_where
-from regress.golden.pending import pending_of
-from regress.golden.store import GoldenStore
+from regress.golden.files import parse_where
+from regress.golden.store import GoldenStore, golden_directory
 from regress.layout import TokenFrame
 
 PREFIX = "golden:"
+_REVISION = re.compile(
+    r"(?P<case>(.*/)?[\w.-]+)@(?P<revision>[^-].*)"
+)  # none that git would read as an option
 _KEPT = 2  # updates whose values are kept
 
 
@@ -36,33 +44,51 @@ def is_golden(source: str) -> bool:
 
 def located(source: str, folder: Path | None) -> str:
     """Name the golden directory in a source that does not; other sources stay as they are."""
-    if folder is None or not is_golden(source) or "/" in source:
+    if folder is None or not is_golden(source) or "/" in _split(source)[0]:
         return source
     return f"{PREFIX}{folder / source.removeprefix(PREFIX)}"
 
 
+def _split(source: str) -> tuple[str, str]:
+    """Return what a source says of the case, and the revision, which is empty without one."""
+    text = source.removeprefix(PREFIX)
+    found = _REVISION.fullmatch(text)
+    return (text, "") if found is None or Path(text).is_dir() else (found["case"], found["revision"])
+
+
 def golden_case(source: str) -> GoldenCase:
-    """Open the case of ``golden:CASE``, ``golden:FOLDER/CASE`` or either with ``@pending``.
+    """Open the case of ``golden:CASE``, ``golden:FOLDER/CASE`` or either ``@REVISION``, as git has it.
 
     Raises:
-        ConfigError: if what follows the ``@`` is no state of a case.
-        GoldenError: if there is no such case, or no pending update of it.
+        GoldenError: if there is no such case, or git has none of this revision.
     """
-    name, at, state = source.removeprefix(PREFIX).rpartition("@")
-    if not at or "/" in state:
-        name, at, state = source.removeprefix(PREFIX), "", ""
-    if at and state != "pending":
+    name, revision = _split(source)
+    if revision == "pending":
         raise ConfigError(
-            f"{source} asks for the state {state!r} of a case, which has two: write {PREFIX}{name} for what is "
-            f"accepted, or {PREFIX}{name}@pending for what waits for review"
+            f"{source}: nothing waits for review beside a case any more; {PREFIX}{name} is what lies there, and "
+            f"{PREFIX}{name}@HEAD what was committed"
         )
     path = Path(name)
-    store = GoldenStore(path.parent if "/" in name else golden_directory())
-    case = store.case(path.name)
-    if state:
-        found = pending_of(store, path.name)
-        return case.proposed(found.manifest, found.folder)
-    return case
+    root = path.parent if "/" in name else golden_directory()
+    return GoldenStore(_at_revision(root, path.name, revision) if revision else root).case(path.name)
+
+
+@cache
+def _at_revision(root: Path, name: str, revision: str) -> Path:
+    """Return a golden directory with one case as a revision of git has it; it goes with this process."""
+    folder = Path(mkdtemp(prefix="regress-golden-"))
+    atexit.register(rmtree, folder, ignore_errors=True)
+    try:
+        command = ["git", "-C", str(root), "archive", "--format=tar", revision, "--", name]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+    except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+        said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace").strip()
+        raise GoldenError(
+            f"git has no {root / name} of {revision} ({said.splitlines()[-1]}): name a commit in which the case is"
+        ) from None
+    return folder
 
 
 class GoldenSide(TruthSide):

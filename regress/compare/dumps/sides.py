@@ -22,7 +22,7 @@ from regress.dump.requests import INDEX
 from regress.dump.sources import Source, open_source
 from regress.dump.sums import Span
 from regress.errors import DumpError
-from regress.golden.names import CASE_FILE
+from regress.golden.files import CASE_FILE
 from regress.layout import DIMENSIONS, Mesh
 
 Side: TypeAlias = Source

@@ -16,8 +16,8 @@ from regress.choice import Choice
 from regress.command_group import FriendlyGroup
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
-from regress.golden.location import open_store
 from regress.golden.options import code_option, directory_option
+from regress.golden.store import open_store
 from regress.printed import echo
 from regress.progress import progress
 

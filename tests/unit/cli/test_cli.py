@@ -43,7 +43,7 @@ def examples(text: str) -> list[list[str]]:
             ],
         ),
         (("dump",), ["show", "check"]),
-        (("golden",), ["calibrate", "validate", "export", "review"]),
+        (("golden",), ["calibrate", "validate", "export"]),
         (("golden", "validate"), ["CASE", "regress golden validate dense", "Exit codes: 0"]),
         (("dump", "show"), ["PATH", "regress dump show outputs/demo/debug_dump"]),
         (("dump", "diff"), ["FIRST SECOND", "regress dump diff", "Exit codes: 0"]),
@@ -63,7 +63,6 @@ def test_help(arguments: tuple[str, ...], flag: str, teaches: list[str], command
         (("calibrate",), "'regress golden calibrate CASE'"),
         (("study",), "'regress golden validate CASE'"),
         (("dump", "diff"), "'regress compare --bitwise GOLDEN ACTUAL'"),
-        (("golden", "diff"), "'regress golden review CASE' or 'regress compare golden:CASE OTHER'"),
     ],
 )
 def test_an_old_spelling_works_and_says_the_new_one(

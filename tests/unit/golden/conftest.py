@@ -12,9 +12,9 @@ import pytest
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.trajectory import Trajectory, to_record
-from regress.golden.commit import commit
+from regress.golden.update import commit
 
-PROVENANCE = {"versions": {"torch": "2.13.0"}, "source": {"revision": "abc", "dirty": False}}
+PROVENANCE = {"versions": {"torch": "2.13.0"}}
 YAML = """\
 reason: The smallest case there can be.
 claims: [kl]

@@ -23,11 +23,11 @@ import numpy as np
 from regress.dump import Recorder, Trajectory, at, read, recording, tap, tap_trajectories
 from regress.dump.files import TEMPORARY
 from regress.dump.manifest import MANIFEST
+from regress.durable import unfinished
 from regress.golden.case import GoldenCase
-from regress.golden.commit import commit, leftovers
-from regress.golden.pending import accept, list_pending, propose
+from regress.golden.manifest import ToleranceEntry
 from regress.golden.store import GoldenStore
-from regress.golden.tolerance import ToleranceEntry
+from regress.golden.update import commit, leftovers
 
 
 def state(number: int) -> dict[str, Any]:
@@ -82,41 +82,13 @@ class Commits:
         return seen(self.case)
 
     def left(self) -> bool:
-        return bool(leftovers(self.case, GoldenCase(self.case).manifest))
+        return unfinished(self.store.root) or bool(leftovers(self.case, GoldenCase(self.case).manifest))
 
     def settle(self) -> None:
         """The next update sees no trace of the kill."""
         commit(self.case, **state(0))
         assert seen(self.case) == "state 0"
         assert not self.left()
-
-
-class Proposals(Commits):
-    """A writer that proposes the other state and accepts it, in one piece or in two."""
-
-    def write(self, moment: int) -> None:
-        number = moment % 2
-        if propose(self.store, "case", **state(number)) is None:
-            return
-        if moment % 3 == 0:
-            accept(self.store, "case", ["gradient"])
-        accept(self.store, "case")
-
-    def check(self) -> str:
-        for pending in list_pending(GoldenStore(self.store.root)):
-            rest = bool(pending.difference())  # it fits the case, and its files are whole
-            accept(self.store, "case")
-            return f"{seen(self.case)}, {'was pending' if rest else 'was accepted'}"
-        return seen(self.case)
-
-    def settle(self) -> None:
-        for number in (1, 0):
-            propose(self.store, "case", **state(number))
-            if list_pending(self.store):
-                accept(self.store, "case")
-            assert seen(self.case) == f"state {number}"
-        assert not self.left()
-        assert not list((self.store.root / ".pending").rglob("*.json"))
 
 
 class Dumps:
@@ -188,7 +160,7 @@ def main(writer: str, folder: str, attempts: str, seed: str) -> None:
     # kill between the write and the rename is likely on a fast machine too
     os.fsync = lambda handle: time.sleep(0.001)
     rng = random.Random(seed)
-    subject = {"commit": Commits, "propose": Proposals, "dump": Dumps}[writer](Path(folder))
+    subject = {"commit": Commits, "dump": Dumps}[writer](Path(folder))
     found: Counter[str] = Counter()
     wrong: list[str] = []
     left = 0

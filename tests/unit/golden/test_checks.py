@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regress.durable import write
 from regress.errors import GoldenError
-from regress.golden.checks import StoredCheck, check_path, read_check, stored_checks
-from regress.golden.files import write
-from regress.golden.pending_checks import is_check
+from regress.golden.checks import StoredCheck, check_path, is_check, read_check, stored_checks
 from regress.golden.tree import Tree
 
 VALUE = {"a": np.arange(3.0), "b": ["text", None, 2**70, float("nan")]}

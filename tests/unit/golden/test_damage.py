@@ -13,8 +13,8 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, GoldenStore
-from regress.golden.commit import commit
-from regress.golden.tolerance import ToleranceEntry
+from regress.golden.manifest import ToleranceEntry
+from regress.golden.update import commit
 from regress.golden.verify import verify
 
 KINDS = ("manifest", "yaml", "model", "optimizer", "trajectory", "truth")
@@ -65,12 +65,13 @@ def test_the_sound_case_can_be_used(case: Path) -> None:
 def test_truncation(case: Path, kind: str) -> None:
     path = file_of(case, kind)
     sound = path.read_bytes()
-    ends = {len(sound) * third // 3 for third in range(3)} | {len(sound) - cut for cut in (1, 2, 9, 65)}
+    ends = {len(sound) * third // 3 for third in range(3)} | {len(sound) - cut for cut in (2, 9, 65)}
     for end in sorted(ends):
         path.write_bytes(sound[:end])
         assert_named(path, case)
-    path.write_bytes(sound + b"\n")
-    assert_named(path, case)
+    if kind != "manifest":  # whose content counts, and not the white space around it
+        path.write_bytes(sound + b"\n")
+        assert_named(path, case)
     path.unlink()
     if kind == "manifest":
         assert GoldenCase(case).manifest is None, (
@@ -127,7 +128,8 @@ def test_the_manifest_of_another_case(case: Path, tmp_path: Path, make_inputs: A
     commit(other, truth=make_truth(5.0), provenance={})
     shutil.copy(other / "manifest.json", case / "manifest.json")
     with pytest.raises(
-        GoldenError, match=r"truth/step_000000_update0/grad_norm\.\w+\.safetensors is missing: restore"
+        GoldenError,
+        match=r"truth/step_000000_update0/grad_norm\.safetensors does not match its recorded hash",
     ):
         use(case)
 
@@ -136,13 +138,13 @@ def test_an_older_manifest_whose_files_are_gone(case: Path, provenance: Any) -> 
     old = (case / "manifest.json").read_bytes()
     commit(case, truth={"step_000001": {"grad_norm": {"grad_norm": 2.0}}}, provenance=provenance)
     (case / "manifest.json").write_bytes(old)
-    with pytest.raises(GoldenError, match=r"grad_norm\.\w+\.safetensors is missing"):
+    with pytest.raises(GoldenError, match=r"grad_norm\.safetensors does not match"):
         use(case)
 
 
 def forged(case: Path, change: Any) -> None:
     """A manifest that somebody edited, checksum and layout included."""
-    from regress.golden.sealed import seal
+    from regress.golden.manifest import seal
 
     tree = json.loads((case / "manifest.json").read_text())
     del tree["sha256"]
@@ -154,17 +156,12 @@ def entry(tree: Any) -> Any:
     return tree["truth"]["step_000001"]["gradient"]
 
 
-def move(tree: Any, name: str) -> None:
-    entry(tree)["file"] = name
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         (lambda t: t.update(extra=1), "it does not consist of inputs, provenance, tolerances, truth"),
         (lambda t: t.pop("inputs"), "it does not consist of"),
-        (lambda t: t.update(schema_version=2), "schema version 2, this release reads 1"),
-        (lambda t: t.update(provenance=[]), "its provenance is no mapping"),
+        (lambda t: t.update(provenance=[]), "its provenance is a list"),
         (
             lambda t: t["inputs"].update({"../../x": {"size": 0, "sha256": "0" * 64}}),
             "'../../x' is no path of an input",
@@ -175,27 +172,20 @@ def move(tree: Any, name: str) -> None:
         ),
         (
             lambda t: t["inputs"].update({"model/x": {"size": -1, "sha256": "0" * 64}}),
-            "malformed size or hash",
+            "a size is -1, not at least 0",
         ),
-        (lambda t: t["inputs"].update({"model/x": {"size": 1}}), "does not consist of size and sha256"),
-        (lambda t: t["inputs"].update({"model/x": 3}), "does not consist of size and sha256"),
-        (lambda t: move(t, "../../x"), "lies in '../../x', not where it belongs"),
-        (lambda t: move(t, "/etc/passwd"), "not where it belongs"),
-        (
-            lambda t: move(t, "truth/step_000000_update0/gradient.0123456789ab.safetensors"),
-            "not where it belongs",
-        ),
-        (lambda t: move(t, 3), "not where it belongs"),
-        (lambda t: entry(t).update(size=True), "malformed size or hash"),
-        (lambda t: entry(t).update(sha256="X" * 64), "malformed size or hash"),
+        (lambda t: t["inputs"].update({"model/x": {"size": 1}}), "does not consist of sha256, size"),
+        (lambda t: t["inputs"].update({"model/x": 3}), "does not consist of sha256, size"),
+        (lambda t: entry(t).update(size=True), "a size is True, not an integer"),
+        (lambda t: entry(t).update(sha256="X" * 64), "not a SHA-256"),
         (lambda t: entry(t).update(tensors={}), "has no tensors"),
-        (lambda t: entry(t).pop("tensors"), "does not consist of file, size, sha256, tensors"),
-        (lambda t: entry(t)["tensors"]["lm_head.weight"].update(shape="4,3"), "malformed hash, type, shape"),
+        (lambda t: entry(t).pop("tensors"), "does not consist of sha256, size, tensors"),
+        (lambda t: entry(t)["tensors"]["lm_head.weight"].update(shape="4,3"), "not a shape such as"),
         (
             lambda t: entry(t)["tensors"]["lm_head.weight"].update(dtype="object"),
-            "malformed hash, type, shape",
+            "not a dtype",
         ),
-        (lambda t: entry(t)["tensors"]["lm_head.weight"].update(mean="1"), "malformed hash, type, shape"),
+        (lambda t: entry(t)["tensors"]["lm_head.weight"].update(mean="1"), "not a number or null"),
         (lambda t: entry(t)["tensors"]["lm_head.weight"].pop("mean"), "a tensor does not consist of"),
         (
             lambda t: t["truth"].update({"../../x": t["truth"]["step_000001"]}),
@@ -209,8 +199,8 @@ def move(tree: Any, name: str) -> None:
         (lambda t: t["tolerances"]["loss"].update({"a/b": {}}), "'a/b' is no quantity or precision"),
         (lambda t: t["tolerances"]["loss"]["float32"].update(relative=-1), "has relative = -1"),
         (lambda t: t["tolerances"]["loss"]["float32"].update(reason=" "), "has no reason"),
-        (lambda t: t["tolerances"]["loss"]["float32"].update(basis=3), "basis of a tolerance is no mapping"),
-        (lambda t: t["tolerances"]["loss"]["float32"].pop("basis"), "does not consist of relative"),
+        (lambda t: t["tolerances"]["loss"]["float32"].update(basis=3), "basis of a tolerance is 3"),
+        (lambda t: t["tolerances"]["loss"]["float32"].pop("basis"), "does not consist of absolute"),
         (lambda t: t.update(truth=[1]), "damaged"),
         (lambda t: t.update(tolerances=3), "damaged"),
     ],
@@ -253,10 +243,9 @@ def test_a_valid_record_of_another_place_under_a_right_hash(case: Path) -> None:
     """Somebody puts one update's gradients in place of another's and mends all hashes."""
     source = next(case.glob("truth/step_000000_update0/gradient.*"))
     sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
-    name = f"truth/step_000001/gradient.{sha256[:12]}.safetensors"
-    shutil.copy(source, case / name)
-    forged(case, lambda tree: entry(tree).update(file=name, sha256=sha256, size=source.stat().st_size))
-    with pytest.raises(GoldenError, match=r"gradient\.\w+\.safetensors holds step_000000_update0/gradient"):
+    shutil.copy(source, case / "truth/step_000001/gradient.safetensors")
+    forged(case, lambda tree: entry(tree).update(sha256=sha256, size=source.stat().st_size))
+    with pytest.raises(GoldenError, match=r"gradient\.safetensors holds step_000000_update0/gradient"):
         use(case)
 
 

@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regress.durable import UPDATE, unfinished
 from regress.errors import GoldenError
 from regress.golden import GoldenStore
 from regress.golden.checks import StoredCheck
-from regress.golden.commit import commit
-from regress.golden.pending import list_pending, pending_names
-from regress.golden.pending_checks import pending_checks, propose_check
-from regress.golden.transaction import transaction
+from regress.golden.files import changing
 from regress.golden.tree import Tree
+from regress.golden.update import commit
 from regress.golden.verify import verify
-from regress.plugin.golden_update import Told, apply_staged
-from regress.plugin.staged import TestStage
+from regress.plugin.update import TestStage, Told, apply_staged
 
 OPERATIONS = [(os, "write"), (os, "fsync")]
 OPERATIONS += [(Path, name) for name in ("replace", "unlink", "mkdir", "rmdir")]  # type: ignore[misc]  # owners
@@ -40,22 +38,19 @@ class Update:
     Attributes:
         root: the golden directory as it was.
         staged: what is to become golden.
-        review: whether it is to wait for review.
     """
 
-    def __init__(self, recorded: Path, make_truth: Any, folder: Path, *, review: bool) -> None:
-        self.root, self.staged, self.review = recorded.parent, folder / "staged", review
+    def __init__(self, recorded: Path, make_truth: Any, folder: Path) -> None:
+        self.root, self.staged = recorded.parent, folder / "staged"
         shutil.copytree(recorded, self.root / "other")
         for name in ("kept", "drifted"):
             path = self.root / check(name, 1.0).path
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_bytes(b"".join(check(name, 1.0).encode()))
-        propose_check(GoldenStore(self.root), check("kept", 1.0).path, check("kept", 3.0).encode())
         for name in ("tiny", "other"):
             self._stage_case(name, make_truth(3.0)["step_000001"])
         for worker, found in (("gw0", check("drifted", 2.0)), ("gw1", check("new", 2.0))):
             TestStage(self.staged, worker, worker).put(found.path, found.encode())
-        TestStage(self.staged, "gw1", "kept").hold(check("kept", 1.0).path)
         TestStage(self.staged, "gw1", "failed").put(check("failed", 0).path, check("failed", 1.0).encode())
 
     def _stage_case(self, name: str, row: Any) -> None:
@@ -68,8 +63,8 @@ class Update:
             for quantity, tensors in truth["step_000001"].items()
             for tensor in tensors
         ]
-        looked = [["step_000001", "log_probs"], ["step_000001", "gradient"]]
-        text = json.dumps({"changes": changes, "compared": {}, "looked": looked, "error": None})
+        text = json.dumps({"changes": changes, "compared": {}, "error": None})
+        shutil.copy(self.root / name / "manifest.json", self.staged / f"{name}.base")
         (self.staged / f"{name}.json").write_text(text)
 
     def copy(self, folder: Path) -> Path:
@@ -77,7 +72,7 @@ class Update:
 
     def write(self, root: Path) -> None:
         """Write the update as the controller does at the end of the session."""
-        found = apply_staged(self.staged, root, Told(failed={"failed"}), review=self.review)
+        found = apply_staged(self.staged, root, Told(failed={"failed"}))
         assert found.problems == []
 
 
@@ -128,11 +123,11 @@ def _watched(kill_at: int | None) -> list[str]:
     return made
 
 
-@pytest.fixture(params=["drifted", "review"])
-def update(request: Any, recorded: Path, make_truth: Any, tmp_path: Path) -> Update:
-    import regress.replay.staging  # noqa: F401  # here rather than in each child
+@pytest.fixture
+def update(recorded: Path, make_truth: Any, tmp_path: Path) -> Update:
+    import regress.replay.update  # noqa: F401  # here rather than in each child
 
-    return Update(recorded, make_truth, tmp_path, review=request.param == "review")
+    return Update(recorded, make_truth, tmp_path)
 
 
 @pytest.fixture
@@ -142,14 +137,14 @@ def ends(update: Update, content: Any, tmp_path: Path) -> tuple[Any, Any, list[s
     made = forked(lambda: update.write(root))
     assert made is not None
     old, new = content(update.root), content(root)
-    names = {"checks", "tiny", "other"} if not update.review else {".pending"}
     assert {name.split("/")[0] for name in old.keys() | new.keys() if old.get(name) != new.get(name)} == {
-        *names,
-        ".pending",
+        "checks",
+        "tiny",
+        "other",
     }
     assert [finding for finding in verify(GoldenStore(root)) if finding.damage] == []
     assert not any("failed" in name for name in new)
-    assert len(made) > 60
+    assert len(made) > 40
     return old, new, made
 
 
@@ -165,13 +160,13 @@ ALL = pytest.param("all", id="all", marks=pytest.mark.extended)
 def test_killed_at_every_step(update: Update, ends: Any, extent: str, tmp_path: Path, content: Any) -> None:
     old, new, made = ends
     states = []
-    for step in range(0, len(made), 1 if extent == "all" else 23):
+    for step in range(0, len(made), 1 if extent == "all" else 13):
         root = update.copy(tmp_path / f"at{step}")
         assert forked(lambda root=root: update.write(root), step) is None  # type: ignore[misc]  # called at once
         opened(root)
         found = content(root)
         assert found in (old, new), f"a mixture after step {step}"
-        assert not (root / ".journal").exists()
+        assert not unfinished(root)
         states.append(found == new)
         update.write(root)
         assert content(root) == new, f"traces of step {step}"
@@ -187,7 +182,7 @@ def test_the_recovery_killed_at_every_step(
     old, new, made = ends
     every = extent == "all"
     moments = 0
-    for step in range(len(made) - 1, 0, -3 if every else -19):
+    for step in range(len(made) - 1, 0, -3 if every else -7):
         killed = update.copy(tmp_path / f"at{step}")
         assert forked(lambda killed=killed: update.write(killed), step) is None  # type: ignore[misc]  # the same
         whole = shutil.copytree(killed, tmp_path / "recovered")
@@ -196,7 +191,7 @@ def test_the_recovery_killed_at_every_step(
         end = content(whole)
         assert end in (old, new)
         shutil.rmtree(whole)
-        for moment in range(0, len(last), 2 if every else 13):
+        for moment in range(0, len(last), 2 if every else 5):
             root = shutil.copytree(killed, tmp_path / "again")
             assert forked(lambda root=root: opened(root), moment) is None  # type: ignore[misc]  # the same
             opened(root)
@@ -212,14 +207,10 @@ def decided(update: Update, ends: Any, root: Path) -> Path:
     made: list[str] = ends[2]
     last = len(made) - 1 - made[::-1].index("replace")
     assert forked(lambda: update.write(update.copy(root)), last) is None
-    assert (root / ".journal" / "journal.json").exists()
+    assert (root / UPDATE).exists()
     return root
 
 
-ONE = pytest.mark.parametrize("update", ["drifted"], indirect=True)
-
-
-@ONE
 def test_several_open_it_at_once(update: Update, ends: Any, tmp_path: Path, content: Any) -> None:
     root = decided(update, ends, tmp_path / "half")
     children = []
@@ -229,7 +220,7 @@ def test_several_open_it_at_once(update: Update, ends: Any, tmp_path: Path, cont
             code = 1
             try:
                 store = GoldenStore(root)
-                code = 0 if store.case("tiny").manifest is not None and not list(root.glob(".journal")) else 2
+                code = 0 if store.case("tiny").manifest is not None and not unfinished(root) else 2
             finally:
                 os._exit(code)
         children.append(pid)
@@ -249,16 +240,14 @@ def read_only() -> Iterator[None]:
         yield
 
 
-@ONE
 def test_where_nothing_can_be_written(update: Update, ends: Any, tmp_path: Path, content: Any) -> None:
     root = decided(update, ends, tmp_path / "half")
     with (
         read_only(),
         pytest.raises(
             GoldenError,
-            match=r"half/\.journal is an update that was broken off, and cannot be finished, because .* cannot be "
-            r"written \(Read-only file system\), so the goldens may be partly old and partly new: the file system is "
-            r"read-only: copy the golden directory to where you may write",
+            match=r"half/\.update is an update that was broken off, and cannot be finished, because .* cannot be "
+            r"written \(Read-only file system\): the file system is read-only: choose another folder",
         ),
     ):
         opened(root)
@@ -266,70 +255,23 @@ def test_where_nothing_can_be_written(update: Update, ends: Any, tmp_path: Path,
     assert content(root) == ends[1]
 
 
-@ONE
 def test_what_was_not_decided_hinders_no_reader(
     update: Update, ends: Any, tmp_path: Path, content: Any
 ) -> None:
     root = update.copy(tmp_path / "young")
     assert forked(lambda: update.write(root), 12) is None
-    assert list((root / ".journal").iterdir())
+    assert unfinished(root)
     with read_only():
         assert GoldenStore(root).case("tiny").wheres()
-        pending_names(GoldenStore(root))
     opened(root)
     assert content(root) == ends[0]
-
-
-@ONE
-@pytest.mark.parametrize("damage", ["cut", "file", "gone", "edited"])
-def test_a_damaged_journal_is_told_and_left(
-    update: Update, ends: Any, damage: str, tmp_path: Path, content: Any
-) -> None:
-    root = decided(update, ends, tmp_path / "half")
-    journal = root / ".journal" / "journal.json"
-    waiting = next(path for path in sorted(journal.parent.iterdir()) if path != journal)
-    if damage == "cut":
-        journal.write_bytes(journal.read_bytes()[:-20])
-    elif damage == "file":
-        waiting.write_bytes(waiting.read_bytes()[:-1] + b"x")
-    elif damage == "gone":
-        waiting.unlink()
-    else:
-        names = json.loads(journal.read_text())["files"]
-        (target,) = (row[0] for row in names if row[2] == waiting.name)
-        (root / target).parent.mkdir(parents=True, exist_ok=True)
-        (root / target).write_bytes(b"mine")
-    before = content(root)
-    said = {"cut": "is damaged", "edited": "was changed since"}.get(damage, "is missing or damaged")
-    remedy = f"restore {root} from version control, remove {root}/.journal, and run the update again"
-    with pytest.raises(GoldenError, match=said) as caught:
-        opened(root)
-    assert str(caught.value).endswith(remedy)
-    with pytest.raises(GoldenError, match=said), transaction(root):
-        raise AssertionError("no update begins")
-    assert content(root) == before
-
-
-@pytest.mark.parametrize(
-    ("path", "kept"),
-    [("../x.json", "0"), ("/x.json", "0"), (".journal/x.json", "0"), ("a/x.py", "0"), ("a.json", "../../b")],
-)
-def test_a_journal_of_somebody_else_leads_nowhere(tmp_path: Path, path: str, kept: str) -> None:
-    from regress.golden.sealed import seal
-
-    root = tmp_path / "golden"
-    (root / ".journal").mkdir(parents=True)
-    stamp = {"size": 1, "sha256": "0" * 64}
-    (root / ".journal" / "journal.json").write_text(seal({"files": [[path, None, kept, stamp]]}))
-    with pytest.raises(GoldenError, match=r"journal\.json is damaged"):
-        opened(root)
 
 
 def test_an_error_within_a_transaction_changes_nothing(recorded: Path, content: Any) -> None:
     before = content(recorded.parent)
 
     def broken() -> None:
-        with transaction(recorded.parent) as changes:
+        with changing(recorded.parent) as changes:
             changes.write(recorded / "manifest.json", [b"new"])
             changes.remove(recorded / "case.yaml")
             raise KeyError
@@ -337,12 +279,3 @@ def test_an_error_within_a_transaction_changes_nothing(recorded: Path, content: 
     with pytest.raises(KeyError):
         broken()
     assert content(recorded.parent) == before
-
-
-def test_the_pending_changes_of_what_was_looked_at_go_with_the_update(update: Update, tmp_path: Path) -> None:
-    root = update.copy(tmp_path / "after")
-    update.write(root)
-    store = GoldenStore(root)
-    names = [check(name, 1.0).path for name in ("drifted", "new")]
-    assert pending_checks(store) == (sorted(names) if update.review else [])
-    assert [pending.case for pending in list_pending(store)] == (["other", "tiny"] if update.review else [])

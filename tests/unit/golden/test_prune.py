@@ -11,8 +11,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenStore
-from regress.golden.pending import propose
-from regress.golden.prune import prunable, prune
+from regress.golden.verify import prunable, prune
 
 
 @pytest.fixture
@@ -37,9 +36,8 @@ def listed(orphans: Path, *names: object) -> None:
 
 
 def test_nothing_is_touched_where_nothing_is_left(
-    store: GoldenStore, orphans: Path, content: Any, make_truth: Any, make_inputs: Any, provenance: Any
+    store: GoldenStore, orphans: Path, content: Any, make_inputs: Any
 ) -> None:
-    propose(store, "tiny", truth=make_truth(2.0), provenance=provenance)
     make_inputs(store.root / "young")
     stored(store, "checks/a/x.safetensors")
     before = content(store.root)
@@ -49,18 +47,14 @@ def test_nothing_is_touched_where_nothing_is_left(
     assert prune(GoldenStore(store.root / "none"), orphans) == []
 
 
-def test_leftovers(store: GoldenStore, orphans: Path, make_truth: Any, provenance: Any, content: Any) -> None:
-    propose(store, "tiny", truth=make_truth(2.0), provenance=provenance)
+def test_leftovers(store: GoldenStore, orphans: Path, content: Any) -> None:
     before = content(store.root)
     left = [
         stored(store, name)
         for name in (
             "tiny/.partial-7-manifest.json",
             "tiny/truth/step_000001/.partial-7-x.safetensors",
-            "tiny/truth/step_000001/loss.0123456789ab.safetensors",
-            ".pending/tiny/truth/step_000001/loss.0123456789ab.safetensors",
-            ".pending/tiny/.partial-7-proposal.json",
-            ".pending/dead/truth/step_000001/loss.0123456789ab.safetensors",
+            "tiny/truth/step_000001/loss.safetensors",
             "checks/a/.partial-7-x.safetensors",
         )
     ]
@@ -68,7 +62,6 @@ def test_leftovers(store: GoldenStore, orphans: Path, make_truth: Any, provenanc
     assert sorted(prunable(store, orphans)) == sorted(left)
     assert sorted(prune(store, orphans)) == sorted(left)
     assert content(store.root) == before | {mine.relative_to(store.root).as_posix(): b"x"}
-    assert not (store.root / ".pending" / "dead").exists()
 
 
 def test_truth_that_lost_its_manifest_is_left_alone(store: GoldenStore, orphans: Path, content: Any) -> None:
@@ -79,7 +72,7 @@ def test_truth_that_lost_its_manifest_is_left_alone(store: GoldenStore, orphans:
 
 
 def test_a_damaged_manifest_stops_pruning(store: GoldenStore, orphans: Path, content: Any) -> None:
-    stored(store, "tiny/truth/step_000001/loss.0123456789ab.safetensors")
+    stored(store, "tiny/truth/step_000001/loss.safetensors")
     (store.root / "tiny" / "manifest.json").write_text("{}")
     before = content(store.root)
     with pytest.raises(GoldenError, match=r"manifest\.json is damaged"):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import CheckError
-from regress.golden.checks import identical
+from regress.golden.checks import StoredCheck
 from regress.golden.tree import Tree, describe
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -27,6 +27,12 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def identical(a: Tree, b: Tree) -> bool:
+    """Whether two values would be the same golden."""
+    one, other = (StoredCheck("test_x.py::test_it", "x", tree, 0.0, 0.0, "", {}) for tree in (a, b))
+    return one.same(other)
 
 
 class Point(NamedTuple):

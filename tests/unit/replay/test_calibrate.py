@@ -19,9 +19,8 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.engine.build import Run
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
-from regress.golden.pending import accept, pending_of
+from regress.golden.manifest import ToleranceEntry
 from regress.golden.store import GoldenStore
-from regress.golden.tolerance import ToleranceEntry
 from regress.replay import calibrate as module
 from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
@@ -237,7 +236,7 @@ def measured(case: GoldenCase) -> Calibration:
 def test_a_measurement_touches_tolerances_only(store: GoldenStore, measured: Calibration) -> None:
     """Golden values and inputs are those that were recorded."""
     before = store.case("dense").manifest
-    assert keep(store, measured, accept=True)
+    assert keep(measured)
     after = store.case("dense").manifest
     assert before is not None
     assert after is not None
@@ -248,27 +247,7 @@ def test_a_measurement_touches_tolerances_only(store: GoldenStore, measured: Cal
     assert (kl["bfloat16"].relative, kl["bfloat16"].absolute) == (0.0, 0.75)
     assert gradient["float64"] == before.tolerances["gradient"]["float64"]
     assert after.tolerances["ratio"] == before.tolerances["ratio"]
-    assert not keep(store, measured, accept=True), "it is in force"
-
-
-def test_a_measurement_waits_for_a_review(store: GoldenStore, measured: Calibration) -> None:
-    before = store.case("dense").manifest
-    assert keep(store, measured, accept=False)
-    assert store.case("dense").manifest == before
-    rows = pending_of(store, "dense").difference().tolerances
-    assert [(row.quantity, row.tensor, row.precision, row.new) for row in rows] == [
-        ("gradient", "", "float32", "0.00012 of the scale"),
-        ("gradient", "b", "float32", "0.0008"),
-        ("kl", "", "bfloat16", "0.75"),
-    ]
-    assert rows[0].factor is not None
-    assert rows[0].factor > 1
-    accept(store, "dense", ["tolerances/gradient"])
-    manifest = store.case("dense").manifest
-    assert manifest is not None
-    assert before is not None
-    assert manifest.tolerances["gradient"]["float32"].tensors
-    assert manifest.tolerances["kl"] == before.tolerances["kl"]
+    assert not keep(measured), "it is in force"
 
 
 @pytest.mark.parametrize("name", GoldenStore(GOLDEN).names())

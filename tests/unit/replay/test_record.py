@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from regress.cli import main
 from regress.errors import CompareError, GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.commit import commit
 from regress.golden.store import GoldenStore
+from regress.golden.update import commit
 from regress.golden.verify import verify
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, items

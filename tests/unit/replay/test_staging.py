@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from regress.golden.case import GoldenCase
-from regress.golden.commit import commit
-from regress.replay.staging import _copy, _selected
+from regress.golden.update import commit
+from regress.replay.update import _copy, _selected
 
 
 def test_the_copy_of_a_write_protected_case_can_be_changed(case: GoldenCase, tmp_path: Path) -> None:
