@@ -1,7 +1,8 @@
 """Stored checks: values that the fixture `regress` has recorded, one file for each test and name under `checks/`.
 
-A file is a record of the dump format, so it carries its own checksum; its metadata holds test and name, the
-structure of the value, and the tolerance it was accepted with. It is written whole or not at all.
+A small value is text, of which git shows what changed; any other a record of the dump format, whose metadata
+hold what the text's header does: test and name, the structure of the value, and the tolerance it was accepted with.
+Either carries its own checksum, and is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.damage import Damage
 from regress.dump.formats import safetensors
 from regress.dump.record import Record
 from regress.errors import DumpError, GoldenError
+from regress.golden import check_text
 from regress.golden.files import CHECKS
 from regress.golden.files import read as read_file
 from regress.golden.tree import TENSOR, Tree
+from regress.schema import conform
 
-SUFFIX = ".safetensors"
+TEXT, RECORD = ".check", ".safetensors"  # pytest collects what is called test*.txt
 REMEDY = "restore it from version control, or record it again with pytest --update-golden=all"
 
 _STAGE = "is_loss_debug"  # the stage of values that belong to no other, as with golden truth
@@ -53,30 +57,42 @@ class StoredCheck:
 
     @property
     def path(self) -> str:
-        """Path of the file within the golden directory."""
+        """Path of the file within the golden directory, without its suffix."""
         return check_path(self.test, self.name)
 
     def same(self, other: StoredCheck) -> bool:
         """Return True if both checks are equal down to the bytes; the provenance may differ."""
         mine, theirs = (replace(one, provenance={}).encode() for one in (self, other))
-        return b"".join(mine) == b"".join(theirs)
+        return mine == theirs
 
-    def encode(self) -> list[bytes | memoryview]:
+    @property
+    def file(self) -> str:
+        """Path of the file within the golden directory."""
+        return f"{self.path}{self._encoded[0]}"
+
+    def encode(self) -> bytes:
         """Return the bytes of the file, which depend on nothing but the attributes."""
-        meta = {
-            "check": {"test": self.test, "name": self.name},
-            "nodes": [[path, *node] for path, node in self.value.nodes.items()],
-            "tolerance": {"rtol": self.rtol, "atol": self.atol, "why": self.why},
-            "provenance": self.provenance,
-        }
+        return self._encoded[1]
+
+    @cached_property
+    def _encoded(self) -> tuple[str, bytes]:
+        """Suffix of the file, and its bytes."""
+        check = {"test": self.test, "name": self.name}
+        tolerance = {"rtol": self.rtol, "atol": self.atol, "why": self.why}
+        nodes = [[path, *node] for path, node in self.value.nodes.items()]
         try:
-            return safetensors.encode(Record.of(_STAGE, Coordinates(0), self.value.tensors, meta))
+            text = check_text.encode({**check, **tolerance, "provenance": self.provenance}, self.value)
+            if text is not None:
+                return TEXT, text
+            meta = {"check": check, "nodes": nodes, "tolerance": tolerance, "provenance": self.provenance}
+            record = Record.of(_STAGE, Coordinates(0), self.value.tensors, meta)
+            return RECORD, b"".join(safetensors.encode(record))
         except DumpError as error:
             raise GoldenError(f"{self.name!r} of {self.test} cannot be stored: {error}") from None
 
 
 def check_path(test: str, name: str) -> str:
-    """Return the file of a check within the golden directory: readable, and unique for every check.
+    """Return the file of a check within the golden directory, without its suffix: readable, and unique for every check.
 
     A hash of test and name makes it unique, so that file systems may ignore case, and ids may hold any
     character.
@@ -86,7 +102,17 @@ def check_path(test: str, name: str) -> str:
     ]
     module, _, function = test.partition("::")
     folder = _readable(module.removesuffix(".py")[-_READABLE:]) or "module"
-    return f"{CHECKS}/{folder}/{_readable(function)}-{_readable(name)}.{digest}{SUFFIX}"
+    return f"{CHECKS}/{folder}/{_readable(function)}-{_readable(name)}.{digest}"
+
+
+def without_suffix(file: str) -> str:
+    """Return the path of a file of a check as `check_path` has it."""
+    return file.removesuffix(TEXT).removesuffix(RECORD)
+
+
+def other_file(file: str) -> str:
+    """Return the file in which the same check would lie if it were written the other way."""
+    return without_suffix(file) + (RECORD if file.endswith(TEXT) else TEXT)
 
 
 def _readable(text: str) -> str:
@@ -94,22 +120,26 @@ def _readable(text: str) -> str:
 
 
 def read_check(root: Path, path: str) -> StoredCheck | None:
-    """Read the check in a file of the golden directory `root`, every byte verified; None where there is no file.
+    """Read a check below the golden directory `root`, every byte verified; None where there is none.
 
-    Raises `GoldenError` naming a file that is damaged, or that holds another check than its name says.
+    Args:
+        path: the file, with or without its suffix.
+
+    Raises:
+        GoldenError: naming a file that is damaged, or that holds another check than its name says.
     """
-    file = root / path
-    if not file.exists():
+    path = without_suffix(path)
+    files = [file for suffix in (TEXT, RECORD) if (file := root / f"{path}{suffix}").exists()]
+    if not files:
         return None
+    if len(files) > 1:
+        raise GoldenError(f"{files[0]} and {files[1].name} are the same check: keep one")
+    file = files[0]
     data = read_file(file)
     try:
-        (record,) = safetensors.decode(data)
+        check = _from_text(data) if file.suffix == TEXT else _from_record(*safetensors.decode(data))
     except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise GoldenError(f"{file} is no intact record ({error}): {REMEDY}") from None
-    try:
-        check = _from_record(record)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        raise GoldenError(f"{file} is a record, but none of a check: {REMEDY}") from None
+        raise GoldenError(f"{file} is no intact check ({error}): {REMEDY}") from None
     if check.path != path:
         raise GoldenError(f"{file} holds {check.name!r} of {check.test}, which belongs elsewhere: {REMEDY}")
     return check
@@ -120,8 +150,24 @@ def _from_record(record: Record) -> StoredCheck:
     nodes = {str(path): (str(kind), str(content)) for path, kind, content in meta["nodes"]}
     if {path for path, node in nodes.items() if node == TENSOR} != record.tensors.keys():
         raise ValueError("its nodes and its tensors differ")
-    tree = Tree(nodes, record.tensors)
-    return StoredCheck(**meta["check"], value=tree, **meta["tolerance"], provenance=meta["provenance"])
+    found = {**meta["check"], **meta["tolerance"], "provenance": meta["provenance"]}
+    return StoredCheck(value=Tree(nodes, record.tensors), **conform(found, _Header, "a check"))
+
+
+def _from_text(data: bytes) -> StoredCheck:
+    header, value = check_text.decode(data)
+    return StoredCheck(value=value, **conform(header, _Header, "a check"))
+
+
+class _Header(TypedDict):
+    """Content of a check beside its value."""
+
+    test: str
+    name: str
+    rtol: float
+    atol: float
+    why: str
+    provenance: dict[str, Any]
 
 
 def is_check(name: object) -> bool:
@@ -131,10 +177,10 @@ def is_check(name: object) -> bool:
     path = PurePosixPath(name)
     if path.is_absolute() or str(path) != name or len(path.parts) < 2 or path.parts[0] != CHECKS:
         return False
-    return path.suffix == SUFFIX and not any(part.startswith(".") for part in path.parts)
+    return path.suffix in (TEXT, RECORD) and not any(part.startswith(".") for part in path.parts)
 
 
 def stored_checks(root: Path) -> list[str]:
     """Return the paths within the golden directory of all stored checks, intact or not."""
-    found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}"))
+    found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob("*"))
     return sorted(filter(is_check, found))

@@ -67,7 +67,7 @@ class Call:
         if self.again is not None:
             refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
         whole = replace(self.new, provenance=provenance())
-        stage.put(whole.path, whole.encode())
+        stage.put(whole.file, [whole.encode()])
         return Outcome(verdicts, old, check_row(whole, old, verdicts))
 
     def _golden(self, settings: Settings) -> StoredCheck | None:

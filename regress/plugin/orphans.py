@@ -117,7 +117,7 @@ class Orphans:
 
     def _unasked(self, asked: set[str]) -> Iterator[Unasked]:
         """Yield the stored checks that no test asked for, except those of tests that failed or were skipped."""
-        from regress.golden.checks import read_check, stored_checks
+        from regress.golden.checks import read_check, stored_checks, without_suffix
         from regress.golden.store import GoldenStore
 
         try:
@@ -126,7 +126,7 @@ class Orphans:
             yield Unasked("", None, str(error))
             return
         for path in stored_checks(root):
-            if path in asked:
+            if without_suffix(path) in asked:
                 continue
             try:
                 check = read_check(root, path)

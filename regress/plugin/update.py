@@ -125,9 +125,12 @@ def apply_staged(staged_dir: Path, golden_dir: Path, told: Told) -> Applied:
             golden_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(golden_dir, error) from error
+        from regress.golden.checks import other_file
+
         with changing(golden_dir) as batch:
             for path, data in checks.items():
                 batch.write(golden_dir / path, [data])
+                batch.remove(golden_dir / other_file(path))
             for name, staged in cases.items():
                 try:
                     found.rows += _take_over(batch, name, staged)
@@ -191,8 +194,9 @@ def _case_rows(case: str, staged: Staged) -> Iterable[UpdateRow]:
 
 def _check_rows(told: Told, written: Collection[str]) -> Iterable[UpdateRow]:
     """Return the rows of the checks that were written; the last run of a test counts."""
-    from regress.golden.checks import check_path
+    from regress.golden.checks import check_path, without_suffix
 
+    written = {without_suffix(file) for file in written}
     last = {check_path(row.owner, row.name): row for test, row in told.rows if test not in told.failed}
     return (row for path, row in last.items() if path in written)
 

@@ -157,11 +157,11 @@ def test_a_damaged_golden_is_named_and_never_used(alone: Any, damage: str) -> No
     (another,) = alone.folder.glob("golden/checks/test_it/test_other-x.*")
     data = path.read_bytes()
     clause = {
-        "cut off": "is no intact record (it ends after 5 bytes of tensors, before or within the tensor 'value')",
-        "changed": "is no intact record (its content does not match its checksum)",
-        "emptied": "is no intact record (it announces a header of 0 bytes but ends after 0 bytes)",
+        "cut off": "is no intact check (its content does not match its checksum)",
+        "changed": "is no intact check (its content does not match its checksum)",
+        "emptied": "is no intact check (its content does not match its checksum)",
         "of another test": "holds 'x' of test_it.py::test_other, which belongs elsewhere",
-        "of no check": "is a record, but none of a check",
+        "of no check": "is no intact check (its content does not match its checksum)",
         "a folder": "cannot be read (it is a folder, not a file)",
     }[damage]
     remedy = "restore it from version control, or record it again with pytest --update-golden=all"

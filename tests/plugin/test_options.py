@@ -179,9 +179,9 @@ def test_options_start_from_the_current_folder_and_ini_keys_from_their_file(
     alone.write("tests/test_it.py", PASSING)
     monkeypatch.chdir(alone.folder / "tests")
     alone.passes("--update-golden", count=1)
-    (here,) = alone.folder.glob("accepted/checks/*/*.safetensors")
+    (here,) = alone.folder.glob("accepted/checks/*/*.check")
     alone.passes("--update-golden", "--golden-dir=../other", count=1)
-    (there,) = alone.folder.glob("other/checks/*/*.safetensors")
+    (there,) = alone.folder.glob("other/checks/*/*.check")
     assert here.name == there.name
 
 

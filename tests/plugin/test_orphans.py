@@ -47,7 +47,7 @@ def test_a_check_that_its_test_no_longer_asks_for(recorded: Any) -> None:
     result = recorded.passes("--update-golden=all", count=2)
     result.stdout.fnmatch_lines([
         "*orphaned checks*",
-        "'y' of test_it.py::test_one: the test passed without asking for it (checks/test_it/test_one-y.*.safetensors)",
+        "'y' of test_it.py::test_one: the test passed without asking for it (checks/test_it/test_one-y.*.check)",
         "1 orphaned: remove with regress golden prune",
     ])  # fmt: skip
     assert names(recorded.orphans()) == ["test_one-y"]
@@ -59,7 +59,7 @@ def test_a_check_whose_test_is_gone(recorded: Any) -> None:
     recorded.write("test_it.py", WITHOUT_TWO)
     result = recorded.passes(count=2)
     result.stdout.fnmatch_lines([
-        "'x' of test_it.py::test_two: there is no such test (checks/test_it/test_two-x.*.safetensors)"
+        "'x' of test_it.py::test_two: there is no such test (checks/test_it/test_two-x.*.check)"
     ])  # fmt: skip
     assert names(recorded.orphans()) == ["test_two-x"]
     assert recorded.goldens() == before
@@ -158,7 +158,7 @@ def test_a_damaged_check_that_no_test_asks_for_is_named(recorded_alone: Any) -> 
     path.write_bytes(path.read_bytes()[:-1])
     recorded_alone.write("test_it.py", WITHOUT_Y)
     result = recorded_alone.passes(count=2)
-    result.stdout.fnmatch_lines([f"damaged: {path} is no intact record (*"])
+    result.stdout.fnmatch_lines([f"damaged: {path} is no intact check (*"])
     assert recorded_alone.orphans() == []
 
 

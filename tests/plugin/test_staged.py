@@ -139,7 +139,7 @@ def test_values_of_a_test_that_fails_in_any_phase_are_dropped(project: Any) -> N
     project.write("test_it.py", FAULTS)
     result = project.run("--update-golden")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    names = [name for name in project.goldens() if name.endswith(".safetensors")]
+    names = [name for name in project.goldens() if name.endswith(".check")]
     assert {name.split("/")[-1].split("-")[0] for name in names} == {"test_better", "test_skip", "test_good"}
     result.stdout.fnmatch_lines([
         "regress: new goldens of tests that failed were not written: test_it.py::test_call, "

@@ -236,11 +236,11 @@ def check_file(value: float) -> Any:
 
 
 def test_checks(store: GoldenStore) -> None:
-    names = [stored("test_a.py::test_it", "x", 1.0).path]
-    write(store.root / names[0], stored("test_a.py::test_it", "x", 1.0).encode())
+    check = stored("test_a.py::test_it", "x", 1.0)
+    write(store.root / check.file, [check.encode()])
     assert says(0, "verify") == ["1 case, 1 stored check: intact"]
-    (store.root / names[0]).write_bytes(b"rubbish")
-    assert says(1, "verify")[0].startswith(f"damaged: checks: golden/{names[0]}")
+    (store.root / check.file).write_bytes(b"rubbish")
+    assert says(1, "verify")[0].startswith(f"damaged: checks: golden/{check.file}")
 
 
 def stored(test: str, name: str, value: object) -> StoredCheck:
@@ -252,7 +252,7 @@ def test_checks_go_by_test_and_name(store: GoldenStore) -> None:
     one = stored("test_a.py::test_it[x]", "loss", {"a": np.arange(3.0), "b": "text"})
     two = stored("test_a.py::test_it[y]", "loss", 1.5)
     for check in (one, two):
-        write(store.root / check.path, check.encode())
+        write(store.root / check.file, [check.encode()])
     assert says(0, "list")[-1] == "golden holds 1 case and 2 stored checks"
     assert says(0, "verify") == ["1 case, 2 stored checks: intact"]
     rows = parsed(0, "show", "checks", one.test)

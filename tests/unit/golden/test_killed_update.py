@@ -44,14 +44,14 @@ class Update:
         self.root, self.staged = recorded.parent, folder / "staged"
         shutil.copytree(recorded, self.root / "other")
         for name in ("kept", "drifted"):
-            path = self.root / check(name, 1.0).path
+            path = self.root / check(name, 1.0).file
             path.parent.mkdir(exist_ok=True, parents=True)
-            path.write_bytes(b"".join(check(name, 1.0).encode()))
+            path.write_bytes(check(name, 1.0).encode())
         for name in ("tiny", "other"):
             self._stage_case(name, make_truth(3.0)["step_000001"])
         for worker, found in (("gw0", check("drifted", 2.0)), ("gw1", check("new", 2.0))):
-            TestStage(self.staged, worker, worker).put(found.path, found.encode())
-        TestStage(self.staged, "gw1", "failed").put(check("failed", 0).path, check("failed", 1.0).encode())
+            TestStage(self.staged, worker, worker).put(found.file, [found.encode()])
+        TestStage(self.staged, "gw1", "failed").put(check("failed", 0).file, [check("failed", 1.0).encode()])
 
     def _stage_case(self, name: str, row: Any) -> None:
         shutil.copytree(self.root / name, self.staged / name)
