@@ -221,6 +221,8 @@ ALIKE = {
     "test_the_others_are_written_when_one_test_fails",
     "test_a_golden_directory_that_cannot_be_written_is_told",
     "test_only_what_failed_is_updated",
+    "test_the_failed_ones_run_again_as_a_whole",
+    "test_a_session_whose_golden_tests_judge_nothing_fails",
     "test_a_misspelt_name_that_selects_nothing_is_named",
 }
 """Modules and tests in which workers make little difference: with workers they are extended tests.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -88,14 +89,15 @@ def test_a_batch_that_is_killed_leaves_all_old_files_or_all_new_ones(tmp_path: P
 
 
 def test_a_recovery_that_is_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    decided = tmp_path / "decided"
+    decided.mkdir()
+    old(decided)
+    moment = 0
+    while not (decided / durable.UPDATE).exists():  # killed as soon as it is decided
+        assert killed_at(moment, lambda: update(decided))
+        moment += 1
     for number in range(500):
-        root = tmp_path / str(number)
-        root.mkdir()
-        old(root)
-        moment = 0
-        while not (root / durable.UPDATE).exists():  # killed as soon as it is decided
-            assert killed_at(moment, lambda: update(root))  # noqa: B023 # called before the next one
-            moment += 1
+        root = shutil.copytree(decided, tmp_path / str(number), symlinks=True)
         alive = not killed_at(number, lambda: finish(root))  # noqa: B023 # called before the next one
         finish(root)
         assert seen(root) == NEW
