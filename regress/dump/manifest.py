@@ -169,17 +169,14 @@ def read_manifest(folder: Location) -> Manifest:
         ) from None
     except OSError as error:
         raise unreadable(path, error) from error
-    except KeyError as error:
+    except (KeyError, ValueError, TypeError, DumpError) as error:
         if (folder / _CASE).is_file():
             raise DumpError(
                 f"{folder} is a golden case, and a dump was asked for: give the dump of a run; compare, explain and "
                 f"dump check take the case as golden:{folder.name}"
             ) from None
-        raise DumpError(
-            f"{path} is damaged (it lacks {error}): copy the dump again or record again"
-        ) from None
-    except (ValueError, TypeError, DumpError) as error:
-        raise DumpError(f"{path} is damaged ({error}): copy the dump again or record again") from None
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise DumpError(f"{path} is damaged ({why}): copy the dump again or record again") from None
 
 
 def _from_json(tree: Any) -> Manifest:

@@ -36,7 +36,7 @@ _STATISTICS = ("dtype", "shape", "min", "max", "mean")
 
 @click.group()
 def golden() -> None:
-    """Record, show, verify and calibrate golden cases.
+    """Record, show, verify and update golden cases.
 
     pytest --update-golden changes them; git diff shows the numbers, and git restore takes them back.
 

@@ -47,10 +47,12 @@ def test_the_golden_directory_may_be_a_text(tmp_path: Path) -> None:
         door.compare_sources("golden:none", tmp_path, golden_dir=str(GOLDEN))
 
 
-@pytest.mark.parametrize("state", ["", "foo"])
-def test_a_state_that_no_case_has(tmp_path: Path, state: str) -> None:
-    with pytest.raises(ConfigError, match=f"asks for the state '{state}' of a case"):
-        regress.compare_sources(f"golden:dense@{state}", tmp_path, golden_dir=GOLDEN)
+@pytest.mark.parametrize(
+    ("revision", "words"), [("", "'dense@' is no name of a golden case"), ("foo", "git has no .* of foo")]
+)
+def test_a_revision_that_no_case_has(tmp_path: Path, revision: str, words: str) -> None:
+    with pytest.raises(GoldenError, match=words):
+        regress.compare_sources(f"golden:dense@{revision}", tmp_path, golden_dir=GOLDEN)
 
 
 def recorded(**options: Any) -> Call:
