@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regress.doctor.commit import Commit, read_commit
+from regress.doctor.commit import Commit, read_manifest
 from regress.doctor.target import Target
 from regress.doctor.tree import Tree, Unreadable
 from regress.dump.manifest import package_versions
@@ -64,7 +64,7 @@ class CheckContext:
         if self.target.checkpoint is None:
             return None
         try:
-            return read_commit(self.tree, self.target.checkpoint)
+            return read_manifest(self.tree, self.target.checkpoint)
         except Unreadable:
             return None
 

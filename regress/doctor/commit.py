@@ -10,7 +10,7 @@ from regress.doctor.issue import clean
 from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe, parsed
 from regress.dump.files import Stamp
 from regress.dump.manifest import MANIFEST
-from regress.engine.checkpoint.commit import commit_bytes, parse_commit
+from regress.engine.checkpoint.manifest import manifest_bytes, parse_manifest
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Commit:
     complete: bool = True
 
 
-def read_commit(tree: Tree, checkpoint: str) -> Commit:
+def read_manifest(tree: Tree, checkpoint: str) -> Commit:
     """Read the manifest of a checkpoint.
 
     Raises:
@@ -44,7 +44,7 @@ def read_commit(tree: Tree, checkpoint: str) -> Commit:
     if unsafe or content.get("complete") is not True:
         return Commit({}, unsafe, content.get("complete") is True)
     try:
-        return Commit(parse_commit(data))
+        return Commit(parse_manifest(data))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unreadable(f"is damaged ({clean(str(error))})") from None
 
@@ -56,7 +56,7 @@ def _safe(name: str) -> bool:
 
 def resealed(commit: Commit, changed: Mapping[str, Stamp]) -> bytes:
     """Return the manifest with the stamps of changed files in place of the old ones."""
-    return commit_bytes({**commit.files, **changed})
+    return manifest_bytes({**commit.files, **changed})
 
 
 def fault(tree: Tree, checkpoint: str, name: str, stamp: Stamp, *, deep: bool) -> str | None:
@@ -82,7 +82,7 @@ def fault(tree: Tree, checkpoint: str, name: str, stamp: Stamp, *, deep: bool) -
 def intact(tree: Tree, checkpoint: str) -> bool:
     """Return True if a checkpoint is complete and every file of it is what was written, bit for bit."""
     try:
-        commit = read_commit(tree, checkpoint)
+        commit = read_manifest(tree, checkpoint)
         if not commit.complete or commit.unsafe:
             return False
         faults = [fault(tree, checkpoint, name, stamp, deep=True) for name, stamp in commit.files.items()]

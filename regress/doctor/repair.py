@@ -19,7 +19,7 @@ from regress import durable
 from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
 from regress.doctor.checks.machine import readable
-from regress.doctor.commit import read_commit, resealed
+from regress.doctor.commit import read_manifest, resealed
 from regress.doctor.examine import cleanup, examine
 from regress.doctor.issue import Action, Issue, Move, Store, Write, clean
 from regress.doctor.processes import writer_of
@@ -262,7 +262,7 @@ def planned(tree: Tree, issues: Iterable[Issue]) -> list[Action]:
             changed.setdefault(checkpoint, {})[name] = Stamp.of(action.data)
     for checkpoint, stamps in changed.items():
         try:
-            seal = Write(f"{checkpoint}/{MANIFEST}", resealed(read_commit(tree, checkpoint), stamps))
+            seal = Write(f"{checkpoint}/{MANIFEST}", resealed(read_manifest(tree, checkpoint), stamps))
         except Unreadable:
             continue
         writes[seal.path] = seal

@@ -8,18 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regress.dump.arrays import Array
+from regress.dump.arrays import Array, to_numpy
 from regress.dump.reader import read
 from regress.engine.adapters.parameters import trained_parameters
+from regress.engine.checkpoint.tensors import is_plain, read_tensors
 from regress.engine.policy import LocalPolicy
-from regress.errors import ConfigError, DumpError
+from regress.errors import CheckpointError, ConfigError, DumpError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = ("step", *MOMENTS)
 
 
 def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str | Path) -> None:
-    """Load the optimizer state from a dump's file of type ``optimizer`` (``<parameter>/<state>``).
+    """Load the optimizer state (``<parameter>/<state>``) from a dump's file of type ``optimizer``, or a checkpoint's.
 
     Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and
     device of their parameters.
@@ -61,13 +62,15 @@ def put_state(
 
 def _read(path: Path, stated: str) -> dict[str, Array]:
     try:
+        if is_plain(path):
+            return {name: to_numpy(value, name) for name, value in read_tensors(path)[0].items()}
         record = read(path)
-    except DumpError as error:
+    except (CheckpointError, DumpError) as error:
         raise ConfigError(f"{stated}: {error}") from error
     if record.type != "optimizer":
         raise ConfigError(
             f"{stated}: the file holds {record.type}, not the state of an optimizer; give one of a dump with "
-            "debug.dump_options.optimizer=true"
+            "debug.dump_options.optimizer=true, or optimizer.safetensors of a checkpoint"
         )
     return record.tensors
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regress.dump.files import file_stamp
 from regress.dump.manifest import MANIFEST
-from regress.engine.checkpoint.commit import write_commit
+from regress.engine.checkpoint.manifest import write_manifest
 from tests.docs.walking import Walk, shows
 
 CURRICULUM = (
@@ -35,7 +35,7 @@ def copied(walk: Walk, name: str) -> Path:
 def sealed(checkpoint: Path) -> None:
     """Make the manifest fit what somebody has changed in a checkpoint."""
     files = [path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST]
-    write_commit(checkpoint, {path.relative_to(checkpoint).as_posix(): file_stamp(path) for path in files})
+    write_manifest(checkpoint, {path.relative_to(checkpoint).as_posix(): file_stamp(path) for path in files})
 
 
 def rewritten(path: Path, **changes: object) -> None:

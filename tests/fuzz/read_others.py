@@ -173,9 +173,9 @@ def continued(path: Path, whole: Path) -> None:
 
 
 def resumed(path: Path, whole: Path) -> None:
-    from regress.dump.reader import read_all
     from regress.engine.checkpoint.names import latest
     from regress.engine.checkpoint.state import read_state
+    from regress.engine.checkpoint.tensors import optimizer_of, unfinished_of
     from regress.engine.checkpoint.weights import _tensors
     from regress.engine.tracking.state import read_sync_state
 
@@ -184,8 +184,9 @@ def resumed(path: Path, whole: Path) -> None:
         return
     found = read_state(place)
     _tensors(Path(str(found.path)), "checkpoint")
-    for held in sorted(Path(str(found.dump)).rglob("*.safetensors")):
-        read_all(held)
+    optimizer_of(found)
+    if found.updates_in_step:
+        unfinished_of(found)
     read_sync_state(path)
 
 

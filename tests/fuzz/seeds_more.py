@@ -113,7 +113,7 @@ def results(folder: Path) -> None:
 @seed
 def state(folder: Path) -> None:
     """State directory of a service: a model, a step, a save, a sampler, an operation that had not ended, and keys."""
-    from regress.dump.files import file_stamp
+    from regress.engine.checkpoint.manifest import stamps_of, write_manifest
     from regress.service.api import (
         AdamParams,
         LoraSpec,
@@ -157,11 +157,7 @@ def state(folder: Path) -> None:
     )
     found.close()
     _write(folder / "saves" / "n-1" / "model.bin", "weights")
-    stamp = file_stamp(folder / "saves" / "n-1" / "model.bin")
-    _write(
-        folder / "saves" / "n-1" / "save.json",
-        {"step": 1, "files": {"model.bin": [stamp.size, stamp.sha256]}},
-    )
+    write_manifest(folder / "saves" / "n-1", stamps_of(folder / "saves" / "n-1"))
     _write(folder / "keys.txt", "# owners\nann tml-ann\nbob tml-bob\n")
 
 

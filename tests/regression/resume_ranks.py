@@ -239,7 +239,7 @@ def _half_the_tracking_state(fuse: _Fuse) -> None:
 WINDOWS: dict[str, Callable[[Callable[[], None]], None]] = {
     "snapshot": _after(saver, "take"),
     "half of the weights": _half_weights,
-    "before the manifest": _before(write, "write_commit"),
+    "before the manifest": _before(write, "write_manifest"),
     "before the rename": _before(write, "publish"),
     "after the rename": _after(write, "publish"),
     "pruning": _while_pruning,

@@ -123,6 +123,6 @@ FAULTS = {
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
     "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(outputs, "publish", OSError(28, "No space left on device")),
-    "checkpoint": _raising(write, "write_commit", OSError(28, "No space left on device")),
+    "checkpoint": _raising(write, "write_manifest", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

@@ -47,9 +47,9 @@ def test_the_same_datums_give_the_same_bits(
         replies.append({"log_probs": shown, "loss": metrics["loss:sum"], "grad_norm": metrics["grad_norm"]})
         sent.append({"rows": rows, "adam": {"learning_rate": rate, **ADAM}})
     driver.save("after-updates")
-    saves = (service_folder / "state" / "saves").glob("state-*/save.json")
+    saves = (service_folder / "state" / "saves").glob("state-*/checkpoint/regress_state.json")
     (folder,) = [told.parent for told in saves if json.loads(told.read_text())["step"] == len(RATES)]
-    weights = folder / "checkpoint" / "model.safetensors"
+    weights = folder / "model.safetensors"
     request, output = tmp_path / "request.json", tmp_path / "output.json"
     config = str(configurations / f"{name}.yaml")
     request.write_text(json.dumps({"config": config, "updates": sent, "weights": str(weights)}))

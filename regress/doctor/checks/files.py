@@ -9,16 +9,16 @@ from pathlib import PurePosixPath
 from regress.doctor.check_context import CheckContext, whole
 from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
-from regress.doctor.commit import fault, read_commit
+from regress.doctor.commit import fault, read_manifest
 from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
 from regress.doctor.restore import restored
 from regress.doctor.retire import free_name
 from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.dump.manifest import MANIFEST
-from regress.engine.checkpoint.commit import READ_SUFFIXES
+from regress.engine.checkpoint.manifest import READ_SUFFIXES
 from regress.engine.checkpoint.names import STATE, checkpoint_name, parse_name
-from regress.engine.checkpoint.state import SCHEMA_VERSION
+from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION
 
 
 def check_commit(context: CheckContext) -> Iterator[Issue]:
@@ -26,7 +26,7 @@ def check_commit(context: CheckContext) -> Iterator[Issue]:
     path = context.target.file(MANIFEST)
     context.claimed.add(path)
     try:
-        commit = read_commit(context.tree, context.target.checkpoint or "")
+        commit = read_manifest(context.tree, context.target.checkpoint or "")
     except Missing:
         if not context.foreign:
             yield _incomplete(context, "has no manifest.json, which is written last")
@@ -142,7 +142,7 @@ def check_schema(context: CheckContext) -> Iterator[Issue]:
     if not context.state:
         return
     version, path = context.state.get("schema_version"), context.target.file(STATE)
-    if version != SCHEMA_VERSION:
+    if version not in READABLE:
         context.unchecked.append(f"the content of {path}: its schema is unknown to this release")
         yield issue(
             "unsupported_schema",

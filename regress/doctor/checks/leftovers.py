@@ -32,6 +32,7 @@ _FILES = (
     ),
     *(r"(generation|adapter|tokenizer)_config\.json", r"tokenizer\.json", r"special_tokens_map\.json"),
     *(r"chat_template\.jinja", r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"),
+    r"(optimizer|reference|unfinished)\.safetensors",
     *(r"step_\d{6,}(_\w+)?\.(safetensors|pt|jsonl|json)", r"(vocab|added_tokens)\.json", r"merges\.txt"),
     *(r"(metrics|eval_samples)\.jsonl", r"README\.md"),
 )

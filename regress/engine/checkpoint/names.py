@@ -11,8 +11,10 @@ from regress.inputs import DOCUMENT
 
 STATE, TRAINER_STATE, CURRICULUM_STATE = "regress_state.json", "trainer_state.json", "curriculum_state.json"
 """Files of a checkpoint besides those that Hugging Face's ``save_pretrained`` writes."""
+OPTIMIZER, REFERENCE, UNFINISHED = "optimizer.safetensors", "reference.safetensors", "unfinished.safetensors"
+"""Files of a checkpoint that hold its tensors other than the weights, those that it has."""
 DUMP = "state"
-"""Folder of a checkpoint that holds its tensors other than the weights, as a dump."""
+"""Folder of a checkpoint of schema 1 that holds them as a dump."""
 LATEST = "latest"
 """Value of ``trainer.resume_from_checkpoint`` that stands for the newest checkpoint."""
 

@@ -1,7 +1,4 @@
-"""State of an optimizer: gathered whole from all ranks, and handed back to them in any layout.
-
-So are the values of a reference model.
-"""
+"""State of an optimizer: gathered whole from all ranks, and handed back to them in any layout."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from regress.dump.arrays import Array, to_numpy, to_torch
-from regress.dump.record import Record
 from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
@@ -26,7 +22,7 @@ Part = tuple[ShardLayout | None, Array]
 
 def whole_state(
     optimizer: Optimizer, policy: LocalPolicy, world: World
-) -> tuple[dict[str, Array], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the state of every parameter as whole tensors ``<parameter>/<state>``, and the states that are none.
 
     All ranks call this together; only the first gets the tensors, which are copies.
@@ -43,7 +39,7 @@ def whole_state(
             else:
                 others[f"{name}/{key}"] = value
     rest = {key: value for found in world.gather(others) for key, value in found.items()}
-    return _assembled(tensors, world), rest
+    return {name: to_torch(array) for name, array in _assembled(tensors, world).items()}, rest
 
 
 def _part(policy: LocalPolicy, name: str, value: Tensor, *, split: bool) -> Part:
@@ -69,12 +65,16 @@ def _assembled(own: dict[str, Part], world: World) -> dict[str, Array]:
 
 
 def load_whole(
-    optimizer: Optimizer, policy: LocalPolicy, record: Record, others: Mapping[str, Any], stated: str
+    optimizer: Optimizer,
+    policy: LocalPolicy,
+    tensors: Mapping[str, Tensor],
+    others: Mapping[str, Any],
+    stated: str,
 ) -> None:
     """Put a state that `whole_state` returned into the optimizer: on each rank its part.
 
     Args:
-        others: states that are no tensors.
+        tensors, others: what it returned.
         stated: name of the checkpoint, for errors.
 
     Raises:
@@ -83,7 +83,7 @@ def load_whole(
     named = dict(policy.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in trained_parameters(policy.architecture)}
     found: dict[str, dict[str, Any]] = {}
-    for full, value in (*record.tensors.items(), *others.items()):
+    for full, value in (*tensors.items(), *others.items()):
         name, _, key = full.rpartition("/")
         if name not in shapes:
             raise CheckpointError(
@@ -94,27 +94,23 @@ def load_whole(
     optimizer.state.clear()
     for name, parameter in named.items():
         for key, value in found.get(name, {}).items():
-            state = _own(policy, name, key, value, shapes[name], stated) if _is_array(value) else value
-            optimizer.state[parameter][key] = state
+            if isinstance(value, Tensor):
+                value = _own(policy, name, key, value, shapes[name], stated)
+            optimizer.state[parameter][key] = value
     _place(optimizer)
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
-
-
 def _own(
-    policy: LocalPolicy, name: str, key: str, array: Array, shape: tuple[int, ...], stated: str
+    policy: LocalPolicy, name: str, key: str, value: Tensor, shape: tuple[int, ...], stated: str
 ) -> Tensor:
     """Return this rank's part of a state tensor, on the CPU or placed like the parameter."""
-    value = to_torch(array.copy())
-    if not array.shape:
+    if not value.dim():
         return value
-    if array.shape != shape:
+    if value.shape != shape:
         if policy.shard(name) is None:
             return value  # such as the factors of a factored moment
         raise CheckpointError(
-            f"{stated}: the optimizer's {name}/{key} has shape {list(array.shape)} for a parameter of shape "
+            f"{stated}: the optimizer's {name}/{key} has shape {list(value.shape)} for a parameter of shape "
             f"{list(shape)}, so no rank's part of it is known; resume with parallel.* that leave parameters whole"
         )
     part = policy.part(name, value)

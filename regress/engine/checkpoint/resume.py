@@ -8,16 +8,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from regress.dump.arrays import to_torch
 from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.location import Location, address, location
-from regress.dump.reader import DumpReader
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
 from regress.engine.checkpoint.names import LATEST, latest
 from regress.engine.checkpoint.optimizer import load_whole
 from regress.engine.checkpoint.snapshot import FINGERPRINT, REMOTE
 from regress.engine.checkpoint.state import CheckpointState, local_copy, parse_state, read_state
+from regress.engine.checkpoint.tensors import optimizer_of, reference_of, unfinished_of
 from regress.engine.checkpoint.unfinished import restored
 from regress.engine.checkpoint.weights import load_weights, read_weights
 from regress.engine.config.schema import Config
@@ -121,7 +120,7 @@ def restore(run: Run, state: CheckpointState) -> UnfinishedStep | None:
     if not state.updates_in_step:
         return None
     return raise_on_all_ranks(
-        world, lambda: restored(trainer, Path(str(state.dump)), state.step, state.outcomes)
+        world, lambda: restored(trainer, unfinished_of(state), state.outcomes, state.path.name)
     )
 
 
@@ -132,10 +131,12 @@ def _restore_tensors(run: Run, state: CheckpointState) -> None:
     weights = raise_on_all_ranks(world, lambda: read_weights(trainer.policy.architecture, folder, name))
     rehearse(trainer.policy, world)
     load_weights(trainer.policy, weights)
-    reader = raise_on_all_ranks(world, lambda: DumpReader(state.dump))
-    raise_on_all_ranks(world, lambda: _restore_optimizer(run, reader, state))
+    raise_on_all_ranks(
+        world,
+        lambda: load_whole(trainer.optimizer, trainer.policy, optimizer_of(state), state.optimizer, name),
+    )
     if state.has_reference:
-        raise_on_all_ranks(world, lambda: _restore_reference(run, reader, state))
+        raise_on_all_ranks(world, lambda: _restore_reference(run, state))
 
 
 def _saved_remotely(state: CheckpointState) -> Mapping[str, Any]:
@@ -160,22 +161,15 @@ def _check_tokenizer(run: Run, state: CheckpointState) -> None:
         )
 
 
-def _restore_optimizer(run: Run, reader: DumpReader, state: CheckpointState) -> None:
-    found = [*reader.records("optimizer", state.step)]
-    if len(found) != 1:
-        raise CheckpointError(f"{state.path} holds no state of the optimizer; resume from another checkpoint")
-    load_whole(run.trainer.optimizer, run.trainer.policy, found[0], state.optimizer, state.path.name)
-
-
-def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> None:
-    reference, found = run.trainer.reference, [*reader.records("param", state.step)]
+def _restore_reference(run: Run, state: CheckpointState) -> None:
+    reference, found = run.trainer.reference, reference_of(state)
     if reference is None:
         return
-    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != reference.shapes():
+    if {name: tuple(value.shape) for name, value in found.items()} != reference.shapes():
         raise CheckpointError(
             f"{state.path} does not hold the reference model of this run; resume from another checkpoint"
         )
-    reference.load({name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
+    reference.load(found)
 
 
 def _restore_scheduler(run: Run, state: CheckpointState) -> None:

@@ -10,17 +10,22 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.arrays import to_numpy
 from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
-from regress.dump.manifest import Provenance
 from regress.dump.record import Record
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved
-from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
+from regress.engine.checkpoint.names import (
+    CURRICULUM_STATE,
+    OPTIMIZER,
+    REFERENCE,
+    STATE,
+    TRAINER_STATE,
+    checkpoint_name,
+)
 from regress.engine.checkpoint.optimizer import whole_state
 from regress.engine.checkpoint.state import CheckpointState, DumpPosition
-from regress.engine.checkpoint.trainer_state import trainer_state
+from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
 from regress.engine.checkpoint.unfinished import outcomes_of, records_of
 from regress.engine.checkpoint.weights import copied_weights
 from regress.engine.provenance import provenance
@@ -41,7 +46,8 @@ class Snapshot:
         model: the model, for its configuration; its values go on changing. None where a service keeps the weights.
         weights: see `copied_weights`.
         state: content of ``regress_state.json``.
-        records: tensors other than the weights.
+        tensors: tensors other than the weights, by the names of their files.
+        records: those of the unfinished step.
         files: content of further files by name.
     """
 
@@ -49,9 +55,9 @@ class Snapshot:
     weights: Mapping[str, Tensor]
     tokenizer: PreTrainedTokenizerBase
     state: CheckpointState
+    tensors: dict[str, dict[str, Tensor]]
     records: list[Record]
     files: dict[str, bytes]
-    origin: Provenance
 
     @property
     def name(self) -> str:
@@ -80,15 +86,13 @@ def take(
         for name, recorder in run.recorders.items()
     }
     if run.remote is None:
-        held = _held_here(run, step)
+        held = _held_here(run)
     else:
         saved = run.remote.save(checkpoint_name(step, place.updates_in_step))
         held = _Held(parts={REMOTE: dict(saved)})
     if not trainer.world.main:
         return None
-    records = held.records
-    if work is not None:
-        records += records_of(work, step, trainer.trajectory_meta(step))
+    records = [] if work is None else records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
     parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
     log: Any = parts.get("tracking") or {}
@@ -109,13 +113,13 @@ def take(
         outcomes=[] if work is None else outcomes_of(work),
         dumps=dumps,
         optimizer=held.others,
-        has_reference=held.has_reference,
+        has_reference=REFERENCE in held.tensors,
         environment=origin.environment,
         versions=origin.versions,
     )
     weights = {} if held.model is None else copied_weights(held.model)
     files = _files(run, state, parts)
-    return Snapshot(held.model, weights, run.tokenizer, state, records, files, origin)
+    return Snapshot(held.model, weights, run.tokenizer, state, held.tensors, records, files)
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,12 @@ class _Held:
     """Weights and states of the optimizer and the reference, or what tells where a service keeps them."""
 
     model: PreTrainedModel | None = None
-    records: list[Record] = field(default_factory=list)
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
-    has_reference: bool = False
     parts: dict[str, Any] = field(default_factory=dict)
 
 
-def _held_here(run: Run, step: int) -> _Held:
+def _held_here(run: Run) -> _Held:
     """Return what the ranks of a run hold; all of them call this together, and the first gets the tensors."""
     trainer = run.trainer
     reference = _reference(run)  # first: it may be computed in the policy's place
@@ -137,11 +140,10 @@ def _held_here(run: Run, step: int) -> _Held:
     tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
     if not trainer.world.main:
         return _Held()
-    records = [Record("optimizer", step, tensors)]
-    if reference is not None:
-        named = {name: to_numpy(value, name) for name, value in reference.items()}
-        records.append(Record("param", step, named))
-    return _Held(model, records, others, reference is not None)
+    found = {OPTIMIZER: tensors}
+    if reference is not None:  # copied, as its values may go on changing
+        found[REFERENCE] = {name: value.detach().to("cpu", copy=True) for name, value in reference.items()}
+    return _Held(model, found, others)
 
 
 def _schedule(trainer: Trainer) -> dict[str, Any]:
@@ -152,9 +154,6 @@ def _schedule(trainer: Trainer) -> dict[str, Any]:
 
 
 def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
-    from regress.engine.checkpoint.names import STATE, TRAINER_STATE
-    from regress.engine.checkpoint.trainer_state import json_bytes
-
     told = trainer_state(run.config, state, run.prompts.training_problems)
     files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
     if "curriculum" in parts:

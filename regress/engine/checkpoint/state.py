@@ -10,12 +10,14 @@ from typing import Any
 
 from regress.dump.jsontext import loads, plain, tag_floats
 from regress.dump.location import Location, location, read_bytes
-from regress.engine.checkpoint.commit import verify
-from regress.engine.checkpoint.names import DUMP, STATE
+from regress.engine.checkpoint.manifest import verify
+from regress.engine.checkpoint.names import STATE
 from regress.errors import CheckpointError
 from regress.inputs import DOCUMENT
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, SCHEMA_VERSION)
+"""Schemas of ``regress_state.json``; that of schema 1 has the same content, and lies beside a dump of the tensors."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,6 @@ class CheckpointState:
     versions: dict[str, str] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def dump(self) -> Location:
-        """Dump that holds the tensors other than the weights."""
-        return self.path / DUMP
-
     def to_bytes(self) -> bytes:
         """Return the content of ``regress_state.json``."""
         tree: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
@@ -138,7 +135,7 @@ def parse_state(folder: Location) -> CheckpointState:
 def _from_json(folder: Location, tree: Any) -> CheckpointState:
     if not isinstance(tree, dict):
         raise TypeError("it is no JSON object")
-    if tree.get("schema_version") != SCHEMA_VERSION:
+    if tree.get("schema_version") not in READABLE:
         raise ValueError(f"schema version {tree.get('schema_version')}, this release reads {SCHEMA_VERSION}")
     found = {spec.name: tree[spec.name] for spec in fields(CheckpointState) if spec.name != "path"}
     for name in ("step", "update", "updates_in_step", "world_size", "segment"):
@@ -170,9 +167,9 @@ def local_copy(path: str | Location, folder: Path) -> Path:
     if isinstance(place, Path):
         return place
     from regress.dump.manifest import MANIFEST
-    from regress.engine.checkpoint.commit import read_commit
+    from regress.engine.checkpoint.manifest import read_manifest
 
-    for name in (*read_commit(place), MANIFEST):
+    for name in (*read_manifest(place), MANIFEST):
         source: Any = place
         for part in name.split("/"):
             source = source / part

@@ -1,9 +1,8 @@
-"""Unfinished step as records of a dump, and back: its rollout, and what was computed before its first update."""
+"""Unfinished step as records, and back: its rollout, and what was computed before its first update."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from regress.dump.arrays import to_torch
 from regress.dump.coordinates import Coordinates
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.engine.batch import Microbatch, TokenBatch
@@ -73,27 +71,31 @@ def _from_json(value: Any) -> Any:
     return {name: _from_json(item) for name, item in value.items()}
 
 
-def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutcome]) -> UnfinishedStep:
+def restored(
+    trainer: Trainer, records: Mapping[str, Record], made: Sequence[UpdateOutcome], stated: str
+) -> UnfinishedStep:
     """Return the unfinished step of a checkpoint, laid out as this run's ranks and microbatches are.
+
+    Args:
+        records: those that `records_of` made, by their types.
+        stated: name of the checkpoint, for errors.
 
     Raises:
         CheckpointError: if a record of it is missing.
         DumpError: if one is damaged.
         ReplayError: if it does not fit the objective.
     """
-    reader = DumpReader(dump)
-    (record,) = _one(reader, "trajectory", step)
-    trajectories = from_record(record)
-    kept = _kept(reader, step, trajectories)
+    for type in ("trajectory", _HOMES["advantages"]):
+        if type not in records:
+            raise CheckpointError(
+                f"{stated} lacks the {type} of its unfinished step; resume from another checkpoint"
+            )
+    trajectories = from_record(records["trajectory"])
+    kept = _kept(records, trajectories)
     masks = trainer.loss_masks(trajectories) if kept is None else kept
     whole = _whole([TokenBatch(trajectories, loss_masks=masks)])
-    known = {
-        name: None if not reader.names(type, step) else _flat(whole, _one(reader, type, step)[0], name)
-        for name, type in _HOMES.items()
-    }
-    if known["advantages"] is None:
-        raise CheckpointError(f"{dump} lacks the advantages of step {step}; resume from another checkpoint")
-    tokens = RecordedTokens(**known)  # type: ignore[arg-type]  # advantages are there
+    known = {name: _flat(whole, records[type], name) for name, type in _HOMES.items() if type in records}
+    tokens = RecordedTokens(**{name: known.get(name) for name in _HOMES})  # type: ignore[arg-type]  # advantages are there
     minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens, kept)
     outcomes = [
         StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made
@@ -101,26 +103,14 @@ def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutco
     return UnfinishedStep(trajectories, minis, outcomes, [row.learning_rate for row in made])
 
 
-def _kept(reader: DumpReader, step: int, trajectories: Sequence[Trajectory]) -> list[list[int]] | None:
+def _kept(records: Mapping[str, Record], trajectories: Sequence[Trajectory]) -> list[list[int]] | None:
     """Return the tokens that rejection kept, one list per sample; None if nothing was rejected."""
-    if not reader.names("old_log_probs", step):
-        return None
-    rows = _one(reader, "old_log_probs", step)[0].tensors.get(_KEPT)
+    rows = records["old_log_probs"].tensors.get(_KEPT) if "old_log_probs" in records else None
     if rows is None:
         return None
     return [
         [int(value) for value in row[: len(one.tokens)]] for row, one in zip(rows, trajectories, strict=True)
     ]
-
-
-def _one(reader: DumpReader, type: str, step: int) -> list[Record]:
-    found = [*reader.records(type, step)]
-    if len(found) != 1:
-        raise CheckpointError(
-            f"{reader.folder} holds {len(found)} records of {type} for step {step} and has to hold one; resume from "
-            "another checkpoint"
-        )
-    return found
 
 
 def _whole(batches: Sequence[TokenBatch]) -> Microbatch:

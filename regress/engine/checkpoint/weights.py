@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.engine.adapters.build import read_adapter
 from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.adapters.save import save_adapter
+from regress.engine.checkpoint.names import OPTIMIZER, REFERENCE, UNFINISHED
+from regress.engine.checkpoint.tensors import read_tensors
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import load_checkpoint
-from regress.errors import CheckpointError, RegressError, reason
+from regress.errors import CheckpointError, RegressError
 
 
 @torch.no_grad()
@@ -84,18 +85,11 @@ def load_weights(policy: LocalPolicy, weights: Mapping[str, Tensor]) -> None:
 
 
 def _tensors(folder: Path, stated: str) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(
+        {*folder.glob("*.safetensors")} - {folder / name for name in (OPTIMIZER, REFERENCE, UNFINISHED)}
+    )
     if not files:
         raise CheckpointError(
             f"{stated} holds no safetensors file, and other weights are not read; resume from another checkpoint"
         )
-    found: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (OSError, SafetensorError, MemoryError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({reason(error)}); copy the checkpoint again, or resume from another one"
-            ) from error
-    return found
+    return {name: value for path in files for name, value in read_tensors(path)[0].items()}

@@ -10,15 +10,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from regress.dump.files import file_stamp, remove_tree
+from regress.dump.files import remove_tree
 from regress.dump.location import Location, children
-from regress.dump.manifest import MANIFEST, read_manifest
-from regress.dump.recorder import Recorder
-from regress.dump.stages import STAGES
+from regress.dump.manifest import MANIFEST
 from regress.durable import TEMPORARY, discard, publish, recover
-from regress.engine.checkpoint.commit import read_commit, verify, write_commit
-from regress.engine.checkpoint.names import DUMP, checkpoints, parse_name
+from regress.engine.checkpoint.manifest import read_manifest, stamps_of, verify, write_manifest
+from regress.engine.checkpoint.names import UNFINISHED, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot
+from regress.engine.checkpoint.tensors import write_records, write_tensors
 from regress.engine.checkpoint.weights import save_weights
 from regress.errors import CheckpointError, DumpError, RegressError, reason
 
@@ -33,15 +32,15 @@ def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> L
         RegressError: in one sentence, if it cannot be written; the directory then holds what it held before.
     """
     final: Location
-    known: frozenset[str] = frozenset()
     with written(home, snapshot.name):
         if isinstance(home, Path):
-            final, known = _write_here(snapshot, home)
+            final = _write_here(snapshot, home)
+            verify(final, read=False)  # the stamps are those of what the disk gave back
         else:
             with tempfile.TemporaryDirectory(prefix="regress-checkpoint-") as folder:
                 write_files(snapshot, Path(folder))
                 final = upload(Path(folder), home / snapshot.name)
-        verify(final, known)
+            verify(final)
         if limit is not None:
             prune(home, limit)
     return final
@@ -63,54 +62,41 @@ def written(home: Location, name: str) -> Iterator[None]:
         ) from error
 
 
-def _write_here(snapshot: Snapshot, home: Path) -> tuple[Path, frozenset[str]]:
+def _write_here(snapshot: Snapshot, home: Path) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     working = home / f"{TEMPORARY}{snapshot.name}"
     shutil.rmtree(working, ignore_errors=True)
     try:
-        known = write_files(snapshot, working)
+        write_files(snapshot, working)
         publish(working, home / snapshot.name)
-        return home / snapshot.name, known
+        return home / snapshot.name
     except BaseException:
         shutil.rmtree(working, ignore_errors=True)
         raise
 
 
-def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
-    """Write all files of a checkpoint into a folder, the manifest last.
-
-    Returns:
-        The files whose stamps were made by reading them again; those of the others by what was to be written.
-    """
+def write_files(snapshot: Snapshot, folder: Path) -> None:
+    """Write all files of a checkpoint into a folder, the manifest last."""
     folder.mkdir(parents=True, exist_ok=True)
     if snapshot.model is not None:
         save_weights(snapshot.model, snapshot.weights, folder)
     snapshot.tokenizer.save_pretrained(folder)
     for name, content in snapshot.files.items():
         (folder / name).write_bytes(content)
-    recorder = Recorder(
-        folder / DUMP, options={stage.name: True for stage in STAGES}, provenance=snapshot.origin
-    )
-    for record in snapshot.records:
-        recorder.put(record)
-    recorder.close()
-    dumped = read_manifest(folder / DUMP).files
-    stamps = {f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()}
-    hashed = frozenset(stamps)
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in stamps:
-            path.chmod(0o644)  # safetensors writes for the owner alone
-            stamps[name] = file_stamp(path)
-    write_commit(folder, stamps)
-    return frozenset(stamps) - hashed
+    for name, tensors in snapshot.tensors.items():
+        write_tensors(folder / name, tensors)
+    if snapshot.records:
+        write_records(folder / UNFINISHED, snapshot.records)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes for the owner alone
+    write_manifest(folder, stamps_of(folder))
 
 
 def upload(folder: Path, final: Location) -> Location:
     """Copy a complete checkpoint into a store, its manifest last."""
     if (final / MANIFEST).exists():
         (final / MANIFEST).unlink()
-    for name in (*read_commit(folder), MANIFEST):
+    for name in (*read_manifest(folder), MANIFEST):
         target = final
         for part in name.split("/"):
             target = target / part

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import json
 import secrets
 from collections.abc import Callable, Collection
-from pathlib import Path, PurePosixPath
-from typing import TypedDict
+from pathlib import Path
 
-from regress.dump.files import file_stamp, remove_tree
+from regress.dump.files import remove_tree
 from regress.durable import TEMPORARY, publish
+from regress.engine.checkpoint.manifest import stamps_of, verify, write_manifest
 from regress.errors import DumpError, RegressError, reason
-from regress.inputs import DOCUMENT, parse_json, read_bytes
-from regress.schema import conform
 from regress.service.api import SAVE_NAME, SaveKind, ServiceError
 
 
@@ -32,14 +29,9 @@ def save_path(model_id: str, kind: SaveKind, name: str) -> str:
     return f"{model_id}/{kind.value}/{name}"
 
 
-MANIFEST = "save.json"
 CONTENT = "checkpoint"
 """Folder beside the manifest of what the host wrote, which allows no other files in it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class _Listed(TypedDict):
-    files: dict[str, list[int | str]]
 
 
 class SaveStore:
@@ -75,7 +67,7 @@ class SaveStore:
         try:
             temporary.mkdir()
             step = content(temporary / CONTENT)
-            self._seal(temporary, step)
+            write_manifest(temporary, stamps_of(temporary))
             publish(temporary, self._root / name)
         except BaseException as error:
             remove_tree(temporary)
@@ -86,17 +78,9 @@ class SaveStore:
 
     def check(self, folder: str) -> None:
         """Raise `ServiceError` unless a save is there as it was written."""
-        path = self._root / folder
         try:
-            listed: _Listed = conform(parse_json(read_bytes(path / MANIFEST, DOCUMENT)), _Listed, "it")
-            for name, stamp in listed["files"].items():
-                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                    raise DumpError(f"{name} lies outside of it")
-                size = stamp[0] if stamp and isinstance(stamp[0], int) else None
-                found = file_stamp(path / name, size)
-                if [found.size, found.sha256] != stamp:
-                    raise DumpError(f"{name} has changed")
-        except (OSError, ValueError, KeyError, RegressError) as error:
+            verify(self._root / folder)
+        except RegressError as error:
             raise ServiceError(
                 f"the save in {folder} of the state directory is damaged ({reason(error)}); load another one",
                 code="damaged_save",
@@ -112,14 +96,6 @@ class SaveStore:
         for path in self._root.iterdir():
             if path.name not in kept:
                 remove_tree(path)
-
-    def _seal(self, folder: Path, step: int) -> None:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        stamps = {}
-        for path in files:
-            stamp = file_stamp(path)
-            stamps[str(path.relative_to(folder))] = [stamp.size, stamp.sha256]
-        (folder / MANIFEST).write_text(json.dumps({"step": step, "files": stamps}, sort_keys=True))
 
 
 def unsaved(error: BaseException) -> ServiceError:

@@ -13,14 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.dump.manifest import MANIFEST
-from regress.dump.reader import DumpReader
-from regress.dump.record import Record
 from regress.durable import publish
 from regress.engine.checkpoint.changes import resolved
-from regress.engine.checkpoint.names import STATE
+from regress.engine.checkpoint.names import OPTIMIZER, STATE
 from regress.engine.checkpoint.optimizer import load_whole, whole_state
 from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot
 from regress.engine.checkpoint.state import CheckpointState, read_state
+from regress.engine.checkpoint.tensors import optimizer_of
 from regress.engine.checkpoint.weights import copied_weights, load_weights, read_weights
 from regress.engine.checkpoint.write import write_files
 from regress.engine.provenance import provenance
@@ -78,11 +77,10 @@ def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
     whole = model.policy.whole_model()
     if model.spec.lora is not None:
         model.base.digest()  # on all ranks together
-    records: list[Record] = []
+    tensors: dict[str, dict[str, Tensor]] = {}
     others: dict[str, Any] = {}
     if kind is SaveKind.STATE:
-        tensors, others = whole_state(model.optimizer, model.policy, world)
-        records.append(Record("optimizer", model.step, tensors))
+        tensors[OPTIMIZER], others = whole_state(model.optimizer, model.policy, world)
     if not world.main:
         return None
     config, mesh = model.base.config, world.plan.mesh
@@ -112,7 +110,7 @@ def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
         versions=origin.versions,
     )
     return Snapshot(
-        whole, copied_weights(whole), model.base.tokenizer, state, records, {STATE: state.to_bytes()}, origin
+        whole, copied_weights(whole), model.base.tokenizer, state, tensors, [], {STATE: state.to_bytes()}
     )
 
 
@@ -184,11 +182,11 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
         )
     require_base(model.base, told, folder)
     weights = raise_on_all_ranks(world, lambda: read_weights(model.policy.architecture, folder, folder.name))
-    record = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
+    found = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
     load_weights(model.policy, weights)
     model.optimizer.state.clear()
-    if record is not None:
-        load_whole(model.optimizer, model.policy, record, state.optimizer, folder.name)
+    if found is not None:
+        load_whole(model.optimizer, model.policy, found, state.optimizer, folder.name)
     model.drop_gradients()
     model.step = state.step
     model.dump.rewind(model.step)
@@ -207,14 +205,13 @@ def require_base(base: Base, told: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _optimizer(folder: Path, state: CheckpointState) -> Record:
-    found = [*DumpReader(state.dump).records("optimizer", state.step)]
-    if len(found) != 1:
+def _optimizer(folder: Path, state: CheckpointState) -> dict[str, Tensor]:
+    if state.parts[SERVICE].get("kind") != SaveKind.STATE.value:
         raise CheckpointError(
             f"{folder.name} holds weights without a state of the optimizer; load it without the optimizer, or save "
             "the state"
         )
-    return found[0]
+    return optimizer_of(state)
 
 
 def _lora(spec: ModelSpec) -> str:

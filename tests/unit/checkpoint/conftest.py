@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from regress.dump.files import file_stamp
-from regress.engine.checkpoint.commit import read_commit, write_commit
+from regress.engine.checkpoint.manifest import read_manifest, write_manifest
 from regress.engine.config import load_config
 from regress.engine.run import RunResult, train
 
@@ -52,7 +52,7 @@ class Case:
         """Let the manifest tell of the files as they are now, as a forger would."""
         folder = self.checkpoint(name)
         listed = [path for path in folder.rglob("*") if path.is_file() and path != folder / "manifest.json"]
-        write_commit(folder, {path.relative_to(folder).as_posix(): file_stamp(path) for path in listed})
+        write_manifest(folder, {path.relative_to(folder).as_posix(): file_stamp(path) for path in listed})
 
     def change_state(self, change: Callable[[dict[str, Any]], object]) -> None:
         path = self.checkpoint() / "regress_state.json"
@@ -67,7 +67,7 @@ class Case:
         for folder in sorted(self.folder.glob("checkpoint-*")):
             if (folder / "manifest.json").is_file():
                 found |= {
-                    f"{folder.name}/{name}": stamp.sha256 for name, stamp in read_commit(folder).items()
+                    f"{folder.name}/{name}": stamp.sha256 for name, stamp in read_manifest(folder).items()
                 }
         return found
 

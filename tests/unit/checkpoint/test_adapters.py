@@ -9,6 +9,7 @@ import pytest
 
 from regress.engine.checkpoint import read_state
 from tests.unit.checkpoint.conftest import Case
+from tests.unit.checkpoint.schema_1 import downgrade
 
 pytest.importorskip("peft")
 
@@ -18,18 +19,21 @@ ADAPTER = (
 )
 
 
-def test_an_adapter_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [2, 1])
+def test_an_adapter_goes_on(schema: int, tmp_path: Path) -> None:
+    """It has all that a checkpoint can have: an optimizer, a reference that moves, and an unfinished step."""
     whole, again = Case(tmp_path / "whole"), Case(tmp_path / "again")
     whole.run(*ADAPTER)
+    if schema == 1:
+        downgrade(whole.checkpoint("checkpoint-1-update1"))
     names = {path.name for path in whole.checkpoint("checkpoint-1-update1").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json"} <= names
     assert "model.safetensors" not in names
     place = f"trainer.resume_from_checkpoint={whole.checkpoint('checkpoint-1-update1')}"
     again.run(*ADAPTER, place)
-    for file in ("final/adapter_model.safetensors", "checkpoint-2/state/optimizer/step_000002.safetensors"):
+    newest = (f"checkpoint-2/{name}.safetensors" for name in ("optimizer", "reference"))
+    for file in ("final/adapter_model.safetensors", *newest):
         assert (again.folder / file).read_bytes() == (whole.folder / file).read_bytes(), file
-    reference = [run.folder / "checkpoint-2/state/param/step_000002.safetensors" for run in (whole, again)]
-    assert reference[0].read_bytes() == reference[1].read_bytes()
     assert read_state(again.checkpoint("checkpoint-2")).segment == 1
     settings = json.loads((whole.checkpoint("checkpoint-2") / "adapter_config.json").read_text())
     assert settings["r"] == 4

@@ -37,7 +37,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "torn manifest": (lambda c: _truncate(c / "manifest.json"), "manifest.json is damaged"),
     "manifest of a dump": (
-        lambda c: (c / "manifest.json").write_bytes((c / "state" / "manifest.json").read_bytes()),
+        lambda c: (c / "manifest.json").write_text('{"kind": "dump", "schema_version": 1, "sha256": ""}'),
         "it is not that of a checkpoint",
     ),
     "named pipe": (lambda c: _pipe(c / "manifest.json"), "it is no regular file"),
@@ -46,7 +46,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "another bit": (lambda c: _flip(c / "model.safetensors"), "do not match the size and hash"),
     "no state": (lambda c: (c / "regress_state.json").unlink(), "lacks regress_state.json"),
     "half of the optimizer": (
-        lambda c: _truncate(c / "state" / "optimizer" / "step_000001.safetensors"),
+        lambda c: _truncate(c / "optimizer.safetensors"),
         "do not match the size and hash",
     ),
     "a stranger": (
@@ -77,7 +77,7 @@ def test_damage_is_named(case: Case, name: str) -> None:
 FORGERIES: dict[str, tuple[Callable[[Case], object], str]] = {
     "another release": (
         lambda c: c.change_state(lambda tree: tree.update(schema_version=99)),
-        "schema version 99, this release reads 1",
+        "schema version 99, this release reads 2",
     ),
     "no scheduler": (
         lambda c: c.change_state(lambda tree: tree.pop("scheduler")),
@@ -111,10 +111,10 @@ def test_a_forged_state_is_refused(case: Case, name: str) -> None:
 
 def test_a_list_of_files_that_leads_out_is_refused(case: Case) -> None:
     from regress.dump.files import Stamp
-    from regress.engine.checkpoint.commit import read_commit, write_commit
+    from regress.engine.checkpoint.manifest import read_manifest, write_manifest
 
-    write_commit(
-        case.checkpoint(), {**read_commit(case.checkpoint()), "../../secret.json": Stamp(1, "0" * 64)}
+    write_manifest(
+        case.checkpoint(), {**read_manifest(case.checkpoint()), "../../secret.json": Stamp(1, "0" * 64)}
     )
     with pytest.raises(CheckpointError, match="lies outside of the checkpoint"):
         case.resume()

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from regress.dump.reader import DumpReader
 from regress.engine.checkpoint import checkpoints, latest, read_state
 from tests.unit.checkpoint.conftest import Case
 
@@ -36,13 +35,19 @@ def test_progress_has_the_names_of_the_trainer_of_transformers(case: Case) -> No
 
 
 def test_the_unfinished_rollout_is_there_and_a_finished_one_is_not(case: Case) -> None:
-    inside, between = (
-        DumpReader(case.checkpoint(name) / "state") for name in ("checkpoint-1-update1", "checkpoint-1")
-    )
-    assert {name.partition("/")[0] for name in inside.names()} >= {"trajectory", "optimizer", "is_loss_debug"}
-    assert {name.partition("/")[0] for name in between.names()} == {"optimizer"}
+    names = {
+        name: {path.name for path in case.checkpoint(name).glob("*.safetensors")}
+        for name in ("checkpoint-1-update1", "checkpoint-1")
+    }
+    between = {"model.safetensors", "optimizer.safetensors"}
+    assert names == {
+        "checkpoint-1-update1": {*between, "unfinished.safetensors"},
+        "checkpoint-1": between,
+    }
+    found = load_file(case.checkpoint("checkpoint-1-update1") / "unfinished.safetensors")
+    assert {name.partition("/")[0] for name in found} >= {"trajectory", "is_loss_debug"}
 
 
 def test_its_optimizer_can_start_another_run(case: Case) -> None:
-    path = case.checkpoint() / "state" / "optimizer" / "step_000001.safetensors"
+    path = case.checkpoint() / "optimizer.safetensors"
     case.run(f"output_dir={case.folder.parent / 'other'}", f"optimizer.state_path={path}", "max_steps=1")

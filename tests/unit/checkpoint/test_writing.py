@@ -33,7 +33,7 @@ def test_a_first_start_with_latest_begins_at_the_beginning(tmp_path: Path, finis
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("broken", ["save_weights", "write_commit", "publish"])
+@pytest.mark.parametrize("broken", ["save_weights", "write_manifest", "publish"])
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_snapshot_does_not_move_with_the_training(
     monkeypatch.setattr(saver_module, "take", counted)
     new = Case(tmp_path / "new")
     new.run()
-    for name in ("model.safetensors", "state/optimizer/step_000000.safetensors"):
+    for name in ("model.safetensors", "optimizer.safetensors"):
         first = [run / "checkpoint-0-update1" / name for run in (new.folder, finished)]
         assert first[0].read_bytes() == first[1].read_bytes()
 

@@ -178,7 +178,9 @@ BROKEN = [
         {"unsupported_schema": HIGH},
         LEFT,
     ),
-    Broken("no_optimizer_state", remove(f"{C}/state/optimizer"), {"missing_checkpoint_file": HIGH}, ASIDE),
+    Broken(
+        "no_optimizer_state", remove(f"{C}/optimizer.safetensors"), {"missing_checkpoint_file": HIGH}, ASIDE
+    ),
     Broken(
         "folder_was_renamed",
         lambda run: run.checkpoint().rename(run.folder / "checkpoint-9"),

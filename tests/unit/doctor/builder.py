@@ -16,7 +16,7 @@ from regress.dump.files import file_stamp
 from regress.dump.jsontext import dumps
 from regress.dump.manifest import environment, package_versions
 from regress.engine.checkpoint.changes import resolved
-from regress.engine.checkpoint.commit import write_commit
+from regress.engine.checkpoint.manifest import write_manifest
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
 from regress.engine.config import Config, load_config
@@ -128,7 +128,7 @@ class Run:
         """Write the manifest of what the checkpoint holds now."""
         files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and not path.is_symlink()]
         manifest = checkpoint / "manifest.json"
-        write_commit(
+        write_manifest(
             checkpoint,
             {str(path.relative_to(checkpoint)): file_stamp(path) for path in files if path != manifest},
         )
@@ -143,12 +143,12 @@ class Run:
 
     def _write_checkpoint(self, step: int) -> None:
         folder = self.checkpoint(step)
-        (folder / "state" / "optimizer").mkdir(parents=True)
+        folder.mkdir()
         name = "adapter_model.safetensors" if self.lora else "model.safetensors"
         save_file({"lm_head.weight": np.full((4, 16), step, dtype=np.float32)}, folder / name)
         save_file(
             {"m": np.full((4, 16), 0.5, dtype=np.float32)},
-            folder / "state" / "optimizer" / f"step_{step:06d}_rank0.safetensors",
+            folder / "optimizer.safetensors",
         )
         model = {"peft_type": "LORA", "r": 4} if self.lora else {"model_type": "qwen3", "hidden_size": 16}
         state = self._state(step)

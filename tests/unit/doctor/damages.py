@@ -94,7 +94,7 @@ def half_written(run: Run) -> None:
     half = run.folder / ".partial-checkpoint-6"
     shutil.copytree(run.checkpoint(), half)
     (half / "manifest.json").unlink()
-    (half / "state" / f".partial-{_dead_process()}-manifest.json").write_text('{"files": {')
+    (half / f".partial-{_dead_process()}-manifest.json").write_text('{"files": {')
     _age(half)
 
 
@@ -128,7 +128,7 @@ def foreign(run: Run) -> None:
     for step in STEPS:
         for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
             (run.checkpoint(step) / name).unlink()
-        shutil.rmtree(run.checkpoint(step) / "state")
+        (run.checkpoint(step) / "optimizer.safetensors").unlink()
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
             (run.checkpoint(step) / name).write_bytes(b"PK\x03\x04 not opened by anybody")
 

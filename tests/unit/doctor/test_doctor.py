@@ -54,6 +54,11 @@ def test_the_output_dir_of_the_next_run_is_examined(run: Run, doctor: Doctor) ->
         assert json.loads(result.stdout)["unchecked"] == []
 
 
+def test_a_checkpoint_of_an_earlier_release_is_healthy(run: Run, doctor: Doctor) -> None:
+    run.change("checkpoint-4/regress_state.json", lambda tree: tree.update(schema_version=1), seal=True)
+    assert types(doctor(run.folder, "--json")) == []
+
+
 def test_it_chooses_as_a_resume_does(run: Run) -> None:
     """Newer is what a later segment wrote, even if it is at an earlier step."""
     run.change("checkpoint-2/regress_state.json", lambda tree: tree.update(segment=1), seal=True)

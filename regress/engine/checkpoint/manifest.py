@@ -1,11 +1,14 @@
-"""Manifest of a checkpoint: size and SHA-256 of each of its files, written last. Loads no torch."""
+"""Manifest of a checkpoint, or of a save of the service: size and SHA-256 of each of its files, written last.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,12 +25,17 @@ READ_SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".py", 
 """Suffixes of files that would change what is loaded from a checkpoint."""
 
 
-def write_commit(folder: Location, files: Mapping[str, Stamp]) -> Stamp:
+def stamps_of(folder: Path) -> dict[str, Stamp]:
+    """Return the stamps of all files in a folder, as they are read, by their paths within it."""
+    return {name: file_stamp(folder / name) for name in sorted(_listed(folder, ""))}
+
+
+def write_manifest(folder: Location, files: Mapping[str, Stamp]) -> Stamp:
     """Write the manifest of a checkpoint whose other files are all written; return its stamp."""
-    return write_atomically(folder / MANIFEST, [commit_bytes(files)])
+    return write_atomically(folder / MANIFEST, [manifest_bytes(files)])
 
 
-def commit_bytes(files: Mapping[str, Stamp]) -> bytes:
+def manifest_bytes(files: Mapping[str, Stamp]) -> bytes:
     """Return the manifest of a checkpoint that holds these files."""
     tree: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -39,7 +47,7 @@ def commit_bytes(files: Mapping[str, Stamp]) -> bytes:
     return (json.dumps(tree, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_commit(folder: Location) -> dict[str, Stamp]:
+def read_manifest(folder: Location) -> dict[str, Stamp]:
     """Return the files that the manifest of a checkpoint lists.
 
     Raises:
@@ -50,7 +58,7 @@ def read_commit(folder: Location) -> dict[str, Stamp]:
         raise CheckpointError(f"{folder} is no folder, but a checkpoint is one; check the path")
     try:
         _require_regular(path)
-        return parse_commit(read_bytes(path, DOCUMENT))
+        return parse_manifest(read_bytes(path, DOCUMENT))
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last; resume from another one"
@@ -63,16 +71,16 @@ def read_commit(folder: Location) -> dict[str, Stamp]:
         ) from None
 
 
-def verify(folder: Location, known: Collection[str] = ()) -> dict[str, Stamp]:
+def verify(folder: Location, *, read: bool = True) -> dict[str, Stamp]:
     """Return the files of a checkpoint after comparing the content of each with the manifest.
 
     Args:
-        known: files whose stamps were just made from what the disk gave back, of which only the size is compared.
+        read: False compares sizes alone, for a manifest that was just made of these files.
 
     Raises:
         CheckpointError: naming the first file that is missing, additional or not what was written.
     """
-    files = read_commit(folder)
+    files = read_manifest(folder)
     found = set(_listed(folder, ""))
     for name in sorted(files.keys() - found):
         raise CheckpointError(
@@ -83,7 +91,7 @@ def verify(folder: Location, known: Collection[str] = ()) -> dict[str, Stamp]:
         if PurePosixPath(name).suffix in READ_SUFFIXES and not PurePosixPath(name).name.startswith("."):
             raise CheckpointError(f"{folder} has {name}, which is not of this checkpoint; move it away")
     for name, stamp in files.items():
-        if name in known and _size(folder, name) == stamp.size:
+        if not read and _size(folder, name) == stamp.size:
             continue
         _require(folder, name, stamp)
     return files
@@ -133,7 +141,7 @@ def _listed(folder: Location, prefix: str) -> list[str]:
     return found
 
 
-def parse_commit(data: bytes) -> dict[str, Stamp]:
+def parse_manifest(data: bytes) -> dict[str, Stamp]:
     """Return the files that a manifest lists; raises `ValueError`, `TypeError` or `KeyError` for what is none."""
     tree = loads(data)
     if not isinstance(tree, dict):
