@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regress.golden.store import GoldenStore
 from regress.golden.update import commit
+from regress.golden.verify import verify
 from tests.plugin.conftest import GoldenProject, failed_quantities, judged
 
 CASE, TESTS, QUANTITIES = GoldenProject.CASE, GoldenProject.TESTS, GoldenProject.QUANTITIES
@@ -198,3 +201,40 @@ def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     assert stubbed.manifest() == before
     assert stubbed.run(*only, "--regress-tolerance-scale=1e8").ret == 0
     assert stubbed.manifest() != before
+
+
+def test_an_update_that_is_committed_is_whole_in_a_clone(
+    stubbed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``git commit -am`` takes every file that an update changed, as it has the name that it had."""
+    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+
+    def git(*command: str) -> str:
+        done = subprocess.run(
+            ["git", *who, *command],
+            cwd=stubbed.folder,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.stdout
+
+    checked = 'def test_value(regress):\n    regress.check("x", {value})\n'
+    stubbed.write("test_value.py", checked.format(value=1.0))
+    assert stubbed.run(SEMANTICS, "--update-golden").ret == 0
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "golden")):
+        git(*command)
+    stubbed.fault(base=GRADIENT)
+    stubbed.write("test_value.py", checked.format(value=2.0))
+    assert stubbed.run(SEMANTICS, "--update-golden").ret == 0
+    state = git("status", "--porcelain", "golden").splitlines()
+    assert {line[:2] for line in state} == {" M"}
+    assert {line.rpartition("/")[2].rpartition(".")[2] for line in state} == {"json", "safetensors", "check"}
+    git("commit", "-qam", "the gradient of the norm is smaller")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(stubbed.folder), str(clone)], check=True, timeout=60)
+    assert verify(GoldenStore(clone / "golden")) == []
+    shutil.rmtree(stubbed.folder / "golden")
+    shutil.copytree(clone / "golden", stubbed.folder / "golden")
+    stubbed.passes(SEMANTICS, count=TESTS + 1)
