@@ -139,7 +139,7 @@ class _Losses:
             return _no_loss(out)
         weights = part.weights.to(terms.loss_K.dtype)
         share = _sum(micro, weights * terms.loss_K)
-        metrics = token_metrics(terms)
+        metrics = token_metrics(terms if part.counted is None else terms.select(part.counted))
         scale = self._policy.backward_scale
         router = None if self._beside is None else self._beside(micro)
         taps.loss(micro, part, out, terms, share, metrics, self._tokens, self._objective, scale, router)

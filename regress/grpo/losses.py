@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,11 @@ class TokenLoss:
     entropy_term_K: Tensor | None = None
     kept_K: Tensor | None = None
     accepted_K: Tensor | None = None
+
+    def select(self, index: Tensor) -> TokenLoss:
+        """Return the loss of the tokens at ``index``."""
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(self, **{name: value[index] for name, value in given.items()})
 
 
 def entropy_in_loss(loss: TokenLoss) -> Tensor | None:

@@ -92,6 +92,10 @@ def offered(name: str, config: Config, folder: Path | None) -> OfferedModel:
     return OfferedModel(name, str(folder or ""), config.data.max_seq_length)
 
 
+TOKENS = 8192
+"""Tokens of a microbatch, unless the configuration says how large one is."""
+
+
 class Base:
     """A base model: what new models are built from, the same on every rank.
 
@@ -124,11 +128,11 @@ class Base:
 
     @property
     def plan(self) -> BatchPlan:
-        """Plan of the microbatches of a request: one datum each, unless the configuration says otherwise."""
+        """Plan of the microbatches of a request: of at most `TOKENS`, unless the configuration says otherwise."""
         chosen = self.config.batching
         values = {name: getattr(chosen, name) for name in BatchPlan.__dataclass_fields__}
         if chosen.micro_batch_size is None and chosen.max_tokens_per_microbatch is None:
-            values["micro_batch_size"] = 1
+            values["max_tokens_per_microbatch"] = max(TOKENS, self.config.data.max_seq_length)
         return BatchPlan(**values)
 
     def policy(self, lora: LoraSpec | None = None) -> LocalPolicy:

@@ -83,13 +83,14 @@ def prepare(
     def gathered(values: Sequence[Array]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device, dtype)
 
+    counted = np.concatenate([row.counted[row.place] for row in rows])
     tokens = replace(
         batch.loss_tokens(),
+        counted=torch.from_numpy(counted).to(device),
         weights=torch.from_numpy(np.concatenate([row.weights for row in rows])).to(device),
         advantages=gathered([row.advantages for row in rows]),
         old_log_probs=gathered([row.old for row in rows]) if loss.ratio else None,
     )
-    counted = np.concatenate([row.counted[row.place] for row in rows])
     several = any(row.several for row in rows)
     return Prepared(batch, tokens, counted, [row.place for row in rows], several)
 

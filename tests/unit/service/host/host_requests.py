@@ -22,8 +22,9 @@ TINY = (
 
 
 def offer(*overrides: str) -> Config:
-    """Return the configuration of a tiny model, whose tokenizer knows `VOCABULARY` tokens."""
-    return load_config(None, "reverse_string", [*TINY, *overrides], environ={}).config
+    """Return the configuration of a tiny model, whose tokenizer knows `VOCABULARY` tokens: one datum a microbatch."""
+    alone = () if any(key.startswith("batching.") for key in overrides) else ("batching.micro_batch_size=1",)
+    return load_config(None, "reverse_string", [*TINY, *alone, *overrides], environ={}).config
 
 
 def datums(lengths: list[int], seed: int = 0, *, mask: bool = True) -> list[Datum]:
