@@ -9,7 +9,7 @@ UNTIL_THE_END = {"steps": None, "variants": ("resume-at2",)}
 
 @fault("N", "optimizer", "step-counter no-update moments-dropped", on="dense/resume-at2", steps=None)
 @met_in("the_well#77")
-@in_place_of(resume, "_restore_optimizer")
+@in_place_of(resume, "load_whole")
 def optimizer_not_restored(*_):
     """Weights come from the checkpoint, and the optimizer begins anew."""
     return

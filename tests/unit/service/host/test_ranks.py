@@ -118,6 +118,7 @@ def test_requests_cut_in_chunks_are_the_whole_request_bit_for_bit(pool: RankPool
     "batching",
     [
         ["layout=packed", "max_tokens_per_microbatch=60"],
+        ["pad_to_multiple_of=1"],  # which is the default: a microbatch of all
         pytest.param(["micro_batch_size=2"], marks=pytest.mark.extended),
         pytest.param(["row_order=longest_first"], marks=pytest.mark.extended),
     ],
