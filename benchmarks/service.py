@@ -46,6 +46,7 @@ from regress.layout import BatchPlan
 from regress.service.api import AdamParams, Datum
 from regress.service.client import tinker, weaver
 from regress.service.client.settings import Endpoint
+from regress.service.host.bases import TOKENS
 
 ROUNDS = 5
 EMPTY, CLIENTS, SMALL = 300, 8, 60
@@ -169,7 +170,7 @@ def _self_hosted(model: PreTrainedModel, rows: Sequence[Any]) -> Step:
             policy,
             optimizer,
             tokens,
-            batch.microbatches(BatchPlan(micro_batch_size=1)),
+            batch.microbatches(BatchPlan(max_tokens_per_microbatch=TOKENS)),
             OBJECTIVE,
             max_grad_norm=ADAM.grad_clip_norm,
         )
