@@ -1,11 +1,13 @@
-"""All checks in their order."""
+"""All checks in their order: for a command, and before every resume, which they stop if it could only go wrong later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from regress.doctor.check_context import CheckContext
+from rich.console import Console
+
+from regress.doctor.check_context import CheckContext, Next
 from regress.doctor.checks.configuration import check_configuration
 from regress.doctor.checks.curriculum import check_curriculum
 from regress.doctor.checks.files import (
@@ -15,16 +17,66 @@ from regress.doctor.checks.files import (
     check_others,
     check_required,
     check_schema,
+    check_trainer_state,
 )
 from regress.doctor.checks.leftovers import check_leftovers
 from regress.doctor.checks.machine import check_dependencies, check_disk, check_environment
-from regress.doctor.checks.metrics import check_metrics
-from regress.doctor.checks.tracking import check_tracking, check_variables, check_wandb
-from regress.doctor.checks.trainer_state import check_trainer_state
+from regress.doctor.checks.tracking import check_metrics, check_tracking, check_variables, check_wandb
 from regress.doctor.checks.weights import check_weights
-from regress.doctor.issue import Issue, Severity
-from regress.doctor.retire import retired
-from regress.doctor.types import issue
+from regress.doctor.issue import Issue, Severity, issue
+from regress.doctor.report import Report, show
+from regress.doctor.restore import retired
+from regress.doctor.target import find_target
+from regress.engine.checkpoint.names import LATEST
+from regress.engine.config.schema import Config
+from regress.errors import CheckpointError, DoctorError, DumpError
+
+QUIET = ("config_changed", "world_size_mismatch", "tracking_step_offset", "unlisted_file")
+"""Findings of low severity that are the wish of whoever resumes."""
+
+
+def before_resume(config: Config, console: Console, allowed: Collection[str] = ()) -> None:
+    """Examine the checkpoint that a run goes on from, and print what is found; only sizes are compared here, because
+    the resume itself compares hashes. With several ranks the first one does so for all.
+
+    Args:
+        allowed: keys whose change is accepted.
+
+    Raises:
+        CheckpointError: for a finding of high severity.
+    """
+    asked = config.trainer.resume_from_checkpoint
+    place = config.trainer.checkpoint_dir if asked == LATEST else asked
+    if place is None:
+        return
+    try:
+        target = find_target(place, None, ".", whole=False)
+    except (DoctorError, DumpError):
+        return  # the resume says what is wrong with the path, or starts at the beginning
+    if target.checkpoint is None:
+        return
+    context = CheckContext(target, Next(config, allowed=frozenset(allowed)), deep=False)
+    found = [issue for issue in examine(context) if _matters(issue, config)]
+    high = [issue for issue in found if issue.severity is Severity.HIGH]
+    if found:
+        context.unchecked.clear()
+        show(Report(context, found), console, plan=False)
+    if context.foreign:
+        return  # the resume refuses it
+    if high:
+        more = f" ({len(high) - 1} more findings like it)" if len(high) > 1 else ""
+        where = target.shown if target.named else target.shown_root
+        raise CheckpointError(
+            f"{high[0].message}{more}: nothing was changed, see regress doctor {where} --diagnose"
+        )
+
+
+def _matters(issue: Issue, config: Config) -> bool:
+    if issue.type in QUIET and issue.severity is Severity.LOW:
+        return False
+    saves = config.trainer.save_steps is not None or config.trainer.save_updates is not None
+    return saves or issue.group != "disk"
+
 
 Check = Callable[[CheckContext], Iterator[Issue]]
 

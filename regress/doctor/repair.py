@@ -18,15 +18,14 @@ from pathlib import Path
 from regress import durable
 from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
+from regress.doctor.checks.leftovers import writer_of
 from regress.doctor.checks.machine import readable
-from regress.doctor.commit import read_manifest, resealed
 from regress.doctor.examine import cleanup, examine
 from regress.doctor.issue import Action, Issue, Move, Store, Write, clean
-from regress.doctor.processes import writer_of
 from regress.doctor.report import Report
 from regress.doctor.restore import COPY_LIMIT
 from regress.doctor.target import find_target
-from regress.doctor.tree import Tree, Unreadable, parsed
+from regress.doctor.tree import Tree, Unreadable, parsed, read_manifest, resealed
 from regress.dump.manifest import MANIFEST
 from regress.durable import Stamp
 from regress.engine.checkpoint.names import CURRICULUM_STATE

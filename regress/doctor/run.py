@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from regress.doctor import repair
-from regress.doctor.check_context import CheckContext
+from regress.doctor.check_context import CheckContext, gathered
 from regress.doctor.checks.tracking import check_variables
 from regress.doctor.examine import cleanup, examine
-from regress.doctor.gather import gathered
 from regress.doctor.report import Report, show
 from regress.dump.location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE

@@ -1,24 +1,30 @@
-"""Files of a checkpoint: the commit, what must be there, and that each is what was written."""
+"""Files of a checkpoint: the commit, what must be there, and that each is what was written.
+
+``trainer_state.json``, which users of Hugging Face's Trainer read, is made again of what the checkpoint knows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
-from regress.doctor.check_context import CheckContext, whole
-from regress.doctor.checks.unsafe import unsafe
+from regress.doctor.check_context import CheckContext, unsafe, whole
 from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
-from regress.doctor.commit import fault, read_manifest
-from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
-from regress.doctor.restore import restored
-from regress.doctor.retire import free_name
-from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
-from regress.doctor.types import issue
+from regress.doctor.issue import Fix, Issue, Move, Severity, Store, Write, clean, issue, shown
+from regress.doctor.restore import free_name, restored
+from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe, fault, read_manifest
+from regress.dump.files import stamp_of
 from regress.dump.manifest import MANIFEST
 from regress.engine.checkpoint.manifest import READ_SUFFIXES
-from regress.engine.checkpoint.names import STATE, checkpoint_name, parse_name
-from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION
+from regress.engine.checkpoint.names import STATE, TRAINER_STATE, checkpoint_name, parse_name
+from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION, parse_state
+from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.engine.config.option import Option
+from regress.engine.config.schema import Config, options
+from regress.errors import RegressError
 
 
 def check_commit(context: CheckContext) -> Iterator[Issue]:
@@ -250,3 +256,138 @@ def _unsafe(tree: Tree, path: str) -> str | None:
     except Unreadable:
         return None
     return None
+
+
+def saved_config(saved: Mapping[str, Any]) -> Config:
+    """Return the configuration of dotted keys and plain values; keys that are missing have their defaults.
+
+    Raises:
+        ValueError: if a value is not of its key's type.
+    """
+    config = Config()
+    for key, leaf in options().items():
+        if leaf.kind is dict:
+            value: Any = {
+                name.removeprefix(f"{key}."): item
+                for name, item in saved.items()
+                if name.startswith(f"{key}.")
+            }
+            if not value and saved.get(key) != "{}":
+                continue
+        elif key in saved:
+            value = _value(leaf, saved[key])
+        else:
+            continue
+        section: Any = config
+        for name in leaf.path[:-1]:
+            section = getattr(section, name)
+        setattr(section, leaf.path[-1], value)
+    return config
+
+
+def _value(leaf: Option, text: Any) -> Any:
+    """Return a value of `regress.engine.config.flat`, which writes null, lists and empty mappings as JSON."""
+    value = text
+    if isinstance(text, str) and (leaf.kind is not str or (leaf.optional and text == "null")):
+        value = json.loads(text)
+    if value is None and leaf.optional:
+        return None
+    kinds: Any = {int: int, float: (int, float), bool: bool, str: str, list: list}.get(leaf.kind, object)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and leaf.kind is not bool):
+        raise ValueError(f"{leaf.key} is {text!r}")
+    return value
+
+
+KEYS = ("global_step", "epoch", "max_steps", "log_history", "best_metric", "best_model_checkpoint")
+
+
+def check_trainer_state(context: CheckContext) -> Iterator[Issue]:
+    """Check that trainer_state.json is there, complete, and of the checkpoint's step."""
+    if context.commit is None and not context.foreign:
+        return
+    path = context.target.file(TRAINER_STATE)
+    try:
+        content = context.tree.json(path)
+    except Unreadable as error:
+        context.claimed.add(path)
+        type = "corrupted_checkpoint_file"
+        if isinstance(error, Missing):
+            type = "missing_checkpoint_file"
+        elif isinstance(error, Unsafe):
+            type = "unsafe_path"
+        yield _finding(context, type, f"{path} {error}", {})
+        return
+    if not isinstance(content, dict):
+        context.claimed.add(path)
+        yield _finding(context, "trainer_state_read_error", f"{path} holds no JSON object", {})
+        return
+    missing = [key for key in KEYS if key not in content]
+    if missing:
+        context.claimed.add(path)
+        yield _finding(
+            context, "incomplete_trainer_state", f"{path} lacks {', '.join(missing)}", {"missing": missing}
+        )
+    if "global_step" in content:
+        yield from _check_step(context, path, content)
+
+
+def _check_step(context: CheckContext, path: str, content: Mapping[str, Any]) -> Iterator[Issue]:
+    told = content["global_step"]
+    known = whole(told)
+    evidence = {"global_step": told, "update": context.update, "step": content.get("step")}
+    if known is None or (known == 0 and context.update != 0):
+        text = (
+            f"{path} says global_step {shown(told)}, which no checkpoint of a run that has trained can have"
+        )
+    elif context.update is not None and known != context.update:
+        text = f"{path} says global_step {known}, and regress_state.json counts {context.update} updates"
+    elif context.step is not None and content.get("step", context.step) != context.step:
+        text = (
+            f"{path} says step {shown(content['step'])}, and regress_state.json counts {context.step} steps"
+        )
+    else:
+        return
+    context.claimed.add(path)
+    yield _finding(context, "invalid_global_step", text, evidence)
+
+
+def _finding(context: CheckContext, type: str, text: str, evidence: Mapping[str, Any]) -> Issue:
+    path = context.target.file(TRAINER_STATE)
+    fix = None
+    remedy = "copy the checkpoint again"
+    data = rebuilt(context)
+    if data is not None:
+        fix = Fix(f"make {path} again of regress_state.json", (Write(path, data, seal=True),))
+        remedy = "it can be made again of regress_state.json"
+    return issue(type, f"{text}; {remedy}", path=path, evidence=evidence, fix=fix)
+
+
+def rebuilt(context: CheckContext) -> bytes | None:
+    """Return trainer_state.json as the run wrote it, or None where its state cannot be read.
+
+    The manifest tells whether the number of problems in an epoch, which no other file holds, was guessed well.
+    """
+    if context.commit is None or context.target.checkpoint is None or not context.state:
+        return None
+    try:
+        state = parse_state(context.tree.root / context.target.checkpoint)
+        config = saved_config(state.config)
+        own = [] if config.task.dataset_path is not None else [config.task.train_size]
+        guesses = [*_problems(context, config.data.prompts_per_step), *own, None]
+        found = [json_bytes(trainer_state(config, state, problems)) for problems in guesses]
+    except (RegressError, ValueError, TypeError, ArithmeticError):
+        return None
+    stamp = context.commit.files.get(TRAINER_STATE)
+    return next((data for data in found if stamp_of(data) == stamp), found[0])
+
+
+def _problems(context: CheckContext, prompts_per_step: int) -> Iterator[int]:
+    """Return the problems in an epoch as other checkpoints of the run imply them."""
+    for name in context.target.others:
+        try:
+            other = context.tree.object(f"{name}/{TRAINER_STATE}")
+        except Unreadable:
+            continue
+        step, epoch = other.get("step"), other.get("epoch")
+        if isinstance(step, int) and isinstance(epoch, float) and 0 < epoch < 1e9 and step > 0:
+            yield max(1, round(step * prompts_per_step / epoch))

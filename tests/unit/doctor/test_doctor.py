@@ -15,13 +15,11 @@ from click.testing import Result
 from rich.console import Console
 
 from regress.doctor import examine as examination
-from regress.doctor.check_context import CheckContext, Next
+from regress.doctor.check_context import CheckContext, Next, gathered
 from regress.doctor.checks.tracking import check_wandb
-from regress.doctor.gate import before_resume
-from regress.doctor.gather import gathered
-from regress.doctor.issue import Severity
+from regress.doctor.examine import before_resume
+from regress.doctor.issue import RULES, Severity
 from regress.doctor.target import checkpoints
-from regress.doctor.types import RULES
 from regress.engine.checkpoint import latest
 from regress.engine.config import load_config
 from regress.errors import CheckpointError
