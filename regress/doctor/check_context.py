@@ -1,4 +1,4 @@
-"""Everything that the checks look at, from the arguments of the command: files, the next configuration, this machine."""
+"""Everything that the checks look at: what the command names, files, the next configuration, this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All checks in their order: for a command, and before every resume, which they stop if it could only go wrong later."""
+"""All checks in their order: for a command, and before every resume, which they may stop."""
 
 from __future__ import annotations
 

@@ -175,8 +175,7 @@ def continued(path: Path, whole: Path) -> None:
 def resumed(path: Path, whole: Path) -> None:
     from regress.engine.checkpoint.names import latest
     from regress.engine.checkpoint.state import read_state
-    from regress.engine.checkpoint.tensors import optimizer_of, unfinished_of
-    from regress.engine.checkpoint.weights import _tensors
+    from regress.engine.checkpoint.tensors import _tensors, optimizer_of, unfinished_of
     from regress.engine.tracking.state import read_sync_state
 
     place = latest(str(path))

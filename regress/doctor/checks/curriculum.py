@@ -12,7 +12,7 @@ from regress.doctor.restore import restored
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.dump.metrics_file import METRICS
 from regress.engine.checkpoint.names import CURRICULUM_STATE
-from regress.engine.checkpoint.trainer_state import json_bytes
+from regress.engine.checkpoint.state import json_bytes
 
 FIELDS = (
     *("current_stage", "current_round", "stage_start_step", "stage_count", "stages"),

@@ -20,8 +20,7 @@ from regress.dump.files import stamp_of
 from regress.dump.manifest import MANIFEST
 from regress.engine.checkpoint.manifest import READ_SUFFIXES
 from regress.engine.checkpoint.names import STATE, TRAINER_STATE, checkpoint_name, parse_name
-from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION, parse_state
-from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION, json_bytes, parse_state, trainer_state
 from regress.engine.config.option import Option
 from regress.engine.config.schema import Config, options
 from regress.errors import RegressError

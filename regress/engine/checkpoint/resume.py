@@ -13,12 +13,17 @@ from regress.dump.location import Location, address, location
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
 from regress.engine.checkpoint.names import LATEST, latest
-from regress.engine.checkpoint.optimizer import load_whole
 from regress.engine.checkpoint.snapshot import FINGERPRINT, REMOTE
 from regress.engine.checkpoint.state import CheckpointState, local_copy, parse_state, read_state
-from regress.engine.checkpoint.tensors import optimizer_of, reference_of, unfinished_of
+from regress.engine.checkpoint.tensors import (
+    load_weights,
+    load_whole,
+    optimizer_of,
+    read_weights,
+    reference_of,
+    unfinished_of,
+)
 from regress.engine.checkpoint.unfinished import restored
-from regress.engine.checkpoint.weights import load_weights, read_weights
 from regress.engine.config.schema import Config
 from regress.engine.rehearsal import rehearse
 from regress.engine.tokenizer import fingerprint

@@ -23,11 +23,9 @@ from regress.engine.checkpoint.names import (
     TRAINER_STATE,
     checkpoint_name,
 )
-from regress.engine.checkpoint.optimizer import whole_state
-from regress.engine.checkpoint.state import CheckpointState, DumpPosition
-from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.engine.checkpoint.state import CheckpointState, DumpPosition, json_bytes, trainer_state
+from regress.engine.checkpoint.tensors import copied_weights, whole_state
 from regress.engine.checkpoint.unfinished import outcomes_of, records_of
-from regress.engine.checkpoint.weights import copied_weights
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import Trainer, UnfinishedStep

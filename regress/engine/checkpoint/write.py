@@ -17,8 +17,7 @@ from regress.durable import TEMPORARY, discard, publish, recover
 from regress.engine.checkpoint.manifest import read_manifest, stamps_of, verify, write_manifest
 from regress.engine.checkpoint.names import UNFINISHED, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot
-from regress.engine.checkpoint.tensors import write_records, write_tensors
-from regress.engine.checkpoint.weights import save_weights
+from regress.engine.checkpoint.tensors import save_weights, write_records, write_tensors
 from regress.errors import CheckpointError, DumpError, RegressError, reason
 
 

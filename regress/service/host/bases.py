@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from regress.dump.arrays import to_numpy
 from regress.engine.adapters.settings import is_adapter, of_directory
-from regress.engine.checkpoint.weights import copied_weights, load_weights, save_weights
+from regress.engine.checkpoint.tensors import copied_weights, load_weights, save_weights
 from regress.engine.config.model import LoraConfig
 from regress.engine.config.schema import Config
 from regress.engine.hub import local_folder

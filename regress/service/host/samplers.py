@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
-from regress.engine.checkpoint.weights import load_weights
+from regress.engine.checkpoint.tensors import load_weights
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text

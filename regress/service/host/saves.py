@@ -16,11 +16,16 @@ from regress.dump.manifest import MANIFEST
 from regress.durable import publish
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import OPTIMIZER, STATE
-from regress.engine.checkpoint.optimizer import load_whole, whole_state
 from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot
 from regress.engine.checkpoint.state import CheckpointState, read_state
-from regress.engine.checkpoint.tensors import optimizer_of
-from regress.engine.checkpoint.weights import copied_weights, load_weights, read_weights
+from regress.engine.checkpoint.tensors import (
+    copied_weights,
+    load_weights,
+    load_whole,
+    optimizer_of,
+    read_weights,
+    whole_state,
+)
 from regress.engine.checkpoint.write import write_files
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint

@@ -4,7 +4,7 @@ import torch
 
 from regress.dump.taps import receiving
 from regress.engine.checkpoint import resume
-from regress.engine.checkpoint.weights import load_weights
+from regress.engine.checkpoint.tensors import load_weights
 from regress.engine.reference import Reference
 from regress.engine.trainer import Trainer
 from regress.grpo.controllers import Coefficients

@@ -17,8 +17,7 @@ from regress.dump.jsontext import dumps
 from regress.dump.manifest import environment, package_versions
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.manifest import write_manifest
-from regress.engine.checkpoint.state import CheckpointState
-from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.engine.checkpoint.state import CheckpointState, json_bytes, trainer_state
 from regress.engine.config import Config, load_config
 
 STEPS = (2, 4)
