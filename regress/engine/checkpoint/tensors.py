@@ -1,7 +1,7 @@
 """Tensors of a checkpoint as files of safetensors: weights, optimizer, reference and unfinished step.
 
-Weights have the layout of ``save_pretrained``. The state of an optimizer is gathered whole from all ranks, and handed back
-to them in any layout. A checkpoint of schema 1 holds all but the weights as a dump of its own.
+Weights have the layout of ``save_pretrained``. The state of an optimizer is gathered whole from all ranks, and handed
+back to them in any layout. A checkpoint of schema 1 holds all but the weights as a dump of its own.
 """
 
 from __future__ import annotations
