@@ -22,24 +22,27 @@ Conflicts = Iterator[tuple[str, str]]
 
 
 def check_objective(objective: ObjectiveFields) -> None:
-    """Raise `ConfigError` at the first field whose value is not allowed, alone or beside the others."""
-    specs = [spec for spec in fields(objective) if any(spec.name in vars(base) for base in _SECTIONS)]
-    for spec in specs:
-        _check_value(spec, getattr(objective, spec.name))
-    rules = (
-        _loss_conflicts,
-        _advantage_conflicts,
-        _term_conflicts,
-        _unread,
-        _rollout_conflicts,
-        _rejection_conflicts,
-    )
-    for rule in rules:
-        for culprit, told in rule(objective):
-            raise ConfigError(f"{culprit} is not possible: {told}.")
+    """Raise `ConfigError` for the first field whose value is not allowed, with a note for each of the others.
+
+    Fields beside one another are looked at where each has a value that it may have alone.
+    """
+    mistakes = [*_field_mistakes(objective)] or [
+        f"{culprit} is not possible: {told}." for rule in _RULES for culprit, told in rule(objective)
+    ]
+    if mistakes:
+        error = ConfigError(mistakes[0])
+        for other in mistakes[1:]:
+            error.add_note(other)
+        raise error
 
 
-_SECTIONS = ObjectiveFields.__mro__
+def _field_mistakes(objective: ObjectiveFields) -> Iterator[str]:
+    for spec in fields(objective):
+        if any(spec.name in vars(base) for base in ObjectiveFields.__mro__):
+            try:
+                _check_value(spec, getattr(objective, spec.name))
+            except ConfigError as error:
+                yield str(error)
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
@@ -223,3 +226,9 @@ def _rejection_conflicts(o: ObjectiveFields) -> Conflicts:
     if o.correction_policy == "old" and o.old_log_probs != "recompute":
         rule = "there is no policy from before the update to compare; use correction_policy=current"
         yield f"rejection with old_log_probs={o.old_log_probs}", rule
+
+
+_RULES = (
+    *(_loss_conflicts, _advantage_conflicts, _term_conflicts),
+    *(_unread, _rollout_conflicts, _rejection_conflicts),
+)

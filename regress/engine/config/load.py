@@ -128,7 +128,7 @@ def _load(
         notes += shorten_warmup(config, values)
         mistakes = mistakes or list(conflicts(config, values.origin))
     except ConfigError as error:
-        mistakes += [str(error), *_mistakes(values.value, options())]
+        mistakes += [str(error), *getattr(error, "__notes__", ()), *_mistakes(values.value, options())]
     if mistakes:
         raise _refusal(mistakes, values.origin)
     return Loaded(config, values.origins(), tuple(notes))

@@ -206,7 +206,10 @@ def _assembled(kind: Any, prefix: str, found: Mapping[str, Any]) -> Any:
     try:
         return kind(**members)
     except ConfigError as error:  # of the objective, which checks itself
-        raise ConfigError(f"{prefix}{error}") from None
+        refused = ConfigError(f"{prefix}{error}")
+        for note in getattr(error, "__notes__", ()):
+            refused.add_note(f"{prefix}{note}")
+        raise refused from None
 
 
 def is_tree(value: Any) -> bool:

@@ -49,6 +49,13 @@ def test_rules_of_several_sections_are_named() -> None:
     ]
 
 
+def test_rules_of_the_objective_are_named() -> None:
+    assert told("algorithm.ddof=2", "algorithm.gamma=2") == (
+        "algorithm.ddof=2 is not possible: set it to 0 (population) or 1 (sample).",
+        ["algorithm.gamma=2 is not possible: a discount is at most 1 @ algorithm.gamma (command line)"],
+    )
+
+
 def test_one_mistake_is_one_sentence() -> None:
     assert told("seed=-1") == (
         "seed=-1 (command line) must be an integer of at least 0 and at most 4294967295.",

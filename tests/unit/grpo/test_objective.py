@@ -141,3 +141,13 @@ def test_wrong_type_from_code_is_refused() -> None:
     objective.eps = "1e-6"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"eps='1e-6'"):
         check_objective(objective)
+
+
+def test_all_mistakes_of_an_objective_are_named() -> None:
+    """Fields that are wrong alone first; what they could mean together is asked once each is right."""
+    with pytest.raises(ConfigError, match=r"^loss='cispoo' is unknown") as error:
+        make_objective(loss="cispoo", dual_clip="3", gamma=2.0)
+    assert [note.partition(" ")[0] for note in error.value.__notes__] == ["dual_clip='3'"]
+    with pytest.raises(ConfigError, match=r"^ddof=2 is not possible") as error:
+        make_objective(ddof=2, gamma=2.0)
+    assert error.value.__notes__ == ["gamma=2 is not possible: a discount is at most 1."]
