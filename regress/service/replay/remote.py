@@ -160,7 +160,8 @@ def _offered(case: GoldenCase, precision: Precision, folder: Path, served: Mappi
         for name in ("seed", "threads", "model", "task", "data")
         if name in case.config
     }
-    return compose(sections, {**own, **served, **precision.overrides}, folder)
+    alone = {"batching.micro_batch_size": 1}  # a microbatch is then a datum, and a verdict names it
+    return compose(sections, {**own, **alone, **served, **precision.overrides}, folder)
 
 
 @contextmanager
