@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -270,8 +270,8 @@ def _stamp(data: Any) -> Stamp:
     return Stamp(conform(data["size"], Count, "a size"), conform(data["sha256"], Hash, "a hash"))
 
 
-def _keys(data: Any, wanted: set[str], what: str, optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
-    if not isinstance(data, dict) or data.keys() - optional != wanted:
+def _keys(data: Any, wanted: set[str], what: str, optional: Collection[str] = ()) -> None:
+    if not isinstance(data, dict) or data.keys() - {*optional} != wanted:
         raise ValueError(f"{what} does not consist of {', '.join(sorted(wanted))}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.dump.arrays import to_torch
+from regress.dump.arrays import Array, to_torch
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
@@ -85,16 +85,20 @@ def restored(
         DumpError: if one is damaged.
         ReplayError: if it does not fit the objective.
     """
-    for type in ("trajectory", _HOMES["advantages"]):
-        if type not in records:
+    for type, name in (("trajectory", "tokens"), (_HOMES["advantages"], "advantages")):
+        if type not in records or name not in records[type].tensors:
             raise CheckpointError(
-                f"{stated} lacks the {type} of its unfinished step; resume from another checkpoint"
+                f"{stated} lacks the {name} of its unfinished step; resume from another checkpoint"
             )
     trajectories = from_record(records["trajectory"])
     kept = _kept(records, trajectories)
     masks = trainer.loss_masks(trajectories) if kept is None else kept
     whole = _whole([TokenBatch(trajectories, loss_masks=masks)])
-    known = {name: _flat(whole, records[type], name) for name, type in _HOMES.items() if type in records}
+    known = {
+        name: _flat(whole, records[type].tensors[name], name)
+        for name, type in _HOMES.items()
+        if type in records and name in records[type].tensors
+    }
     tokens = RecordedTokens(**{name: known.get(name) for name in _HOMES})  # type: ignore[arg-type]  # advantages are there
     minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens, kept)
     outcomes = [
@@ -121,9 +125,9 @@ def _whole(batches: Sequence[TokenBatch]) -> Microbatch:
     return whole
 
 
-def _flat(whole: Microbatch, record: Record, name: str) -> Tensor:
+def _flat(whole: Microbatch, array: Array, name: str) -> Tensor:
     """Return the ``[K]`` values of the loss tokens from a record's ``[N, T]`` tensor."""
-    values = to_torch(record.tensors[name].copy())
+    values = to_torch(array.copy())
     if tuple(values.shape) != tuple(whole.place.targets.shape):
         raise CheckpointError(
             f"{name} of the unfinished step has shape {list(values.shape)} and its trajectories ask for "

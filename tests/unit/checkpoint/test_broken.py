@@ -8,9 +8,11 @@ import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from regress.engine.checkpoint.tensors import read_tensors, write_tensors
 from regress.errors import CheckpointError, RegressError
 from tests.unit.checkpoint.conftest import Case
 
@@ -90,6 +92,10 @@ FORGERIES: dict[str, tuple[Callable[[Case], object], str]] = {
     "updates without outcomes": (
         lambda c: c.change_state(lambda tree: tree.update(updates_in_step=2)),
         "tells of 2 updates in a step and has outcomes of 0",
+    ),
+    "no optimizer": (
+        lambda c: ((c.checkpoint() / "optimizer.safetensors").unlink(), c.seal()),
+        "holds no state of the optimizer",
     ),
     "another tokenizer": (
         lambda c: c.change_state(lambda tree: tree["parts"].update(tokenizer_fingerprint="x")),
@@ -174,3 +180,26 @@ def test_a_changed_record_of_the_dump_is_noticed(case: Case, tmp_path: Path) -> 
     other.resume(*dumping, f"debug.dump_dir={tmp_path / 'new'}")
     manifest = json.loads((tmp_path / "new" / "manifest.json").read_text())
     assert len(manifest["files"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda tensors, told: (tensors, {}), "is no unfinished step"),
+        (lambda tensors, told: (tensors, {"records": "[]"}), "is no unfinished step"),
+        (
+            lambda tensors, told: ({n: v for n, v in tensors.items() if "/advantages" not in n}, told),
+            "lacks the advantages of its unfinished step",
+        ),
+        (lambda tensors, told: ({n: v[:1] for n, v in tensors.items() if v.dim()}, told), "trajector"),
+    ],
+)
+def test_a_forged_unfinished_step_is_refused(case: Case, change: Callable[..., Any], says: str) -> None:
+    name = "checkpoint-1-update1"
+    path = case.checkpoint(name) / "unfinished.safetensors"
+    tensors, told = read_tensors(path)
+    write_tensors(path, *change(tensors, {key: value for key, value in told.items() if key != "format"}))
+    case.seal(name)
+    with pytest.raises(RegressError, match=says) as caught:
+        case.resume(name=name)
+    assert "\n" not in str(caught.value)
