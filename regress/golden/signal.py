@@ -1,5 +1,5 @@
-"""Signal check of a case, and of rollouts: with advantages of zero, equal lengths, nothing clipped or a reference that is
-the policy, whole branches of the computation could be wrong and every comparison would still pass.
+"""Signal check of a case, and of rollouts: with advantages of zero, equal lengths, nothing clipped or a reference that
+is the policy, whole branches of the computation could be wrong and every comparison would still pass.
 """
 
 from __future__ import annotations

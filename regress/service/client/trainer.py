@@ -19,8 +19,7 @@ from regress.engine.step import StepOutcome
 from regress.engine.trainer import AfterUpdate, MiniBatch, Trainer, UnfinishedStep, nothing
 from regress.service.api import AdamParams, Datum, PassResult
 from regress.service.client.dumps import RemoteDumps
-from regress.service.client.losses import entropy_coefficient, wire_loss
-from regress.service.client.policy import RemotePolicy, RemoteUpdate
+from regress.service.client.policy import RemotePolicy, RemoteUpdate, entropy_coefficient, wire_loss
 from regress.service.client.rollout import Reference
 
 

@@ -7,10 +7,16 @@ every few milliseconds.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import math
+import re
 import secrets
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -21,12 +27,104 @@ from starlette.exceptions import HTTPException
 
 from regress.service.api import Operation, Service, ServiceError, Status
 from regress.service.wires.bodies import Bodies
-from regress.service.wires.counters import PROMETHEUS, Counters
-from regress.service.wires.keys import Keys
 from regress.service.wires.settings import Settings
 from regress.service.wires.tinker import TINKER
 from regress.service.wires.weaver import WEAVER
 from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply
+
+_BEARER = "bearer "
+
+
+class Keys:
+    """Known keys.
+
+    Args:
+        keys: keys by the name of their owner.
+        headers: names of the headers that have a key, beside ``Authorization: Bearer``.
+    """
+
+    def __init__(self, keys: Mapping[str, str], headers: Sequence[str]) -> None:
+        if not keys or not all(keys.values()):
+            raise ServiceError(
+                "the service has no API key; set one, and give it to the clients", code="no_key"
+            )
+        self._digests = {owner: _digest(key) for owner, key in keys.items()}
+        self._headers = tuple(dict.fromkeys(headers))
+
+    def owner(self, headers: Mapping[str, str]) -> str:
+        """Return the owner of a request's key.
+
+        Raises:
+            ServiceError: there is no key, or no such key.
+        """
+        found = self._find(headers)
+        if found is None:
+            names = ", ".join((*self._headers, "authorization: bearer"))
+            raise ServiceError(f"the API key is missing or unknown; send one in {names}", code="unauthorized")
+        return found
+
+    def known(self, headers: Mapping[str, str]) -> bool:
+        """Return True if a request has a known key."""
+        return self._find(headers) is not None
+
+    def _find(self, headers: Mapping[str, str]) -> str | None:
+        sent = [headers[name] for name in self._headers if name in headers]
+        bearer = headers.get("authorization", "")
+        if bearer.lower().startswith(_BEARER):
+            sent.append(bearer[len(_BEARER) :].strip())
+        owner = None
+        for digest in map(_digest, sent):
+            for name, known in self._digests.items():  # all of them, whichever fits
+                if hmac.compare_digest(digest, known):
+                    owner = name
+        return owner
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+PREFIX = "regress_service_"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Counters:
+    """Counts of answered requests, by wire, route and status."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
+        self._seconds: Counter[tuple[str, str]] = Counter()
+
+    def add(self, wire: str, route: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        with self._lock:
+            self._requests[wire, route, status] += 1
+            self._seconds[wire, route] += seconds  # type: ignore[assignment]
+
+    def text(self, service: Mapping[str, float]) -> str:
+        """Return all numbers in Prometheus' text format."""
+        lines = []
+        for name, value in sorted(service.items()):
+            bare, brace, labels = name.partition("{")
+            lines.append(f"{PREFIX}{re.sub(r'[^a-zA-Z0-9_]', '_', bare)}{brace}{labels} {_number(value)}")
+        with self._lock:
+            lines.append(f"# TYPE {PREFIX}http_requests_total counter")
+            for (wire, route, status), count in sorted(self._requests.items()):
+                labels = f'wire="{wire}",route="{route}",status="{status}"'
+                lines.append(f"{PREFIX}http_requests_total{{{labels}}} {count}")
+            lines.append(f"# TYPE {PREFIX}http_seconds_total counter")
+            for (wire, route), seconds in sorted(self._seconds.items()):
+                labels = f'wire="{wire}",route="{route}"'
+                lines.append(f"{PREFIX}http_seconds_total{{{labels}}} {_number(seconds)}")
+        return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
 
 _SLICE = 0.5
 _SHORTEST = 0.002

@@ -17,8 +17,7 @@ from regress.service.api import (
 )
 from regress.service.wires import protobuf
 from regress.service.wires.names import Addresses
-from regress.service.wires.results import Show, completions, numbers, shown_result
-from regress.service.wires.wire import Reply, json_reply
+from regress.service.wires.wire import Reply, Show, completions, json_reply, numbers, shown_result
 
 ADDRESSES = Addresses("tinker", {SaveKind.STATE: "weights", SaveKind.SAMPLER: "sampler_weights"})
 

@@ -19,8 +19,15 @@ from regress.service.api import (
     Status,
 )
 from regress.service.wires.names import Addresses
-from regress.service.wires.results import Show, completions, numbers, shown_result
-from regress.service.wires.wire import Reply, error_reply, json_reply
+from regress.service.wires.wire import (
+    Reply,
+    Show,
+    completions,
+    error_reply,
+    json_reply,
+    numbers,
+    shown_result,
+)
 
 KINDS = {
     "weight": SaveKind.WEIGHTS,

@@ -18,9 +18,8 @@ import zstandard
 
 from regress.service.api import Operation, ServiceError, Status
 from regress.service.wires import protobuf
-from regress.service.wires.app import create_app
+from regress.service.wires.app import Counters, create_app
 from regress.service.wires.bodies import expand
-from regress.service.wires.counters import Counters
 from regress.service.wires.fields import parse_json
 from regress.service.wires.server import ThreadedServer, listen
 from regress.service.wires.settings import Limits, Settings
