@@ -259,7 +259,7 @@ def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:
     alike = [v for v in near if v.quantity == first.quantity and v.place.micro == first.place.micro]
     here, forward = depth(first.name), first.quantity == "activations"
     names = {v.name for v in alike if (depth(v.name) < here if forward else depth(v.name) > here)}
-    good = names - {v.name for v in alike if not v.ok}
+    good = sorted(names - {v.name for v in alike if not v.ok})  # of one depth, the first in the alphabet
     if not good:
         return []
     nearest = max(good, key=depth) if forward else min(good, key=depth)

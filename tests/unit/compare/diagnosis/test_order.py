@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,3 +105,15 @@ def test_what_follows_from_reordered_inputs_is_counted_as_a_consequence() -> Non
     found = find_divergence(failed, RunContext(config={"algorithm": PENALTY}))
     assert found is not None
     assert (found.downstream, found.independent) == ({"advantages": 1}, {})
+
+
+def test_the_tensor_that_holds_is_the_same_in_every_process() -> None:
+    """Of gradients at one depth, the hash seed of the process chose the one that was named."""
+    for layer in range(8):
+        attention = f"model.layers.{layer}.self_attn"
+        behind = [
+            replace(drift("gradient", f"{attention}.{name}_norm.weight"), status=Status.OK) for name in "qk"
+        ]
+        found = find_divergence([*behind, drift("gradient", f"{attention}.q_proj.weight")])
+        assert found is not None
+        assert found.held == (f"gradient {attention}.k_norm.weight",)
