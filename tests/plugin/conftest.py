@@ -223,6 +223,8 @@ ALIKE = {
     "test_only_what_failed_is_updated",
     "test_the_failed_ones_run_again_as_a_whole",
     "test_a_session_whose_golden_tests_judge_nothing_fails",
+    "test_only_what_is_named_is_judged",
+    "test_the_first_failing_quantity_ends_a_run_that_shall_end_there",
     "test_a_misspelt_name_that_selects_nothing_is_named",
 }
 """Modules and tests in which workers make little difference: with workers they are extended tests.
