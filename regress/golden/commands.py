@@ -282,7 +282,7 @@ def migrate(golden_dir: Path | None) -> None:
 _GIT = {
     "diff": "git diff golden, or regress compare golden:CASE@HEAD golden:CASE",
     "review": "git diff golden, or regress compare golden:CASE@HEAD golden:CASE",
-    "accept": "git commit -a golden",
+    "accept": "git add golden",
     "reject": "git restore golden",
 }
 """Commands of earlier releases, and git's for the same."""

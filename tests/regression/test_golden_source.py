@@ -158,6 +158,9 @@ def test_an_update_that_is_not_committed(tmp_path: Path) -> None:
     lines = subprocess.run(["git", "diff", "-U0"], cwd=tmp_path, check=True, capture_output=True, text=True)
     moved = [line for line in lines.stdout.splitlines() if line.startswith('+     "kl"')]
     assert len(moved) == 1, "a line for the tensor that moved"
+    subprocess.run(["git", *who, "commit", "-qam", "kl"], cwd=tmp_path, check=True, timeout=60)
+    found = compare_dumps(f"golden:{golden}/dense@HEAD", f"golden:{golden}/dense")
+    assert "kl" not in {verdict.quantity for verdict in found.failed}, "HEAD is a later commit now"
 
 
 def test_a_loss_of_one_element_is_a_number(tmp_path: Path) -> None:

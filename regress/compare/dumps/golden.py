@@ -73,22 +73,30 @@ def golden_case(source: str) -> GoldenCase:
     return GoldenStore(_at_revision(root, path.name, revision) if revision else root).case(path.name)
 
 
-@cache
 def _at_revision(root: Path, name: str, revision: str) -> Path:
     """Return a golden directory with one case as a revision of git has it; it goes with this process."""
+    try:
+        commit = _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}").decode().strip()
+        return _extracted(root, name, commit)
+    except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
+        said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").splitlines() or [error]
+        raise GoldenError(
+            f"git has no {root / name} of {revision} ({said[-1]}): name a commit in which the case is"
+        ) from None
+
+
+@cache
+def _extracted(root: Path, name: str, commit: str) -> Path:
     folder = Path(mkdtemp(prefix="regress-golden-"))
     atexit.register(rmtree, folder, ignore_errors=True)
-    try:
-        command = ["git", "-C", str(root), "archive", "--format=tar", revision, "--", name]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-            archive.extractall(folder, filter="data")
-    except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
-        said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace").strip()
-        raise GoldenError(
-            f"git has no {root / name} of {revision} ({said.splitlines()[-1]}): name a commit in which the case is"
-        ) from None
+    with tarfile.open(fileobj=BytesIO(_git(root, "archive", "--format=tar", commit, "--", name))) as archive:
+        archive.extractall(folder, filter="data")
     return folder
+
+
+def _git(root: Path, *command: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, check=True, timeout=60)
+    return done.stdout
 
 
 class GoldenSide(TruthSide):

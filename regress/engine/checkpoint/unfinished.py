@@ -99,7 +99,7 @@ def restored(
         for name, type in _HOMES.items()
         if type in records and name in records[type].tensors
     }
-    tokens = RecordedTokens(**{name: known.get(name) for name in _HOMES})  # type: ignore[arg-type]  # advantages are there
+    tokens = RecordedTokens(known["advantages"], known.get("old_log_probs"), known.get("ref_log_probs"))
     minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens, kept)
     outcomes = [
         StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made

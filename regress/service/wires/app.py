@@ -15,7 +15,7 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -94,13 +94,13 @@ class Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str, int]] = Counter()
-        self._seconds: Counter[tuple[str, str]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def add(self, wire: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request."""
         with self._lock:
             self._requests[wire, route, status] += 1
-            self._seconds[wire, route] += seconds  # type: ignore[assignment]
+            self._seconds[wire, route] += seconds
 
     def text(self, service: Mapping[str, float]) -> str:
         """Return all numbers in Prometheus' text format."""

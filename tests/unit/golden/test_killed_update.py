@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,7 @@ def _watched(kill_at: int | None) -> list[str]:
 
 @pytest.fixture
 def update(recorded: Path, make_truth: Any, tmp_path: Path) -> Update:
-    import regress.replay.update  # noqa: F401  # here rather than in each child
-
+    import_module("regress.replay.update")  # here rather than in each child
     return Update(recorded, make_truth, tmp_path)
 
 

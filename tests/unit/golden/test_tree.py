@@ -30,7 +30,7 @@ values = st.recursive(
 
 
 def identical(a: Tree, b: Tree) -> bool:
-    """Whether two values would be the same golden."""
+    """Return True if two values would be the same golden."""
     one, other = (StoredCheck("test_x.py::test_it", "x", tree, 0.0, 0.0, "", {}) for tree in (a, b))
     return one.same(other)
 

@@ -108,7 +108,7 @@ def test_what_follows_from_reordered_inputs_is_counted_as_a_consequence() -> Non
 
 
 def test_the_tensor_that_holds_is_the_same_in_every_process() -> None:
-    """Of gradients at one depth, the hash seed of the process chose the one that was named."""
+    """Catches a name that the hash seed of the process chooses among gradients at one depth."""
     for layer in range(8):
         attention = f"model.layers.{layer}.self_attn"
         behind = [
