@@ -8,7 +8,7 @@ True
 
 from __future__ import annotations
 
-from regress.engine.tracking.callback import EnhancedInferenceCallback
+from regress.engine.evaluation_callback import EnhancedInferenceCallback
 from regress.engine.tracking.sync import (
     WandBSyncManager,
     get_wandb_sync_manager,
