@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import accelerate.tracking
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
@@ -35,24 +35,11 @@ class _Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
         self.warning(message, *args, **kwargs)
 
 
-class Backend(Protocol):
-    """Tracker that a thread of its own opens, feeds and closes; any of them may fail or hang."""
+class Backend:
+    """Any tracker that accelerate knows; a value's step is the update if it has one, else the rollout step.
 
-    def open(self) -> None:
-        """Begin or continue the run."""
-
-    def send(self, row: Row) -> None:
-        """Take one row of metrics."""
-
-    def close(self) -> None:
-        """End the run, once everything is delivered."""
-
-    def abandon(self) -> None:
-        """Keep the tracker from holding up the end of the process; called without waiting for the others."""
-
-
-class AccelerateBackend:
-    """Any tracker that accelerate knows; a value's step is the update if it has one, else the rollout step."""
+    A thread of its own opens, feeds and closes it, and any of these may fail or hang.
+    """
 
     def __init__(self, name: str, target: Target) -> None:
         self.name = name
@@ -73,7 +60,7 @@ class AccelerateBackend:
             tracker.finish()
 
     def abandon(self) -> None:
-        """Do nothing: the thread ends with the process."""
+        """Keep the tracker from holding up the end of the process, without waiting: the thread ends with it."""
 
     def _kind(self) -> Any:
         return LOGGER_TYPE_TO_CLASS[self.name]
@@ -93,7 +80,7 @@ class AccelerateBackend:
         return {}
 
 
-class WandBBackend(AccelerateBackend):
+class WandBBackend(Backend):
     """wandb: the run of the checkpoint goes on, ``step`` and ``update`` are axes of their own.
 
     wandb drops what is logged at a step below its own, so no ``step`` is given to it: every row is a record of its
@@ -148,7 +135,7 @@ class WandBBackend(AccelerateBackend):
         }
 
 
-class TensorBoardBackend(AccelerateBackend):
+class TensorBoardBackend(Backend):
     """TensorBoard: two event directories, since a resume hides all points from one step on, whatever their axis."""
 
     def open(self) -> None:
@@ -167,7 +154,7 @@ class TensorBoardBackend(AccelerateBackend):
         self._trackers[updates].log(numbers(row), step=row[UPDATE if updates else STEP])
 
 
-class TrackioBackend(AccelerateBackend):
+class TrackioBackend(Backend):
     """trackio: the run of this name and id goes on; it keeps repeated steps as rows, which ``segment`` tells apart."""
 
     def send(self, row: Row) -> None:
@@ -179,7 +166,7 @@ class TrackioBackend(AccelerateBackend):
         return {"name": self.target.unique_name, "resume": "allow", "embed": False}
 
 
-class SwanLabBackend(AccelerateBackend):
+class SwanLabBackend(Backend):
     """SwanLab: the experiment of this id goes on; it takes texts as a type of their own."""
 
     def send(self, row: Row) -> None:
@@ -205,10 +192,10 @@ class SwanLabBackend(AccelerateBackend):
 
 def make_backend(name: str, target: Target) -> Backend:
     """Return the adapter of a tracker that accelerate knows."""
-    return ADAPTERS.get(name, AccelerateBackend)(name, target)
+    return ADAPTERS.get(name, Backend)(name, target)
 
 
-ADAPTERS: dict[str, type[AccelerateBackend]] = {
+ADAPTERS: dict[str, type[Backend]] = {
     "wandb": WandBBackend,
     "tensorboard": TensorBoardBackend,
     "trackio": TrackioBackend,

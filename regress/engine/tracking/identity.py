@@ -43,7 +43,6 @@ class Target:
 
     Attributes:
         run_id: id of the run in every tracker.
-        resumes: True if a run of this id may exist already.
         resume_mode: ``WANDB_RESUME`` of the user, or ``allow``.
         segment: number of this process's part of the run.
         step: completed rollout steps at the start of this segment.
@@ -54,7 +53,6 @@ class Target:
     project: str
     run_name: str
     run_id: str
-    resumes: bool
     resume_mode: str
     segment: int
     step: int
@@ -103,7 +101,6 @@ def find_target(
         project_is_default=wishes.project is None,
         run_name=wishes.run_name or wishes.name,
         run_id=given or new_id(),
-        resumes=given is not None,
         resume_mode=mode,
         segment=segment,
         step=step,

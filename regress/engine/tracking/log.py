@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from regress.dump.metrics_file import (
     METRICS,
@@ -35,8 +35,8 @@ Value = float | int | str | None
 VERSION = 1
 
 
-class Log(Protocol):
-    """Destination of metrics, and the part of a checkpoint that continues it."""
+class Log(AbstractContextManager["Log"]):
+    """Destination of metrics, and the part of a checkpoint that continues it; this one keeps nothing."""
 
     def log(self, metrics: Mapping[str, Value], *, step: int, update: int | None = None) -> None:
         """Log values of a rollout step, or of one optimizer update (counted over the whole run)."""
@@ -46,32 +46,16 @@ class Log(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint holds; called before the first row."""
 
-
-class NoLog(AbstractContextManager["NoLog"]):
-    """Log of a rank that writes nothing."""
-
-    def log(self, metrics: Mapping[str, Value], *, step: int, update: int | None = None) -> None:
-        """Drop the values."""
-
-    def resumed(self, checkpoint: str, *, step: int, update: int) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def __exit__(self, *_: Any) -> None:
+        """End the log."""
 
 
-class TrackedLog(AbstractContextManager["TrackedLog"]):
+class TrackedLog(Log):
     """Log that writes ``metrics.jsonl`` and feeds trackers, each through a queue and a thread of its own.
 
     Only the file can fail: it is the record of the run. Nothing is written, and no tracker is opened, before the first
@@ -137,7 +121,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         if self._target is None:
             self._target = self._found_target()
         if self._opened:  # until then the file tells what the trackers of an earlier process have taken
-            self._sync.save()
+            self._sync.changed(True)
         return {
             "schema_version": VERSION,
             "segment": self._writer.segment,
@@ -177,8 +161,14 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             "trackers": {channel.name: channel.delivery() for channel in self._channels},
         }
 
-    def save_state(self) -> bool:
-        """Write ``wandb_sync_state.json`` now; returns False if that was not possible."""
+    def save_state(self) -> Path:
+        """Write ``wandb_sync_state.json`` now, and return its path.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if self._target is None:
+            self._target = self._found_target()
         return self._sync.save()
 
     def finish(self) -> None:
@@ -190,7 +180,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             channel.join(deadline)
         self._writer.close()
         if self._channels:
-            self._sync.save()
+            self._sync.changed(True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -271,9 +261,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             return []
 
 
-def open_log(
-    config: Config, *, main: bool, warn: Callable[[str], None], anew: bool = False
-) -> AbstractContextManager[Log]:
+def open_log(config: Config, *, main: bool, warn: Callable[[str], None], anew: bool = False) -> Log:
     """Return the log of a run, a context manager that ends it; ranks other than the main one drop what they log.
 
     ``anew`` replaces the metrics of an earlier run in ``output_dir``.
@@ -283,7 +271,7 @@ def open_log(
         DumpError: if the metrics file of an earlier run in ``output_dir`` is damaged.
     """
     if not main:
-        return NoLog()
+        return Log()
     keys = asdict(config.tracking)
     names = chosen_trackers(keys.pop("trackers"), warn)
     limits = {name: keys.pop(name) for name in ("queue_size", "finish_timeout")}

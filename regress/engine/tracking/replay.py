@@ -69,15 +69,13 @@ def replay(
     known = None if entry is None else entry["run_id"]
     target = find_target(wishes, known_id=known, segment=0, step=0, update=0)
     rows = read_metrics(run / METRICS, notice) if whole else _lacking(tracker, run, entry or {}, notice)
-    sent = _send(tracker, target, rows)
+    sent, why = _send(tracker, target, rows)
     if not whole:
         backup = Backup(run)
         for row in sent:
             backup.remove(tracker, row)
     if len(sent) < len(rows):
-        raise TrackingError(
-            f"{tracker} took {len(sent)} of {len(rows)} rows{sent.why}; mend it and send again"
-        )
+        raise TrackingError(f"{tracker} took {len(sent)} of {len(rows)} rows{why}; mend it and send again")
     if not whole and rows:
         acknowledge(run, tracker, max(row[SEQUENCE] for row in rows))
     return Replayed(len(sent), target.run_id, target.project, whole)
@@ -90,16 +88,12 @@ def _lacking(tracker: str, run: Path, entry: Mapping[str, Any], notice: Notice) 
     return [row for row in valid if row[SEQUENCE] in kept or row[SEQUENCE] > entry.get("acknowledged", -1)]
 
 
-class _Sent(list[Row]):
-    """Rows that a tracker took for good, and why it did not take the others."""
-
+def _send(tracker: str, target: Target, rows: Sequence[Row]) -> tuple[list[Row], str]:
+    """Return the rows that a tracker took for good, and why it did not take the others."""
+    sent: list[Row] = []
     why = ""
-
-
-def _send(tracker: str, target: Target, rows: Sequence[Row]) -> _Sent:
-    sent = _Sent()
     if not rows:
-        return sent
+        return sent, why
     backend = make_backend(tracker, target)
     try:
         backend.open()
@@ -107,10 +101,9 @@ def _send(tracker: str, target: Target, rows: Sequence[Row]) -> _Sent:
             backend.send(dict(row))
             sent.append(row)
     except Exception as error:
-        sent.why = f" ({reason(error)})"
+        why = f" ({reason(error)})"
     try:
         backend.close()
     except Exception as error:  # what it was given may not have arrived
-        sent.clear()
-        sent.why = sent.why or f" ({reason(error)})"
-    return sent
+        return [], why or f" ({reason(error)})"
+    return sent, why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -36,7 +37,7 @@ class _Document(_Versioned):
 
 
 class SyncState:
-    """Writer of the state file; threads may share it. A file that cannot be written never stops anything."""
+    """Writer of the state file; threads may share it."""
 
     def __init__(self, output_dir: Path, content: Callable[[], dict[str, Any]]) -> None:
         self._path = output_dir / STATE
@@ -45,19 +46,21 @@ class SyncState:
         self._written = 0.0
 
     def changed(self, urgent: bool) -> None:
-        """Write the state if that is urgent or the file is old."""
+        """Write the state if that is urgent or the file is old; one that cannot be written never stops anything."""
         if urgent or time.monotonic() - self._written >= EVERY:
-            self.save()
+            with suppress(OSError):
+                self.save()
 
-    def save(self) -> bool:
-        """Write the state; returns False if that was not possible."""
+    def save(self) -> Path:
+        """Write the state, and return the path of the file.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
         with self._lock:
             self._written = time.monotonic()
-            try:
-                write_json(self._path, {"schema_version": VERSION, "time": time.time(), **self._content()})
-            except OSError:
-                return False
-        return True
+            write_json(self._path, {"schema_version": VERSION, "time": time.time(), **self._content()})
+        return self._path
 
 
 def read_sync_state(output_dir: Path) -> dict[str, Any] | None:

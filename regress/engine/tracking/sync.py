@@ -6,7 +6,6 @@ import atexit
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,10 +22,9 @@ from regress.dump.metrics_file import (
 )
 from regress.engine.outputs import writing
 from regress.engine.tracking.availability import chosen_trackers
-from regress.engine.tracking.backup import write_json
 from regress.engine.tracking.identity import Wishes
 from regress.engine.tracking.log import VERSION, TrackedLog, Value
-from regress.engine.tracking.state import STATE, read_sync_state
+from regress.engine.tracking.state import read_sync_state
 from regress.errors import RegressError
 from regress.redaction import redacted_tree
 
@@ -179,11 +177,7 @@ class WandBSyncManager:
             RegressError: if it cannot be written.
         """
         with self._guard, writing(self._folder):
-            self._log.state_dict()
-            write_json(
-                self._folder / STATE, {"schema_version": VERSION, "time": time.time(), **self._log.status()}
-            )
-        return self._folder / STATE
+            return self._log.save_state()
 
     def finish(self) -> None:
         """Give the trackers the time of ``finish_timeout`` to take what waits; call it at the end of the training."""
