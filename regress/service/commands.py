@@ -111,7 +111,7 @@ def _limit_options(
     default="outputs/service",
     show_default=True,
     metavar="DIR",
-    help="Journal and saves; a service that is started here again goes on from them.",
+    help="Requests and saves; a service that is started here again goes on from them.",
 )
 @click.option(
     "--log-format",

@@ -273,7 +273,7 @@ class Ledger:
             ):
                 raise self._damaged(error) from error
             raise ServiceError(
-                f"the service cannot write its journal ({reason(error)}); free space on its disk and send the request "
+                f"the service cannot write its ledger ({reason(error)}); free space on its disk and send the request "
                 "again",
                 code="storage",
                 category="server",

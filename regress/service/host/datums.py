@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -153,24 +154,25 @@ class _Row:
     @property
     def shown(self) -> list[int]:
         """Token ids that the model has to predict, at the places of the tokens; where there is none, the token."""
-        whole = self._whole()
-        first = self._first()
-        return [whole[0], *np.where(first == IGNORED, whole[1:], first).tolist()]
+        first = self._first
+        return [self._whole[0], *np.where(first == IGNORED, self._whole[1:], first).tolist()]
 
     def trajectory(self, name: str) -> Trajectory:
         """Return the datum as a sample of the engine."""
-        mask = [0, *(self._first() != IGNORED).astype(int).tolist()]
-        return Trajectory(name, self._number, self._whole(), mask, reward=0.0, prompt_length=1)
+        mask = [0, *(self._first != IGNORED).astype(int).tolist()]
+        return Trajectory(name, self._number, self._whole, mask, reward=0.0, prompt_length=1)
 
+    @cached_property
     def _first(self) -> Array:
-        """Return the first target at each position, `IGNORED` where there is none."""
+        """First target at each position, `IGNORED` where there is none."""
         rows = self._rows.reshape(len(self.tokens), -1)
         column = (rows != IGNORED).argmax(axis=1)
         found: Array = rows[np.arange(len(rows)), column]
         return found
 
+    @cached_property
     def _whole(self) -> list[int]:
-        last = int(self._first()[-1])
+        last = int(self._first[-1])
         return [*self.tokens.tolist(), 0 if last == IGNORED else last]
 
     def _check_names(self, loss: Loss, name: str) -> None:

@@ -182,7 +182,7 @@ def test_a_full_disk_refuses_before_a_number_is_spent(serve: Serve) -> None:
             number += 1
             result(service, service.run_pass(model, number, request(3)))
 
-    with pytest.raises(ServiceError, match="cannot write its journal") as caught:
+    with pytest.raises(ServiceError, match="cannot write its ledger") as caught:
         fill()
     assert caught.value.retryable
     file.execute("PRAGMA max_page_count=1000000")
