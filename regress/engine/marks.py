@@ -71,14 +71,8 @@ def _collected(
 
 
 def rollout_weights(batches: Sequence[LossTokens], objective: Objective) -> list[LossTokens]:
-    """Return the loss tokens of a rollout with sampler weights that depend on more than a sample's own loss tokens.
-
-    Normalized ones are divided by their mean over the rollout, and those of a sample count the tokens that rejection
-    leaves out afterwards. Source: verl 0.9 ``compute_rollout_correction_and_rejection_mask``.
-    """
-    before = objective.sampler_correction != "none" and objective.correction_policy == "old"
-    whole = objective.correction_normalize or objective.rejection is not None
-    if not (before and whole and all(tokens.old_log_probs is not None for tokens in batches)):
+    """Return the loss tokens of a rollout with the sampler weights that are computed over it, if there are any."""
+    if not objective.corrects_over_rollout or any(tokens.old_log_probs is None for tokens in batches):
         return list(batches)
     old, sampler = (
         torch.cat([_given(tokens, name) for tokens in batches])

@@ -74,6 +74,7 @@ class RecordedTokens:
     advantages: Tensor
     old_log_probs: Tensor | None
     ref_log_probs: Tensor | None
+    correction: Tensor | None
 
 
 @dataclass

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -26,22 +23,9 @@ from regress.engine.provenance import provenance, trajectory_meta
 from regress.engine.reference import Reference
 from regress.engine.rollout import Prompt
 from regress.engine.step import StepOutcome
-from regress.engine.trainer import MiniBatch, RecordedTokens, Trainer, UnfinishedStep
+from regress.engine.trainer import Trainer, UnfinishedStep
 from regress.engine.world import SingleProcess
 from regress.replay.run import torch_settings
-
-
-@dataclass(frozen=True)
-class GivenTokens:
-    """Given values of the loss tokens of a rollout, which are not computed; None: the engine computes it.
-
-    Attributes:
-        advantages, old_log_probs, ref_log_probs: ``[K]`` in the order of the samples, or one number for all tokens.
-    """
-
-    advantages: Array | float | None = None
-    old_log_probs: Array | None = None
-    ref_log_probs: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +35,7 @@ class Program:
     Attributes:
         config: the whole configuration; ``debug`` says what is dumped and where.
         rollouts: step -> samples in canonical order.
-        given: step -> what is known of its tokens.
+        advantage: that of every loss token; None: the engine computes it.
         state: ``PARAMETER/exp_avg`` and the like of AdamW before the first update; None: a new optimizer.
         rates: learning rate of each update; None: as the configuration says.
         updates: optimizer updates after which the run ends; None: all.
@@ -59,7 +43,7 @@ class Program:
 
     config: Config
     rollouts: Mapping[int, Sequence[Trajectory]]
-    given: Mapping[int, GivenTokens] = field(default_factory=dict)
+    advantage: float | None = None
     state: Mapping[str, Array] | None = None
     rates: Sequence[float] | None = None
     updates: int | None = None
@@ -177,31 +161,16 @@ def _scheduler(optimizer: AdamW, program: Program) -> LRScheduler:
 
 
 def _start(trainer: Trainer, program: Program, step: int) -> UnfinishedStep | None:
-    """Return a step with what is known of its tokens; None if everything is computed."""
-    given = program.given.get(step)
-    if given is None:
+    """Return a step with the advantage that is given; None if everything is computed."""
+    if program.advantage is None:
         return None
     samples = list(program.rollouts[step])
     minis = trainer.mini_batches(samples)
-    masks = [
-        mask for mini in minis for mask in mini.batch.loss_masks
-    ]  # without what was rejected or not drawn
-    whole = trainer.loss_masks(samples)
-    kept = np.concatenate([np.asarray(mask, bool) for mask in masks])[
-        np.concatenate([np.asarray(mask, bool) for mask in whole])
-    ]
-    known = {name: _known(minis, name, value, kept) for name, value in vars(given).items()}
-    told = None if kept.all() else masks
-    return UnfinishedStep(samples, trainer.restored_mini_batches(samples, RecordedTokens(**known), told))
-
-
-def _known(
-    minis: Sequence[MiniBatch], name: str, given: Array | float | None, kept: NDArray[np.bool_]
-) -> Any:
-    """Return what is given of a quantity ``[K]``, else what the trainer computed, at the loss tokens that are kept."""
-    own: list[Any] = [getattr(mini.tokens, name) for mini in minis]
-    if given is None:
-        return None if own[0] is None else torch.cat(own)
-    if isinstance(given, float):
-        return torch.full((sum(len(mini.tokens) for mini in minis),), given, dtype=torch.float64)
-    return torch.from_numpy(given[kept].astype(np.float64))
+    given = [torch.full((len(mini.tokens),), program.advantage, dtype=torch.float64) for mini in minis]
+    return UnfinishedStep(
+        samples,
+        [
+            replace(mini, tokens=replace(mini.tokens, advantages=own))
+            for mini, own in zip(minis, given, strict=True)
+        ],
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.errors import ConfigError, GoldenError
 from regress.grpo.presets import preset_values
-from regress.oracle.engine import GivenTokens, Program, run_program
+from regress.oracle.engine import Program, run_program
 from regress.replay.configure import compose, dump_everything
 from regress.replay.exported import ExportedCase
 
@@ -53,7 +53,6 @@ def program_of(
         raise GoldenError(
             f"{case.folder} holds {len(case.updates)} updates, not {count}; ask for 1 to {len(case.updates)}"
         )
-    given = advantage_in(overrides)
     chosen = {key: value for key, value in overrides.items() if key != ADVANTAGES}
     _require_known(chosen)
     steps = dict.fromkeys(int(update["step"]) for update in case.updates[:count])
@@ -64,7 +63,7 @@ def program_of(
     program = Program(
         config=config,
         rollouts=rollouts,
-        given={} if given is None else {step: GivenTokens(advantages=given) for step in rollouts},
+        advantage=advantage_in(overrides),
         state=case.optimizer_state(),
         rates=None if any(key in chosen for key in _SCHEDULE) else own_rates,
         updates=count,

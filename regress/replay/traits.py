@@ -171,6 +171,7 @@ TRAITS: Mapping[str, Callable[[Facts], bool]] = {
     "@covariance": lambda f: f.objective.loss.endswith("_cov") and f.objective.statistics_scope == "global",
     "@current": lambda f: f.algorithm["old_log_probs"] == "current",
     "@adaptive": _adaptive,
+    "@corrected": lambda f: f.objective.corrects_over_rollout and f.objective.correction_normalize,
     "@batch": _crosses,
     "@microbatches": lambda f: depends_on_microbatches(f.algorithm),
 }
@@ -182,8 +183,9 @@ positions; ``@experts``; ``@recurrent`` layers of linear attention; ``@adapters`
 environment between completions; ``@sampled`` rollouts that are sampled; ``@reused`` several epochs under a mean over
 all tokens; ``@cispo`` with corrections for the sampler; ``@sums`` divided by a constant; ``@sequences`` ratios of
 whole sequences; ``@covariance`` tokens compared over the batch; ``@current`` old log-probs of the pass itself;
-``@adaptive`` coefficients that follow what was measured; ``@batch`` denominators or statistics of the whole batch, of
-an objective other than GRPO; ``@microbatches`` those of each microbatch.
+``@adaptive`` coefficients that follow what was measured; ``@corrected`` weights for the sampler that are divided by
+their mean over the rollout; ``@batch`` denominators or statistics of the whole batch, of an objective other than GRPO;
+``@microbatches`` those of each microbatch.
 """
 
 _KNOWN: WeakKeyDictionary[GoldenCase, tuple[Facts, frozenset[str]]] = WeakKeyDictionary()

@@ -20,8 +20,12 @@ from regress.errors import CheckpointError
 from regress.grpo.metrics import Metric
 from regress.layout import BatchPlan
 
-_HOMES = {"advantages": "is_loss_debug", "old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}
-"""Type of the record that holds a quantity."""
+_HOMES = {
+    "old_log_probs": ("old_log_probs",),
+    "ref_log_probs": ("ref_log_probs",),
+    "is_loss_debug": ("advantages", "correction"),
+}
+"""Quantities that the record of each type holds."""
 _METRIC = "$metric"
 _KEPT = "kept"
 """Tokens that rejection kept, beside the old log-probs that decided it."""
@@ -35,16 +39,16 @@ def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list
     """
     records = [to_record(work.trajectories, step, meta)]
     whole = _whole([mini.batch for mini in work.minis])
-    for name, type in _HOMES.items():
-        values = [getattr(mini.tokens, name) for mini in work.minis]
-        if all(value is not None for value in values):
-            found = {name: whole.scatter(torch.cat(values).detach().cpu())}
-            if name == "old_log_probs" and any(mini.rejected for mini in work.minis):
-                found[_KEPT] = whole.response_mask
-            layout = {
-                "layout": whole.layout.to_json(),
-                "samples": [[*key] for key in whole.samples_of(whole.layout)],
-            }
+    layout = {"layout": whole.layout.to_json(), "samples": [[*key] for key in whole.samples_of(whole.layout)]}
+    for type, names in _HOMES.items():
+        found = {}
+        for name in names:
+            values = [getattr(mini.tokens, name) for mini in work.minis]
+            if all(value is not None for value in values):
+                found[name] = whole.scatter(torch.cat(values).detach().cpu())
+        if "old_log_probs" in found and any(mini.rejected for mini in work.minis):
+            found[_KEPT] = whole.response_mask
+        if found:
             records.append(Record.of(type, Coordinates(step), found, layout))
     return records
 
@@ -85,10 +89,14 @@ def restored(
         DumpError: if one is damaged.
         ReplayError: if it does not fit the objective.
     """
-    for type, name in (("trajectory", "tokens"), (_HOMES["advantages"], "advantages")):
+    needed = [("trajectory", "tokens"), ("is_loss_debug", "advantages")]
+    if trainer.objective.corrects_over_rollout and "old_log_probs" in records:
+        needed.append(("is_loss_debug", "correction"))  # an earlier release did not keep it
+    for type, name in needed:
         if type not in records or name not in records[type].tensors:
+            told = {"correction": "sampler weights"}.get(name, name)
             raise CheckpointError(
-                f"{stated} lacks the {name} of its unfinished step; resume from another checkpoint"
+                f"{stated} lacks the {told} of its unfinished step; resume from another checkpoint"
             )
     trajectories = from_record(records["trajectory"])
     kept = _kept(records, trajectories)
@@ -96,10 +104,13 @@ def restored(
     whole = _whole([TokenBatch(trajectories, loss_masks=masks)])
     known = {
         name: _flat(whole, records[type].tensors[name], name)
-        for name, type in _HOMES.items()
+        for type, names in _HOMES.items()
+        for name in names
         if type in records and name in records[type].tensors
     }
-    tokens = RecordedTokens(known["advantages"], known.get("old_log_probs"), known.get("ref_log_probs"))
+    tokens = RecordedTokens(
+        known["advantages"], known.get("old_log_probs"), known.get("ref_log_probs"), known.get("correction")
+    )
     minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens, kept)
     outcomes = [
         StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made

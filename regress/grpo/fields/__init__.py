@@ -43,6 +43,17 @@ class ObjectiveFields(CorrectionFields, AggregationFields, TermFields, LossField
         return LOSSES[self.loss].statistics or self.top_entropy_quantile < 1.0 or normalized
 
     @property
+    def corrects_over_rollout(self) -> bool:
+        """True if weights for the sampler are computed once a rollout, from tokens that one update may not have.
+
+        Normalized ones are divided by their mean over the rollout, and those of a sample count the tokens that
+        rejection leaves out afterwards. Source: verl 0.9 ``compute_rollout_correction_and_rejection_mask``.
+        """
+        rejected = self.rejection is not None and self.sampler_correction.startswith("sequence")
+        before = self.sampler_correction != "none" and self.correction_policy == "old"
+        return before and (self.correction_normalize or rejected)
+
+    @property
     def clip_range(self) -> tuple[float, float]:
         """Lower and upper bound of the ratio, however they were given."""
         if self.clip_bounds == "absolute":

@@ -45,8 +45,8 @@ class ServiceRolloutWorker(SampledRollouts):
     Args:
         sampler: returns the sampler of the current weights.
 
-    The other arguments are those of `SampledRollouts`. Every completion is drawn with the seed of its stream, so neither
-    the order of the prompts, nor how they share requests, nor what else the service does changes it.
+    The other arguments are those of `SampledRollouts`. Every completion is drawn with the seed of its stream, so that
+    neither order nor number of the requests, nor what else the service does, changes it.
     """
 
     def __init__(self, sampler: Callable[[], RemoteSampler], **settings: Any) -> None:

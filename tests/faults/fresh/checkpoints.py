@@ -1,5 +1,7 @@
 """Faults of checkpoints, and of runs that go on from them."""
 
+from dataclasses import replace
+
 import torch
 
 from regress.dump.taps import receiving
@@ -51,6 +53,16 @@ def old_log_probs_of_the_resumed_policy(right, trainer, *rest):
     work = right(trainer, *rest)
     with receiving(None):
         work.minis[:] = [trainer._recorded(mini) for mini in work.minis]
+    return work
+
+
+@fault("N", "sampler_weights", "sampler-mismatch", on="kl_cov/resume-at2", steps=None)
+@met_in("this engine: weights of the rollout, normalized before rejection, were in no checkpoint")
+@around(resume, "restored")
+def sampler_weights_of_what_rejection_left(right, trainer, *rest):
+    """Weights of the rollout are not restored, so that those of the tokens that are left take their place."""
+    work = right(trainer, *rest)
+    work.minis[:] = [replace(mini, tokens=replace(mini.tokens, correction=None)) for mini in work.minis]
     return work
 
 

@@ -203,3 +203,20 @@ def test_a_forged_unfinished_step_is_refused(case: Case, change: Callable[..., A
     with pytest.raises(RegressError, match=says) as caught:
         case.resume(name=name)
     assert "\n" not in str(caught.value)
+
+
+def test_an_unfinished_step_without_its_sampler_weights_is_refused(tmp_path: Path) -> None:
+    """Checkpoints of earlier releases lack them, and those of the tokens at hand would be others."""
+    corrected = ("algorithm.sampler_correction=token_truncate", "algorithm.correction_normalize=true")
+    other, name = Case(tmp_path / "corrected"), "checkpoint-1-update1"
+    other.run(*corrected)
+    path = other.checkpoint(name) / "unfinished.safetensors"
+    tensors, told = read_tensors(path)
+    del tensors["is_loss_debug/correction"]
+    write_tensors(path, tensors, {key: value for key, value in told.items() if key != "format"})
+    other.seal(name)
+    with pytest.raises(CheckpointError) as caught:
+        other.resume(*corrected, name=name)
+    assert str(caught.value) == (
+        "checkpoint-1-update1 lacks the sampler weights of its unfinished step; resume from another checkpoint"
+    )
