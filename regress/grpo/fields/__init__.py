@@ -49,9 +49,8 @@ class ObjectiveFields(CorrectionFields, AggregationFields, TermFields, LossField
         Normalized ones are divided by their mean over the rollout, and those of a sample count the tokens that
         rejection leaves out afterwards. Source: verl 0.9 ``compute_rollout_correction_and_rejection_mask``.
         """
-        rejected = self.rejection is not None and self.sampler_correction.startswith("sequence")
         before = self.sampler_correction != "none" and self.correction_policy == "old"
-        return before and (self.correction_normalize or rejected)
+        return before and (self.correction_normalize or self.rejection is not None)
 
     @property
     def clip_range(self) -> tuple[float, float]:

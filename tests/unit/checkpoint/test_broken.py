@@ -207,7 +207,8 @@ def test_a_forged_unfinished_step_is_refused(case: Case, change: Callable[..., A
 
 def test_an_unfinished_step_without_its_sampler_weights_is_refused(tmp_path: Path) -> None:
     """Checkpoints of earlier releases lack them, and those of the tokens at hand would be others."""
-    corrected = ("algorithm.sampler_correction=token_truncate", "algorithm.correction_normalize=true")
+    chosen = {"sampler_correction": "token_truncate", "correction_max": "2.0", "correction_normalize": "true"}
+    corrected = [f"algorithm.{key}={value}" for key, value in chosen.items()]
     other, name = Case(tmp_path / "corrected"), "checkpoint-1-update1"
     other.run(*corrected)
     path = other.checkpoint(name) / "unfinished.safetensors"
