@@ -254,17 +254,12 @@ class Trainer:
                 f"the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)}; leave "
                 "algorithm.mask_truncated_completions as it was when it was sampled"
             )
-        parts: dict[str, Any] = {
-            name: [None] * len(minis) if value is None else value.to(self.policy.device).split(sizes)
-            for name, value in vars(known).items()
-        }
-        own: list[dict[str, Any]] = [
-            {name: part[index] for name, part in parts.items()} for index in range(len(minis))
-        ]
-        return [
-            replace(mini, tokens=replace(mini.tokens, **quantities))
-            for mini, quantities in zip(minis, own, strict=True)
-        ]
+        tokens = [mini.tokens for mini in minis]
+        for name, value in vars(known).items():
+            if value is not None:
+                parts = value.to(self.policy.device).split(sizes)
+                tokens = [replace(one, **{name: part}) for one, part in zip(tokens, parts, strict=True)]
+        return [replace(mini, tokens=own) for mini, own in zip(minis, tokens, strict=True)]
 
     def _cut(
         self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]] | None = None
