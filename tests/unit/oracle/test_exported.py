@@ -91,6 +91,18 @@ def test_given_advantages_are_those_of_the_samples_that_resampling_draws(dense: 
     assert len(advantages) < int(rollout.tensors["loss_mask"].sum())
 
 
+def test_given_advantages_leave_the_sampler_weights_of_the_rollout(tmp_path: Path) -> None:
+    """They are normalized before rejection, so those of the tokens that are left would be others."""
+    case = exported("kl_cov", tmp_path)
+
+    def weights(name: str, chosen: dict[str, Any]) -> list[Any]:
+        dump = DumpReader(truth(case, chosen, 1, tmp_path / name))
+        return [record.tensors["sampler_weights"] for record in dump.records("is_loss_debug", step=0)]
+
+    for own, given in zip(weights("own", {}), weights("given", {"advantages": 1.0}), strict=True):
+        np.testing.assert_array_equal(own, given)
+
+
 def test_learning_rate_of_the_export_gives_way_to_a_given_one(dense: Path, tmp_path: Path) -> None:
     still = truth(dense, {"optimizer.learning_rate": 0.0, "optimizer.weight_decay": 0.0}, 2, tmp_path)
 
