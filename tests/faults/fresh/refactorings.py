@@ -296,10 +296,9 @@ def window_longer_than_any_sample(right, layout, queries, keys):
 
 @harmless("N", on="dense/resume-at2 tied/resume-at2", steps=None)
 @around(resume, "load_whole")
-def state_restored_from_the_last_tensor(right, optimizer, owner, record, *rest):
+def state_restored_from_the_last_tensor(right, optimizer, policy, tensors, *rest):
     """The state of the optimizer is read from a checkpoint in the reverse order of its tensors."""
-    turned = dict(reversed(record.tensors.items()))
-    right(optimizer, owner, replace(record, tensors=turned), *rest)
+    right(optimizer, policy, dict(reversed(tensors.items())), *rest)
 
 
 @harmless("Q", on="tools/mbs4 tools/dp2-packed-budget48", precisions="float64 float32")
