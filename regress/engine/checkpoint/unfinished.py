@@ -89,12 +89,11 @@ def restored(
         DumpError: if one is damaged.
         ReplayError: if it does not fit the objective.
     """
-    needed = [("trajectory", "tokens"), ("is_loss_debug", "advantages")]
+    needed = {"tokens": ("trajectory", "tokens"), "advantages": ("is_loss_debug", "advantages")}
     if trainer.objective.corrects_over_rollout and "old_log_probs" in records:
-        needed.append(("is_loss_debug", "correction"))  # an earlier release did not keep it
-    for type, name in needed:
+        needed["sampler weights"] = ("is_loss_debug", "correction")  # an earlier release did not keep them
+    for told, (type, name) in needed.items():
         if type not in records or name not in records[type].tensors:
-            told = {"correction": "sampler weights"}.get(name, name)
             raise CheckpointError(
                 f"{stated} lacks the {told} of its unfinished step; resume from another checkpoint"
             )
