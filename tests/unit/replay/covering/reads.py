@@ -296,9 +296,6 @@ def functions(root: Path = PACKAGE) -> tuple[Function, ...]:
     found = (
         Function(name, _fields_of(source, owner, function, frozenset((id(function),))))
         for name, owner, function in source.functions
-        if not _checks(function)
-        and not (
-            owner is not None and owner in SECTIONS and function.name in source.classes[owner].properties
-        )
+        if not _checks(function) and not _belongs_to_values(source, owner, function)
     )
     return tuple(function for function in found if function.fields)

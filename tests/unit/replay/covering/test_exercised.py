@@ -127,7 +127,7 @@ def test_settings_are_forbidden_that_no_company_makes_possible(settings: str, re
 
 
 def test_settings_alone_are_possible_unless_their_parts_are_not() -> None:
-    """Pairs of settings that a replay has are never told to be impossible."""
+    """Only advantages whose inputs the engine never has, and the keys that belong to them, are impossible alone."""
     impossible = {str(s) for each in universe().values() for s in each if forbidden((s,)) is not None}
     assert impossible == {
         *(f"algorithm.advantage={name}" for name in ("remax", "gae")),
