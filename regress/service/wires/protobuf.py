@@ -12,7 +12,6 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
 from regress.service.api import Array, Datum, PassRequest, PassResult, SamplingResult, ServiceError
-from regress.service.wires.fields import shown_name
 from regress.service.wires.settings import Limits
 from regress.service.wires.tensors import (
     DTYPES,
@@ -24,6 +23,7 @@ from regress.service.wires.tensors import (
     from_rows,
     tokens_of,
 )
+from regress.service.wires.wire import shown_name
 
 MEDIA_TYPE = "application/x-protobuf"
 OUTPUT_TYPE = "TorchLossReturn"

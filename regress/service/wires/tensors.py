@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from regress.service.api import Array, Datum, ServiceError
-from regress.service.wires.fields import Fields, shown_name
 from regress.service.wires.settings import Limits
+from regress.service.wires.wire import shown_name
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -46,9 +46,17 @@ def from_list(values: list[Any], dtype: np.dtype[Any], where: str) -> Array:
         return found.astype(dtype)
 
 
+def flat_from_list(values: list[Any], dtype: np.dtype[Any], where: str) -> Array:
+    """Return a flat list of numbers as an array of a dtype; raises as `from_list`."""
+    found = from_list(values, dtype, where)
+    if found.ndim != 1:
+        raise ServiceError(f"{where} must be a flat list of numbers")
+    return found
+
+
 def from_bytes(data: bytes, dtype: np.dtype[Any], shape: Sequence[int], where: str, limits: Limits) -> Array:
     """Return little-endian bytes as an array of a dtype and a shape."""
-    size = _elements(shape, where, limits)
+    size = shape_size(shape, where, limits)
     if len(data) != size * dtype.itemsize:
         raise ServiceError(
             f"{where} has {len(data)} bytes, but shape {list(shape)} of {dtype} takes {size * dtype.itemsize}"
@@ -71,7 +79,7 @@ def from_rows(
     """
     if len(shape) != 2:
         raise ServiceError(f"{where} has sparse rows, but its shape {list(shape)[:8]} has not two dimensions")
-    _elements(shape, where, limits)
+    shape_size(shape, where, limits)
     rows, width = shape
     steps = np.diff(row_starts)
     if (
@@ -129,33 +137,6 @@ def datum_of(
     return Datum(tokens=tokens, inputs=checked, id=datum_id)
 
 
-def datum_of_json(fields: Fields, limits: Limits, *, several: bool = False) -> Datum:
-    """Return a datum of a JSON body, whose arrays are nested lists, or flat ones with a shape."""
-    named = fields.part("loss_fn_inputs")
-    inputs: dict[str, Array] = {}
-    check_count(len(named.values), named.where, limits)
-    for name in named.values:
-        if len(name) > limits.text:
-            named.refuse(name[:20], f"must have a name of at most {limits.text} characters", name)
-        inputs[name] = _tensor_of_json(named.part(name), limits)
-    tokens = tokens_of_json(fields.part("model_input"), limits)
-    datum_id = fields.text("datum_id", None, limit=limits.text)
-    return datum_of(tokens, inputs, fields.where, datum_id, several=several)
-
-
-def tokens_of_json(model_input: Fields, limits: Limits) -> Array:
-    """Return the token ids ``[T]`` of the text chunks of an input."""
-    pieces = []
-    for chunk in model_input.parts("chunks", limit=limits.tokens):
-        if chunk.text("type", "encoded_text") != "encoded_text":
-            raise ServiceError(f"{chunk.where} is no encoded_text chunk; text alone is supported")
-        ids = chunk.items("tokens", limit=limits.tokens)
-        pieces.append(from_list(ids, DTYPES["int64"], chunk.named("tokens")))
-        if pieces[-1].ndim != 1:
-            raise ServiceError(f"{chunk.named('tokens')} must be a flat list of token ids")
-    return tokens_of(pieces, model_input.where)
-
-
 def tokens_of(pieces: Sequence[Array], where: str) -> Array:
     """Return the chunks of an input as ``[T]`` int64 token ids."""
     tokens = np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
@@ -181,54 +162,8 @@ def check_total(data: Sequence[Datum], limits: Limits) -> None:
         )
 
 
-def _tensor_of_json(fields: Fields, limits: Limits) -> Array:
-    name = fields.text("dtype", "float32")
-    if name not in DTYPES:
-        fields.refuse("dtype", f"must be one of {', '.join(DTYPES)}", name)
-    if "sparse_crow_indices" in fields or "sparse_col_indices" in fields:
-        return _rows_of_json(fields, DTYPES[name], limits)
-    values = fields.items("data", limit=limits.tensor_elements)
-    array = from_list(values, DTYPES[name], fields.named("data"))
-    shape = _shape_of_json(fields, limits)
-    if shape is None or shape == list(array.shape):
-        return array
-    if _elements(shape, fields.where, limits) != array.size:
-        raise ServiceError(f"{fields.where} has {array.size} numbers, but its shape is {shape}")
-    return array.reshape(shape)
-
-
-def _rows_of_json(fields: Fields, dtype: np.dtype[Any], limits: Limits) -> Array:
-    values, starts, columns = (
-        _flat_of_json(fields, name, kind, limits)
-        for name, kind in (
-            ("data", dtype),
-            ("sparse_crow_indices", DTYPES["int64"]),
-            ("sparse_col_indices", DTYPES["int64"]),
-        )
-    )
-    shape = _shape_of_json(fields, limits) or []
-    return from_rows(values, starts, columns, shape, fields.where, limits)
-
-
-def _flat_of_json(fields: Fields, name: str, dtype: np.dtype[Any], limits: Limits) -> Array:
-    found = from_list(fields.items(name, limit=limits.tensor_elements), dtype, fields.named(name))
-    if found.ndim != 1:
-        raise ServiceError(f"{fields.named(name)} must be a flat list")
-    return found
-
-
-def _shape_of_json(fields: Fields, limits: Limits) -> list[int] | None:
-    shape = fields.items("shape", None, limit=8)
-    if shape is None:
-        return None
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
-        fields.refuse("shape", "must be a list of integers", shape)
-    _elements(shape, fields.where, limits)
-    return list(shape)
-
-
-def _elements(shape: Sequence[int], where: str, limits: Limits) -> int:
-    """Return the number of elements of a shape, which the limits bound."""
+def shape_size(shape: Sequence[int], where: str, limits: Limits) -> int:
+    """Return the number of elements of a shape, which the limits bound; raises `ServiceError` beyond them."""
     if len(shape) > 8 or any(not 0 <= size <= limits.tensor_elements for size in shape):
         raise ServiceError(
             f"{where} has a shape of {len(shape)} dimensions or of sizes that are not from 0 to "

@@ -1,43 +1,36 @@
-"""Tinker's protocol: JSON and protobuf, as the SDK ``tinker`` 0.18 and later speaks it."""
+"""Tinker's protocol: JSON and protobuf, as the SDK ``tinker`` 0.18 and later speaks it.
+
+A request with a body is a message, which reads it and answers it.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
 
 from regress.service.api import (
     AdamParams,
     ModelSpec,
     Operation,
-    Saved,
     SaveKind,
     ServiceError,
-    Status,
 )
 from regress.service.wires import protobuf
-from regress.service.wires.fields import Fields, parse_json
+from regress.service.wires.message import Count, LongText, Message, Positive, Request, Text, parse_json
+from regress.service.wires.messages import Adam, Lora, OpenSampler, Pass, Sampling, metadata_of
 from regress.service.wires.names import save_name
-from regress.service.wires.requests import (
-    adam_of,
-    batch_limits,
-    lora_of,
-    metadata_of,
-    open_sampler,
-    pass_of,
-    sampling_request,
-    spending,
-)
-from regress.service.wires.tinker_results import ADDRESSES, future_reply, shown_adapter
-from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, json_reply
+from regress.service.wires.tinker_futures import ADDRESSES, CancelFuture, RetrieveFuture, shown_adapter
+from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, batch_limits, json_reply, spending
 
 _ADAM = AdamParams(learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
 """Settings of a step; SDKs up to 0.14 leave out those at their defaults."""
-_EPHEMERAL = re.compile(r"(?P<operation>[^~]+)~sampler~(?P<number>\d{1,10})")
 _UNSUPPORTED = (
     "topk_prompt_logprobs",
     "topk_sample_logprobs",
     "prompt_alt_tokens_k",
     "prompt_logprobs_last_n",
+    "target_prompt_logprobs",
 )
 
 
@@ -55,19 +48,30 @@ def capabilities(call: Call) -> Reply:
     return json_reply({"supported_models": models})
 
 
-def create_session(call: Call) -> Reply:
+class CreateSession(Request):
     """Open a session of the API key's owner."""
-    fields = parse_json(call.body, call.limits)
-    metadata = metadata_of(fields, call, "tags", "user_metadata", "sdk_version", "project_id", "display_name")
-    key = call.headers.get("x-idempotency-key")
-    session = call.service.create_session(metadata, key=f"{call.owner} {key}" if key else None)
-    return json_reply({"type": "create_session", "session_id": session})
+
+    tags: Any = None
+    user_metadata: Any = None
+    sdk_version: Any = None
+    project_id: Any = None
+    display_name: Any = None
+
+    def _answer(self, call: Call) -> Reply:
+        key = call.headers.get("x-idempotency-key")
+        owned = f"{call.owner} {key}" if key else None
+        session = call.service.create_session(metadata_of(self, call, *CreateSession.model_fields), key=owned)
+        return json_reply({"type": "create_session", "session_id": session})
 
 
-def heartbeat(call: Call) -> Reply:
+class Heartbeat(Request):
     """Keep a session alive."""
-    call.service.touch_session(call.own(parse_json(call.body, call.limits).text("session_id")))
-    return json_reply({"type": "session_heartbeat"})
+
+    session_id: Text
+
+    def _answer(self, call: Call) -> Reply:
+        call.service.touch_session(call.own(self.session_id))
+        return json_reply({"type": "session_heartbeat"})
 
 
 def finish_session(call: Call) -> Reply:
@@ -76,136 +80,208 @@ def finish_session(call: Call) -> Reply:
     return Reply(b"", 204)
 
 
-def create_model(call: Call) -> Reply:
+class OptimizerConfig(Message):
+    """Optimizer of a model."""
+
+    type: Literal["adamw"] = "adamw"
+
+
+class CreateModel(Request):
     """Create a model; a LoRA rank of 0 means full parameters."""
-    fields = parse_json(call.body, call.limits)
-    session = call.own(fields.text("session_id"))
-    optimizer = fields.part("optimizer_config", Fields({}, "optimizer_config")).text("type", "adamw")
-    if optimizer != "adamw":
-        raise ServiceError("optimizer_config.type must be adamw; other optimizers are not supported")
-    metadata = metadata_of(fields, call, "user_metadata")
-    lora = lora_of(fields.part("lora_config", Fields({}, "lora_config")), rank=32, train_unembed=True)
-    spec = ModelSpec(fields.text("base_model"), lora, metadata)
-    return _future(call.service.create_model(session, fields.integer("model_seq_id"), spec))
+
+    session_id: Text
+    model_seq_id: Count
+    base_model: Text
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    lora_config: Lora = Lora()
+    user_metadata: Any = None
+
+    def _answer(self, call: Call) -> Reply:
+        session = call.own(self.session_id)
+        lora = self.lora_config.spec(rank=32, train_unembed=True)
+        spec = ModelSpec(self.base_model, lora, metadata_of(self, call, "user_metadata"))
+        return _future(call.service.create_model(session, self.model_seq_id, spec))
 
 
-def get_info(call: Call) -> Reply:
+class GetInfo(Request):
     """Tell the facts about a model."""
-    info = call.service.model_info(call.own(parse_json(call.body, call.limits).text("model_id")))
-    content = {
-        "type": "get_info",
-        "model_id": info.model_id,
-        "model_name": info.base_model,
-        "model_data": {
+
+    model_id: Text
+
+    def _answer(self, call: Call) -> Reply:
+        info = call.service.model_info(call.own(self.model_id))
+        content = {
+            "type": "get_info",
+            "model_id": info.model_id,
             "model_name": info.base_model,
-            "tokenizer_id": info.tokenizer,
-            "arch": info.architecture,
-        },
-        **shown_adapter(info),
-        "step": info.step,
-        "fingerprint": dict(info.fingerprint),
-    }
-    return json_reply(content)
+            "model_data": {
+                "model_name": info.base_model,
+                "tokenizer_id": info.tokenizer,
+                "arch": info.architecture,
+            },
+            **shown_adapter(info),
+            "step": info.step,
+            "fingerprint": dict(info.fingerprint),
+        }
+        return json_reply(content)
 
 
-def weights_info(call: Call) -> Reply:
+class WeightsInfo(Request):
     """Tell of what model a save is."""
-    fields = parse_json(call.body, call.limits)
-    path = ADDRESSES.path(fields.text("tinker_path", limit=1024), call)
-    info = call.service.model_info(path.rsplit("/", 2)[0])
-    rank = (
-        info.lora.rank if info.lora else 0
-    )  # clients create a model of this rank, and load the save into it
-    return json_reply({"base_model": info.base_model, **shown_adapter(info), "lora_rank": rank})
+
+    tinker_path: LongText
+
+    def _answer(self, call: Call) -> Reply:
+        info = call.service.model_info(ADDRESSES.path(self.tinker_path, call).rsplit("/", 2)[0])
+        rank = info.lora.rank if info.lora else 0
+        return json_reply({"base_model": info.base_model, **shown_adapter(info), "lora_rank": rank})
+
+
+class Numbered(Message):
+    """Request of a model, in the order of its number, which is read first: a refused request spends it, too."""
+
+    model_id: Text
+    seq_id: Positive
+
+    @classmethod
+    def handle(cls, call: Call) -> Reply:
+        """Answer the future of the request that is the body of a call."""
+        body = parse_json(call.body, call.limits, numbered=True)
+        head = Numbered.of(body.values, call.limits)
+
+        def submit() -> Operation:
+            return cls.of(body.values, call.limits)._submit(call)
+
+        return _numbered(call, head.model_id, head.seq_id, submit, body.problem)
+
+    def _submit(self, call: Call) -> Operation:
+        raise NotImplementedError
+
+    def _run(self, call: Call, asked: Pass, where: str, *, forward_only: bool) -> Operation:
+        request = asked.request(where, call.limits, forward_only=forward_only, several=True)
+        return call.service.run_pass(self.model_id, self.seq_id, request)
+
+
+class ForwardBackward(Numbered):
+    """Run a forward and a backward pass."""
+
+    forward_backward_input: Pass
+
+    def _submit(self, call: Call) -> Operation:
+        return self._run(call, self.forward_backward_input, "forward_backward_input", forward_only=False)
+
+
+class Forward(Numbered):
+    """Run a forward pass, as SDKs before 0.25 ask for it."""
+
+    forward_input: Pass
+
+    def _submit(self, call: Call) -> Operation:
+        return self._run(call, self.forward_input, "forward_input", forward_only=True)
 
 
 def forward_backward(call: Call) -> Reply:
-    """Run a pass, forward and backward, or forward alone as the message says."""
-    if call.headers.get("content-type", "").partition(";")[0].strip() == protobuf.MEDIA_TYPE:
-        found = protobuf.parse_pass(call.body)
+    """Run a pass, forward and backward, or forward alone as a message in protobuf says."""
+    if call.headers.get("content-type", "").partition(";")[0].strip() != protobuf.MEDIA_TYPE:
+        return ForwardBackward.handle(call)
+    found = protobuf.parse_pass(call.body)
 
-        def submit(model_id: str, seq_id: int) -> Operation:
-            return call.service.run_pass(model_id, seq_id, protobuf.pass_request(found, call.limits))
+    def submit() -> Operation:
+        return call.service.run_pass(found.model_id, found.seq_id, protobuf.pass_request(found, call.limits))
 
-        return _numbered(call, found.model_id, found.seq_id, submit)
-    return _json_pass(call, "forward_backward_input", forward_only=False)
-
-
-def forward(call: Call) -> Reply:
-    """Run a forward pass, as SDKs before 0.25 ask for it."""
-    return _json_pass(call, "forward_input", forward_only=True)
+    return _numbered(call, found.model_id, found.seq_id, submit)
 
 
-def optim_step(call: Call) -> Reply:
+class OptimStep(Numbered):
     """Update a model with its gradients."""
-    fields = parse_json(call.body, call.limits, numbered=True)
 
-    def submit(model_id: str, seq_id: int) -> Operation:
-        return call.service.optim_step(model_id, seq_id, _adam(fields))
+    adam_params: Adam = Adam()
+    optimizer_params: Any = None
 
-    return _spend(call, fields, submit)
+    def _submit(self, call: Call) -> Operation:
+        if self.optimizer_params is not None:
+            raise ServiceError("optimizer_params are not supported; send adam_params")
+        return call.service.optim_step(self.model_id, self.seq_id, self.adam_params.params(_ADAM))
 
 
-def save_weights(call: Call) -> Reply:
+class SaveWeights(Numbered):
     """Save weights and optimizer."""
-    fields = parse_json(call.body, call.limits, numbered=True)
 
-    def submit(model_id: str, seq_id: int) -> Operation:
-        name = save_name(fields.text("path", None))
-        overwrite = fields.flag("overwrite", False)
-        return call.service.save(model_id, seq_id, name, SaveKind.STATE, overwrite=overwrite)
+    path: Text | None = None
+    overwrite: bool = False
 
-    return _spend(call, fields, submit)
+    def _submit(self, call: Call) -> Operation:
+        return self._save(call, self.path, SaveKind.STATE)
+
+    def _save(self, call: Call, name: str | None, kind: SaveKind) -> Operation:
+        return call.service.save(self.model_id, self.seq_id, save_name(name), kind, overwrite=self.overwrite)
 
 
-def save_for_sampler(call: Call) -> Reply:
+class SaveForSampler(SaveWeights):
     """Save weights for sampling, under a name or for a sampler that is opened at once."""
-    fields = parse_json(call.body, call.limits, numbered=True)
-    number = fields.values.get("sampling_session_seq_id")
-    ephemeral = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**31
 
-    def submit(model_id: str, seq_id: int) -> Operation:
-        fields.integer("sampling_session_seq_id", None)
-        kind = fields.text("kind", "snapshot")
-        if kind != "snapshot":
-            fields.refuse("kind", "must be snapshot", kind)
-        name = None if ephemeral else save_name(fields.text("path", None))
-        overwrite = fields.flag("overwrite", False)
-        return call.service.save(model_id, seq_id, name, SaveKind.SAMPLER, overwrite=overwrite)
+    kind: Literal["snapshot"] = "snapshot"
+    sampling_session_seq_id: Count | None = None
 
-    return _spend(call, fields, submit, f"~sampler~{number}" if ephemeral else "")
+    def _submit(self, call: Call) -> Operation:
+        if self.sampling_session_seq_id is None:
+            return self._save(call, self.path, SaveKind.SAMPLER)
+        saved = self._save(call, None, SaveKind.SAMPLER)
+        return replace(saved, id=f"{saved.id}~sampler~{self.sampling_session_seq_id}")
 
 
-def load_weights(call: Call) -> Reply:
+class LoadWeights(Numbered):
+    """Load a save into a model."""
+
+    path: LongText
+    optimizer: bool = False
+
+    def _submit(self, call: Call) -> Operation:
+        path = ADDRESSES.path(self.path, call)
+        return call.service.load(self.model_id, self.seq_id, path, optimizer=self.optimizer)
+
+
+class CreateModelFrom(Request):
+    """Create a model of a save."""
+
+    session_id: Text
+    model_seq_id: Count
+    path: LongText
+    optimizer: bool = False
+
+    def _answer(self, call: Call) -> Reply:
+        session, path = call.own(self.session_id), ADDRESSES.path(self.path, call)
+        return _future(
+            call.service.create_model_from(session, self.model_seq_id, path, optimizer=self.optimizer)
+        )
+
+
+def load_weights(call: Call) -> Reply | Wait:
     """Load a save into a model, or create a model of it."""
-    fields = parse_json(call.body, call.limits, numbered=True)
-    if "model_id" in fields:
-
-        def submit(model_id: str, seq_id: int) -> Operation:
-            path = ADDRESSES.path(fields.text("path", limit=1024), call)
-            return call.service.load(model_id, seq_id, path, optimizer=fields.flag("optimizer", False))
-
-        return _spend(call, fields, submit)
-    session = call.own(fields.text("session_id"))
-    path = ADDRESSES.path(fields.text("path", limit=1024), call)
-    number, optimizer = fields.integer("model_seq_id"), fields.flag("optimizer", False)
-    return _future(call.service.create_model_from(session, number, path, optimizer=optimizer))
+    of_model = parse_json(call.body, call.limits, numbered=True).values.get("model_id") is not None
+    return LoadWeights.handle(call) if of_model else CreateModelFrom.handle(call)
 
 
-def unload_model(call: Call) -> Reply:
+class UnloadModel(Request):
     """Close a model."""
-    model_id = call.own(parse_json(call.body, call.limits).text("model_id"))
-    call.service.close_model(model_id)
-    return json_reply({"request_id": f"closed~{model_id}", "model_id": model_id})
+
+    model_id: Text
+
+    def _answer(self, call: Call) -> Reply:
+        model_id = call.own(self.model_id)
+        call.service.close_model(model_id)
+        return json_reply({"request_id": f"closed~{model_id}", "model_id": model_id})
 
 
-def create_sampler(call: Call) -> Reply:
+class CreateSampler(OpenSampler, Request):
     """Open saved weights, or a base model, for sampling."""
-    fields = parse_json(call.body, call.limits)
-    session = call.own(fields.text("session_id"))
-    sampler = open_sampler(call, session, fields, ADDRESSES)
-    told = {"type": "create_sampling_session", "sampling_session_id": sampler}
-    return json_reply({**told, "batch": batch_limits(call.limits)})
+
+    session_id: Text
+
+    def _answer(self, call: Call) -> Reply:
+        sampler = self.open(call, call.own(self.session_id), ADDRESSES)
+        told = {"type": "create_sampling_session", "sampling_session_id": sampler}
+        return json_reply({**told, "batch": batch_limits(call.limits)})
 
 
 def get_sampler(call: Call) -> Reply:
@@ -215,44 +291,26 @@ def get_sampler(call: Call) -> Reply:
     return json_reply(content | ({"model_path": ADDRESSES.of_path(info.path)} if info.path else {}))
 
 
-def sample(call: Call) -> Reply:
+class Sample(Sampling, Request):
     """Sample completions; the same number of the same sampler again is the same operation."""
-    fields = parse_json(call.body, call.limits)
-    sampler = call.own(fields.text("sampling_session_id"))
-    for name in _UNSUPPORTED:
-        if fields.integer(name, 0):
-            raise ServiceError(f"{name} is not supported; ask for prompt_logprobs")
-    if "target_prompt_logprobs" in fields:
-        raise ServiceError("target_prompt_logprobs is not supported; ask for prompt_logprobs")
-    request = sampling_request(fields, call.limits, prompt_logprobs=fields.flag("prompt_logprobs", False))
-    found = call.service.sample(sampler, request, number=fields.integer("seq_id", None)).id
-    ids = [f"{found}~{index}" for index in range(request.count + len(request.rows))]
-    return json_reply({"request_id": found, "sample_sequence_ids": ids})
 
+    sampling_session_id: Text
+    seq_id: Count | None = None
+    topk_prompt_logprobs: Count = 0
+    topk_sample_logprobs: Count = 0
+    prompt_alt_tokens_k: Count = 0
+    prompt_logprobs_last_n: Count = 0
+    target_prompt_logprobs: Any = None
 
-def retrieve(call: Call) -> Reply | Wait:
-    """Tell the result of a future, when it is there."""
-    request_id = parse_json(call.body, call.limits).text("request_id", limit=512)
-    if request_id.startswith("closed~"):
-        model_id = call.own(request_id.removeprefix("closed~"))
-        return json_reply({"type": "unload_model", "model_id": model_id})
-    ephemeral = _EPHEMERAL.fullmatch(request_id)
-    operation = call.operation(ephemeral["operation"] if ephemeral else request_id)
-    binary = protobuf.MEDIA_TYPE in call.headers.get("accept", "")
-
-    def then(found: Operation) -> Reply:
-        if ephemeral and found.status is Status.DONE:
-            return _ephemeral(call, found, int(ephemeral["number"]))
-        return future_reply(found, binary=binary)
-
-    return Wait(operation.id, call.limits.poll_seconds, then)
-
-
-def cancel(call: Call) -> Reply:
-    """Cancel a request that does not run yet."""
-    request_id = parse_json(call.body, call.limits).text("request_id", limit=512)
-    call.service.cancel(call.operation(request_id.partition("~")[0]).id)
-    return json_reply({})
+    def _answer(self, call: Call) -> Reply:
+        sampler = call.own(self.sampling_session_id)
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise ServiceError(f"{name} is not supported; ask for prompt_logprobs")
+        request = self.request(call.limits)
+        found = call.service.sample(sampler, request, number=self.seq_id).id
+        ids = [f"{found}~{index}" for index in range(request.count + len(request.rows))]
+        return json_reply({"request_id": found, "sample_sequence_ids": ids})
 
 
 def telemetry(call: Call) -> Reply:
@@ -260,55 +318,25 @@ def telemetry(call: Call) -> Reply:
     return json_reply({"status": "accepted"})
 
 
-def _json_pass(call: Call, name: str, *, forward_only: bool) -> Reply:
-    fields = parse_json(call.body, call.limits, numbered=True)
-
-    def submit(model_id: str, seq_id: int) -> Operation:
-        request = pass_of(fields.part(name), call.limits, forward_only=forward_only, several=True)
-        return call.service.run_pass(model_id, seq_id, request)
-
-    return _spend(call, fields, submit)
-
-
-def _spend(call: Call, fields: Fields, submit: Callable[[str, int], Operation], suffix: str = "") -> Reply:
-    model_id, seq_id = fields.text("model_id"), fields.integer("seq_id", low=1)
-    return _numbered(call, model_id, seq_id, submit, fields.problem, suffix)
-
-
 def _numbered(
     call: Call,
     model_id: str,
     seq_id: int,
-    submit: Callable[[str, int], Operation],
+    submit: Callable[[], Operation],
     problem: ServiceError | None = None,
-    suffix: str = "",
 ) -> Reply:
     """Answer a future for a numbered request, whatever its content: a 4xx would leave a hole in the numbers."""
     if seq_id < 1:
         raise ServiceError("seq_id is missing; number the requests of a model from 1")
     call.own(model_id)
-    operation, error = spending(call.service, model_id, seq_id, lambda: submit(model_id, seq_id), problem)
+    operation, _ = spending(call.service, model_id, seq_id, submit, problem)
     assert operation is not None
-    return _future(operation, "" if error else suffix)
+    return _future(operation)
 
 
-def _future(operation: Operation, suffix: str = "") -> Reply:
-    content = {"request_id": operation.id + suffix}
-    return json_reply(content | ({"model_id": operation.model_id} if operation.model_id else {}))
-
-
-def _adam(fields: Fields) -> AdamParams:
-    if "optimizer_params" in fields:
-        raise ServiceError("optimizer_params are not supported; send adam_params")
-    return adam_of(fields.part("adam_params", Fields({}, "adam_params")), _ADAM)
-
-
-def _ephemeral(call: Call, found: Operation, number: int) -> Reply:
-    """Open the sampler of a save without a name."""
-    saved: Saved = found.result
-    session = call.own(saved.model_id).partition(":")[0]
-    sampler = call.service.create_sampler(session, number, path=saved.path, base_model=None)
-    return json_reply({"type": "save_weights_for_sampler", "sampling_session_id": sampler})
+def _future(operation: Operation) -> Reply:
+    model = {"model_id": operation.model_id} if operation.model_id else {}
+    return json_reply({"request_id": operation.id, **model})
 
 
 TINKER = Wire(
@@ -319,24 +347,24 @@ TINKER = Wire(
         Route("POST", "/api/v1/client/config", client_config),
         Route("POST", "/api/v1/client/dynamic_config", client_config),
         Route("GET", "/api/v1/get_server_capabilities", capabilities),
-        Route("POST", "/api/v1/create_session", create_session),
-        Route("POST", "/api/v1/session_heartbeat", heartbeat),
+        Route("POST", "/api/v1/create_session", CreateSession.handle),
+        Route("POST", "/api/v1/session_heartbeat", Heartbeat.handle),
         Route("POST", "/api/v1/sessions/{session}/finish", finish_session),
-        Route("POST", "/api/v1/create_model", create_model),
-        Route("POST", "/api/v1/get_info", get_info),
-        Route("POST", "/api/v1/weights_info", weights_info),
-        Route("POST", "/api/v1/unload_model", unload_model),
+        Route("POST", "/api/v1/create_model", CreateModel.handle),
+        Route("POST", "/api/v1/get_info", GetInfo.handle),
+        Route("POST", "/api/v1/weights_info", WeightsInfo.handle),
+        Route("POST", "/api/v1/unload_model", UnloadModel.handle),
         Route("POST", "/api/v1/forward_backward", forward_backward),
-        Route("POST", "/api/v1/forward", forward),
-        Route("POST", "/api/v1/optim_step", optim_step),
-        Route("POST", "/api/v1/save_weights", save_weights),
-        Route("POST", "/api/v1/save_weights_for_sampler", save_for_sampler),
+        Route("POST", "/api/v1/forward", Forward.handle),
+        Route("POST", "/api/v1/optim_step", OptimStep.handle),
+        Route("POST", "/api/v1/save_weights", SaveWeights.handle),
+        Route("POST", "/api/v1/save_weights_for_sampler", SaveForSampler.handle),
         Route("POST", "/api/v1/load_weights", load_weights),
-        Route("POST", "/api/v1/create_sampling_session", create_sampler),
+        Route("POST", "/api/v1/create_sampling_session", CreateSampler.handle),
         Route("GET", "/api/v1/samplers/{sampler}", get_sampler),
-        Route("POST", "/api/v1/asample", sample),
-        Route("POST", "/api/v1/retrieve_future", retrieve),
-        Route("POST", "/api/v1/cancel_future", cancel),
+        Route("POST", "/api/v1/asample", Sample.handle),
+        Route("POST", "/api/v1/retrieve_future", RetrieveFuture.handle),
+        Route("POST", "/api/v1/cancel_future", CancelFuture.handle),
         Route("POST", "/api/v1/telemetry", telemetry),
     ),
 )

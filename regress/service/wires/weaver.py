@@ -1,8 +1,13 @@
-"""Weaver's protocol: JSON, as the SDK ``nex-weaver`` 1.4 and later speaks it."""
+"""Weaver's protocol: JSON, as the SDK ``nex-weaver`` 1.4 and later speaks it.
+
+A request with a body is a message, which reads it and answers it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import FailFast, Field
 
 from regress.service.api import (
     AdamParams,
@@ -11,20 +16,20 @@ from regress.service.api import (
     SaveKind,
     ServiceError,
 )
-from regress.service.wires.fields import Fields, parse_json
-from regress.service.wires.names import save_name
-from regress.service.wires.requests import (
-    adam_of,
-    batch_limits,
-    lora_of,
-    metadata_of,
-    open_sampler,
-    pass_of,
-    rows_of,
-    sampling_request,
-    spending,
+from regress.service.wires.message import (
+    Body,
+    Count,
+    LongText,
+    Message,
+    Positive,
+    Request,
+    Text,
+    at_most,
+    parse_json,
+    refused,
 )
-from regress.service.wires.tensors import tokens_of_json
+from regress.service.wires.messages import Adam, Lora, OpenSampler, Pass, Prompt, Sampling, metadata_of
+from regress.service.wires.names import save_name
 from regress.service.wires.weaver_results import (
     ADDRESSES,
     KINDS,
@@ -33,18 +38,35 @@ from regress.service.wires.weaver_results import (
     shown_save,
     state_reply,
 )
-from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply
+from regress.service.wires.wire import (
+    Call,
+    Reply,
+    Route,
+    Wait,
+    Wire,
+    batch_limits,
+    error_reply,
+    json_reply,
+    spending,
+)
 
 _CREATE_SECONDS = 50.0
 _ADAM = AdamParams(learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=1e-2, grad_clip_norm=1.0)
 """Settings of a step that are left out, as the SDK has them."""
 
 
-def create_session(call: Call) -> Reply:
+class CreateSession(Request):
     """Open a session of the API key's owner."""
-    fields = parse_json(call.body, call.limits)
-    metadata = metadata_of(fields, call, "sdk_version", "name", "tags", "user_metadata", "labels")
-    return json_reply({"id": call.service.create_session(metadata)}, 201)
+
+    sdk_version: Any = None
+    name: Any = None
+    tags: Any = None
+    user_metadata: Any = None
+    labels: Any = None
+
+    def _answer(self, call: Call) -> Reply:
+        metadata = metadata_of(self, call, *CreateSession.model_fields)
+        return json_reply({"id": call.service.create_session(metadata)}, 201)
 
 
 def get_session(call: Call) -> Reply:
@@ -65,24 +87,27 @@ def finish_session(call: Call) -> Reply:
     return json_reply({})
 
 
-def create_model(call: Call) -> Wait:
+class CreateModel(Request):
     """Create a model, and answer when it is there."""
-    session = call.own(call.path["session"])
-    fields = parse_json(call.body, call.limits)
-    mode = fields.text("training_mode", None)
-    if mode not in (None, "lora", "full_ft"):
-        fields.refuse("training_mode", "must be lora or full_ft", mode)
-    config = fields.part("lora_config", None)
-    lora = None
-    if mode != "full_ft" and config is not None:
-        lora = lora_of(config, rank=None, train_unembed=False)
-    if mode == "lora" and lora is None:
-        raise ServiceError(
-            "training_mode is lora, but lora_config.rank is 0 or missing; send a rank, or full_ft"
-        )
-    spec = ModelSpec(fields.text("base_model"), lora, metadata_of(fields, call, "user_metadata", "name"))
-    operation = call.service.create_model(session, fields.integer("model_seq_id"), spec)
-    return Wait(operation.id, _CREATE_SECONDS, created_reply)
+
+    model_seq_id: Count
+    base_model: Text
+    training_mode: Literal["lora", "full_ft"] | None = None
+    lora_config: Lora | None = None
+    user_metadata: Any = None
+    name: Any = None
+
+    def _answer(self, call: Call) -> Wait:
+        session, lora = call.own(call.path["session"]), None
+        if self.training_mode != "full_ft" and self.lora_config is not None:
+            lora = self.lora_config.spec(rank=None, train_unembed=False)
+        if self.training_mode == "lora" and lora is None:
+            raise ServiceError(
+                "training_mode is lora, but lora_config.rank is 0 or missing; send a rank, or full_ft"
+            )
+        spec = ModelSpec(self.base_model, lora, metadata_of(self, call, "user_metadata", "name"))
+        operation = call.service.create_model(session, self.model_seq_id, spec)
+        return Wait(operation.id, _CREATE_SECONDS, created_reply)
 
 
 def supported_models(call: Call) -> Reply:
@@ -101,46 +126,129 @@ def supported_models(call: Call) -> Reply:
     return json_reply({"items": items, "pagination": {"total_count": len(items)}})
 
 
-def forward_backward(call: Call) -> Reply | Wait:
+class Numbered(Message):
+    """Request of the model in its path, in the order of its number if it has one.
+
+    The number is read before the rest: a refused request spends it, too, as the client does not use it again.
+    """
+
+    where: ClassVar[str] = ""
+    model_id: Text | None = None
+    seq_id: Positive | None = None
+
+    @classmethod
+    def handle(cls, call: Call) -> Reply | Wait:
+        """Submit the request that is the body of a call."""
+        body = cls.body(call)
+        model_id = call.own(call.path["model"])
+        head = Numbered.of(body.values, call.limits, cls.where)
+        if head.model_id not in (None, model_id):
+            named = f"{cls.where}.model_id".removeprefix(".")
+            raise refused(named, "must be the model of the path", head.model_id)
+
+        def submit() -> Operation:
+            return cls.of(body.values, call.limits, cls.where)._submit(call, model_id)
+
+        operation, error = spending(call.service, model_id, head.seq_id, submit, body.problem)
+        if error is not None:
+            return error_reply(error)
+        assert operation is not None
+        return _wait(call, operation)
+
+    @classmethod
+    def body(cls, call: Call) -> Body:
+        """Return the object that the message is."""
+        return parse_json(call.body, call.limits, numbered=True)
+
+    def _submit(self, call: Call, model_id: str) -> Operation:
+        raise NotImplementedError
+
+
+class Wrapped(Message):
+    """Body of a request that lies in its ``payload``."""
+
+    payload: dict[str, Any]
+
+
+class Payload(Numbered):
+    """Request that lies in the ``payload`` of a body."""
+
+    where: ClassVar[str] = "payload"
+
+    @classmethod
+    def body(cls, call: Call) -> Body:
+        """Return the payload."""
+        body = parse_json(call.body, call.limits, numbered=True)
+        return Body(Wrapped.of(body.values, call.limits).payload, body.problem)
+
+
+class PassPayload(Payload):
+    """Pass whose tensors are in JSON."""
+
+    tensor_transport: Literal["default"] = "default"
+
+    @classmethod
+    def body(cls, call: Call) -> Body:
+        """Return the payload."""
+        if call.headers.get("content-type", "").startswith("multipart/"):
+            raise ServiceError(
+                "the tensor transport http-binary is not supported; leave WEAVER_TENSOR_TRANSPORT at its default",
+                code="unsupported_media_type",
+            )
+        return super().body(call)
+
+
+class ForwardBackward(PassPayload):
     """Run a forward and a backward pass."""
-    return _pass(call, "forward_backward_input", forward_only=False)
+
+    forward_backward_input: Pass
+
+    def _submit(self, call: Call, model_id: str) -> Operation:
+        asked, where = self.forward_backward_input, "payload.forward_backward_input"
+        return call.service.run_pass(
+            model_id, self.seq_id, asked.request(where, call.limits, forward_only=False)
+        )
 
 
-def forward(call: Call) -> Reply | Wait:
+class Forward(PassPayload):
     """Run a forward pass."""
-    return _pass(call, "forward_input", forward_only=True)
+
+    forward_input: Pass
+
+    def _submit(self, call: Call, model_id: str) -> Operation:
+        asked, where = self.forward_input, "payload.forward_input"
+        return call.service.run_pass(
+            model_id, self.seq_id, asked.request(where, call.limits, forward_only=True)
+        )
 
 
-def optimizer_step(call: Call) -> Reply | Wait:
+class OptimizerStep(Payload):
     """Update a model with its gradients."""
-    payload = _payload(call)
 
-    def submit(model_id: str, seq_id: int | None) -> Operation:
-        return call.service.optim_step(model_id, seq_id, adam_of(payload.part("adam_params"), _ADAM))
+    adam_params: Adam
 
-    return _numbered(call, payload, submit)
+    def _submit(self, call: Call, model_id: str) -> Operation:
+        return call.service.optim_step(model_id, self.seq_id, self.adam_params.params(_ADAM))
 
 
-def export_sampler(call: Call) -> Reply | Wait:
+class ExportSampler(Numbered):
     """Save weights for sampling."""
-    fields = parse_json(call.body, call.limits, numbered=True)
 
-    def submit(model_id: str, seq_id: int | None) -> Operation:
-        name = save_name(fields.text("path", None))
-        return call.service.save(model_id, seq_id, name, SaveKind.SAMPLER)
+    path: Text | None = None
 
-    return _numbered(call, fields, submit)
+    def _submit(self, call: Call, model_id: str) -> Operation:
+        return call.service.save(model_id, self.seq_id, save_name(self.path), SaveKind.SAMPLER)
 
 
-def save_checkpoint(call: Call) -> Reply | Wait:
+class SaveCheckpoint(Request):
     """Save a model after everything that has been accepted so far."""
-    fields = parse_json(call.body, call.limits)
-    kind = fields.text("type", "weight")
-    if kind not in KINDS:
-        fields.refuse("type", f"must be one of {', '.join(KINDS)}", kind)
-    name = save_name(fields.text("name", None))
-    model_id = call.own(call.path["model"])
-    return _wait(call, call.service.save(model_id, None, name, KINDS[kind]))
+
+    type: Literal["weight", "weight_and_optimizer", "sampling"] = "weight"
+    name: Text | None = None
+
+    def _answer(self, call: Call) -> Wait:
+        model_id, name = call.own(call.path["model"]), save_name(self.name)
+        return _wait(call, call.service.save(model_id, None, name, KINDS[self.type]))
 
 
 def list_checkpoints(call: Call) -> Reply:
@@ -149,12 +257,15 @@ def list_checkpoints(call: Call) -> Reply:
     return json_reply({"items": [shown_save(saved) for saved in saves]})
 
 
-def load(call: Call) -> Reply | Wait:
+class Load(Request):
     """Load a save after everything that has been accepted so far."""
-    fields = parse_json(call.body, call.limits)
-    path = ADDRESSES.path(fields.text("path", limit=1024), call)
-    optimizer = fields.flag("include_optimizer", False)
-    return _wait(call, call.service.load(call.own(call.path["model"]), None, path, optimizer=optimizer))
+
+    path: LongText
+    include_optimizer: bool = False
+
+    def _answer(self, call: Call) -> Wait:
+        model_id, path = call.own(call.path["model"]), ADDRESSES.path(self.path, call)
+        return _wait(call, call.service.load(model_id, None, path, optimizer=self.include_optimizer))
 
 
 def terminate(call: Call) -> Reply:
@@ -163,35 +274,40 @@ def terminate(call: Call) -> Reply:
     return json_reply({"id": call.path["model"], "status": "terminated"})
 
 
-def create_sampler(call: Call) -> Reply:
+class CreateSampler(OpenSampler, Request):
     """Open saved weights, or a base model, for sampling."""
-    session = call.own(call.path["session"])
-    fields = parse_json(call.body, call.limits)
-    sampler = open_sampler(call, session, fields, ADDRESSES)
-    info = call.service.sampler_info(sampler)
-    told = {"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}
-    return json_reply({**told, "batch": batch_limits(call.limits)}, 201)
+
+    def _answer(self, call: Call) -> Reply:
+        sampler = self.open(call, call.own(call.path["session"]), ADDRESSES)
+        info = call.service.sampler_info(sampler)
+        told = {"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}
+        return json_reply({**told, "batch": batch_limits(call.limits)}, 201)
 
 
-def sample(call: Call) -> Reply | Wait:
+class Sample(Sampling, Request):
     """Sample completions."""
-    sampler = call.own(call.path["sampler"])
-    fields = parse_json(call.body, call.limits)
-    if fields.integer("topk_prompt_logprobs", 0):
-        raise ServiceError("topk_prompt_logprobs is not supported; ask for prompt_logprobs")
-    request = sampling_request(fields, call.limits, prompt_logprobs=fields.flag("prompt_logprobs", False))
-    return _wait(call, call.service.sample(sampler, request))
+
+    topk_prompt_logprobs: Count = 0
+
+    def _answer(self, call: Call) -> Wait:
+        sampler = call.own(call.path["sampler"])
+        if self.topk_prompt_logprobs:
+            raise ServiceError("topk_prompt_logprobs is not supported; ask for prompt_logprobs")
+        return _wait(call, call.service.sample(sampler, self.request(call.limits)))
 
 
-def logprobs(call: Call) -> Reply | Wait:
-    """Compute the log-probs of a prompt."""
-    sampler = call.own(call.path["sampler"])
-    fields = parse_json(call.body, call.limits)
-    found = [fields, *rows_of(fields, call.limits, call.limits.samples - 1)]
-    prompts = [tokens_of_json(each.part("prompt"), call.limits) for each in found]
-    if sum(map(len, prompts)) > call.limits.tokens:
-        raise ServiceError(f"the prompts have more than {call.limits.tokens} tokens", code="too_large")
-    return _wait(call, call.service.prompt_logprobs(sampler, *prompts))
+class LogProbs(Prompt, Request):
+    """Compute the log-probs of prompts."""
+
+    rows: Annotated[list[Prompt], FailFast(), at_most("samples")] = Field(default_factory=list)
+
+    def _answer(self, call: Call) -> Wait:
+        sampler = call.own(call.path["sampler"])
+        rows = [row.prompt.ids(f"rows[{index}].prompt") for index, row in enumerate(self.rows)]
+        prompts = [self.prompt.ids("prompt"), *rows]
+        if sum(map(len, prompts)) > call.limits.tokens:
+            raise ServiceError(f"the prompts have more than {call.limits.tokens} tokens", code="too_large")
+        return _wait(call, call.service.prompt_logprobs(sampler, *prompts))
 
 
 def get_operation(call: Call) -> Wait:
@@ -199,46 +315,8 @@ def get_operation(call: Call) -> Wait:
     return Wait(call.operation(call.path["operation"]).id, call.limits.poll_seconds, state_reply)
 
 
-def _pass(call: Call, name: str, *, forward_only: bool) -> Reply | Wait:
-    if call.headers.get("content-type", "").startswith("multipart/"):
-        raise ServiceError(
-            "the tensor transport http-binary is not supported; leave WEAVER_TENSOR_TRANSPORT at its default",
-            code="unsupported_media_type",
-        )
-    payload = _payload(call)
-
-    def submit(model_id: str, seq_id: int | None) -> Operation:
-        transport = payload.text("tensor_transport", "default")
-        if transport != "default":
-            payload.refuse("tensor_transport", "must be default", transport)
-        request = pass_of(payload.part(name), call.limits, forward_only=forward_only)
-        return call.service.run_pass(model_id, seq_id, request)
-
-    return _numbered(call, payload, submit)
-
-
-def _numbered(call: Call, fields: Fields, submit: Callable[[str, int | None], Operation]) -> Reply | Wait:
-    """Submit a request of a model; a refused one spends its number, too, as the client does not use it again."""
-    model_id = call.own(call.path["model"])
-    seq_id = fields.integer("seq_id", None, low=1)
-    named = fields.text("model_id", model_id)
-    if named != model_id:
-        fields.refuse("model_id", "must be the model of the path", named)
-    operation, error = spending(
-        call.service, model_id, seq_id, lambda: submit(model_id, seq_id), fields.problem
-    )
-    if error is not None:
-        return error_reply(error)
-    assert operation is not None
-    return _wait(call, operation)
-
-
 def _wait(call: Call, operation: Operation) -> Wait:
     return Wait(operation.id, call.limits.answer_seconds, accepted_reply)
-
-
-def _payload(call: Call) -> Fields:
-    return parse_json(call.body, call.limits, numbered=True).part("payload")  # type: ignore[no-any-return]  # checked by its kind
 
 
 WEAVER = Wire(
@@ -246,23 +324,23 @@ WEAVER = Wire(
     key_header="x-weaver-api-key",
     busy=503,
     routes=(
-        Route("POST", "/api/v1/sessions", create_session),
+        Route("POST", "/api/v1/sessions", CreateSession.handle),
         Route("GET", "/api/v1/sessions/{session}", get_session),
         Route("POST", "/api/v1/sessions/{session}/heartbeat", heartbeat, empty=True),
         Route("DELETE", "/api/v1/sessions/{session}", finish_session, empty=True),
-        Route("POST", "/api/v1/sessions/{session}/models", create_model),
+        Route("POST", "/api/v1/sessions/{session}/models", CreateModel.handle),
         Route("GET", "/api/v1/supported-models", supported_models),
-        Route("POST", "/api/v1/models/{model}/forward-backward-passes", forward_backward),
-        Route("POST", "/api/v1/models/{model}/forward-passes", forward),
-        Route("POST", "/api/v1/models/{model}/optimizer-steps", optimizer_step),
-        Route("POST", "/api/v1/models/{model}/export-sampler", export_sampler),
-        Route("POST", "/api/v1/models/{model}/checkpoints", save_checkpoint),
+        Route("POST", "/api/v1/models/{model}/forward-backward-passes", ForwardBackward.handle),
+        Route("POST", "/api/v1/models/{model}/forward-passes", Forward.handle),
+        Route("POST", "/api/v1/models/{model}/optimizer-steps", OptimizerStep.handle),
+        Route("POST", "/api/v1/models/{model}/export-sampler", ExportSampler.handle),
+        Route("POST", "/api/v1/models/{model}/checkpoints", SaveCheckpoint.handle),
         Route("GET", "/api/v1/models/{model}/checkpoints", list_checkpoints),
-        Route("POST", "/api/v1/models/{model}/load", load),
+        Route("POST", "/api/v1/models/{model}/load", Load.handle),
         Route("POST", "/api/v1/models/{model}/terminate", terminate, empty=True),
-        Route("POST", "/api/v1/sessions/{session}/sampling-sessions", create_sampler),
-        Route("POST", "/api/v1/sampling-sessions/{sampler}/samples", sample),
-        Route("POST", "/api/v1/sampling-sessions/{sampler}/logprobs", logprobs),
+        Route("POST", "/api/v1/sessions/{session}/sampling-sessions", CreateSampler.handle),
+        Route("POST", "/api/v1/sampling-sessions/{sampler}/samples", Sample.handle),
+        Route("POST", "/api/v1/sampling-sessions/{sampler}/logprobs", LogProbs.handle),
         Route("GET", "/api/v1/operations/{operation}", get_operation),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,6 +203,11 @@ def shown(text: str, width: int = 80) -> str:
     return ascii(text if len(text) <= width else text[: width - 3] + "...")
 
 
+def shown_name(name: str) -> str:
+    """Return a client's own name as it may stand in a sentence."""
+    return name if name.isascii() and name.isprintable() and len(name) <= 80 else shown(name)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -210,3 +216,53 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return value
+
+
+def batch_limits(limits: Limits) -> dict[str, int]:
+    """Return what a reply tells our own clients of the prompts that one request may hold."""
+    return {"completions": limits.samples, "tokens": limits.tokens}
+
+
+def spending(
+    service: Service,
+    model_id: str,
+    seq_id: int | None,
+    submit: Callable[[], Operation],
+    problem: ServiceError | None = None,
+) -> tuple[Operation | None, ServiceError | None]:
+    """Submit a request, or spend its sequence number on the error that refuses it.
+
+    Args:
+        service: the service.
+        model_id: model that the client owns.
+        seq_id: number of the request, None if it has none.
+        submit: reads the content of the request, and submits it.
+        problem: why the request is refused whatever it holds.
+
+    Returns:
+        The operation, and the error if the request was refused; no operation if it has no number.
+
+    Raises:
+        ServiceError: the service is too busy, or the model does not exist: the number is not spent.
+        Exception: the service itself has failed: the number is spent.
+    """
+    try:
+        if problem is not None:
+            raise problem
+        return submit(), None
+    except ServiceError as error:
+        if error.retryable:
+            raise
+        if seq_id is None:
+            return None, error
+        return service.fail(model_id, seq_id, error), error  # raises, too, if there is no such model
+    except Exception:
+        if seq_id is not None:
+            with suppress(ServiceError):
+                service.fail(model_id, seq_id, _INTERNAL)
+        raise
+
+
+_INTERNAL = ServiceError(
+    "the service has failed while it read the request; its log says why", code="internal", category="server"
+)

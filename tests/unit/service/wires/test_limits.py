@@ -20,7 +20,7 @@ from regress.service.api import Operation, ServiceError, Status
 from regress.service.wires import protobuf
 from regress.service.wires.app import Counters, create_app
 from regress.service.wires.bodies import expand
-from regress.service.wires.fields import parse_json
+from regress.service.wires.message import Message, Text, parse_json
 from regress.service.wires.server import ThreadedServer, listen
 from regress.service.wires.settings import Limits, Settings
 from regress.service.wires.tensors import from_bytes, from_rows
@@ -121,13 +121,20 @@ def test_what_is_no_json(body: bytes, sentence: str) -> None:
 
 
 def test_brackets_in_texts_are_no_nesting() -> None:
-    assert parse_json(json.dumps({"a": "[" * 99 + '\\"[' * 9}).encode(), Limits()).text("a")
+    text = "[" * 99 + '\\"[' * 9
+    assert parse_json(json.dumps({"a": text}).encode(), Limits()).values == {"a": text}
+
+
+class Named(Message):
+    """A message with a name."""
+
+    a: Text
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\nb", "x" * 300])
 def test_texts_that_no_name_is(text: str) -> None:
     with pytest.raises(ServiceError, match="must be text"):
-        parse_json(json.dumps({"a": text}).encode(), Limits()).text("a")
+        Named.of({"a": text}, Limits())
 
 
 def test_zstd_bombs_are_cut_where_they_exceed_the_limit() -> None:

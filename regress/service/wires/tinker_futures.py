@@ -1,7 +1,8 @@
-"""Tinker's replies about futures: JSON or protobuf, as the client accepts it."""
+"""Tinker's futures: questions about them, and the replies in JSON or protobuf, as the client accepts it."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from regress.service.api import (
@@ -16,13 +17,46 @@ from regress.service.api import (
     Status,
 )
 from regress.service.wires import protobuf
+from regress.service.wires.message import LongText, Request
 from regress.service.wires.names import Addresses
-from regress.service.wires.wire import Reply, Show, completions, json_reply, numbers, shown_result
+from regress.service.wires.wire import Call, Reply, Show, Wait, completions, json_reply, numbers, shown_result
 
 ADDRESSES = Addresses("tinker", {SaveKind.STATE: "weights", SaveKind.SAMPLER: "sampler_weights"})
+_EPHEMERAL = re.compile(r"(?P<operation>[^~]+)~sampler~(?P<number>\d{1,10})")
 
 
-def future_reply(operation: Operation, *, binary: bool) -> Reply:
+class RetrieveFuture(Request):
+    """Tell the result of a future, when it is there."""
+
+    request_id: LongText
+
+    def _answer(self, call: Call) -> Reply | Wait:
+        if self.request_id.startswith("closed~"):
+            model_id = call.own(self.request_id.removeprefix("closed~"))
+            return json_reply({"type": "unload_model", "model_id": model_id})
+        ephemeral = _EPHEMERAL.fullmatch(self.request_id)
+        operation = call.operation(ephemeral["operation"] if ephemeral else self.request_id)
+        binary = protobuf.MEDIA_TYPE in call.headers.get("accept", "")
+
+        def then(found: Operation) -> Reply:
+            if ephemeral and found.status is Status.DONE:
+                return _ephemeral(call, found, int(ephemeral["number"]))
+            return _future_reply(found, binary=binary)
+
+        return Wait(operation.id, call.limits.poll_seconds, then)
+
+
+class CancelFuture(Request):
+    """Cancel a request that does not run yet."""
+
+    request_id: LongText
+
+    def _answer(self, call: Call) -> Reply:
+        call.service.cancel(call.operation(self.request_id.partition("~")[0]).id)
+        return json_reply({})
+
+
+def _future_reply(operation: Operation, *, binary: bool) -> Reply:
     """Return the reply about a future; ``binary`` if the client reads protobuf."""
     if operation.status is Status.FAILED:
         assert operation.error is not None
@@ -73,3 +107,11 @@ def shown_adapter(info: ModelInfo) -> dict[str, Any]:
         "train_mlp": info.lora.train_mlp,
         "train_attn": info.lora.train_attn,
     }
+
+
+def _ephemeral(call: Call, found: Operation, number: int) -> Reply:
+    """Open the sampler of a save without a name."""
+    saved: Saved = found.result
+    session = call.own(saved.model_id).partition(":")[0]
+    sampler = call.service.create_sampler(session, number, path=saved.path, base_model=None)
+    return json_reply({"type": "save_weights_for_sampler", "sampling_session_id": sampler})
