@@ -6,7 +6,7 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, SkipValidation
 
 from regress.service.api import (
     AdamParams,
@@ -89,7 +89,7 @@ class Chunk(Message):
     """Token ids of a part of an input."""
 
     type: Literal["encoded_text"] = "encoded_text"
-    tokens: Annotated[list[Any], at_most("tokens")]
+    tokens: Annotated[list[Any], SkipValidation, at_most("tokens")]
 
 
 class ModelInput(Message):
@@ -144,7 +144,7 @@ class DatumMessage(Message):
     """Tokens, and the arrays of their loss."""
 
     model_input: ModelInput
-    loss_fn_inputs: Annotated[dict[Text, Tensor], at_most("tensors")]
+    loss_fn_inputs: Annotated[dict[Text, Tensor], at_most("tensors", dict)]
     datum_id: Text | None = None
 
     def datum(self, where: str, limits: Limits, *, several: bool) -> Datum:
@@ -162,7 +162,7 @@ class Pass(Message):
 
     data: Annotated[list[DatumMessage], FailFast(), at_most("data")]
     loss_fn: Text
-    loss_fn_config: Annotated[dict[str, Setting], at_most(FEW)] = Field(default_factory=dict)
+    loss_fn_config: Annotated[dict[str, Setting], at_most(FEW, dict)] = Field(default_factory=dict)
 
     def request(
         self, where: str, limits: Limits, *, forward_only: bool, several: bool = False

@@ -129,6 +129,27 @@ class Named(Message):
     """A message with a name."""
 
     a: Text
+    inner: dict[str, int] = {"b": 1}
+
+
+def test_null_means_what_is_meant_without_it() -> None:
+    sent = parse_json(b'{"a": "x", "inner": null}', Limits())
+    assert Named.of(sent.values, Limits()).inner == {"b": 1}
+    with pytest.raises(ServiceError, match=r"^a is missing$"):
+        Named.of(parse_json(b'{"a": null}', Limits()).values, Limits())
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        ({"a": 1}, "payload.a must be text, not 1"),
+        ({"a": "x", "inner": []}, "payload.inner must be an object, not a list of length 0"),
+        ({"a": "x", "inner": {"b": "c"}}, "payload.inner.b must be an integer, not text of length 1"),
+    ],
+)
+def test_a_refusal_names_the_field_and_its_rule(sent: Any, sentence: str) -> None:
+    with pytest.raises(ServiceError, match=sentence):
+        Named.of(sent, Limits(), "payload")
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\nb", "x" * 300])
