@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regress.compare.dumps import checked
+from regress.compare import alone
 from regress.compare.dumps.averaged import averaged
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.golden import located
@@ -99,7 +99,7 @@ def check_dump(path: str | Path) -> list[Verdict]:
         DumpError: if it is missing, incomplete or damaged.
         CompareError: if it has no records from which anything could be checked.
     """
-    return checked.check_dump(str(path)).verdicts
+    return alone.check_dump(str(path)).verdicts
 
 
 def bounds_of(

@@ -10,10 +10,11 @@ from typing import Any
 
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.golden import token_text
+from regress.compare.judge import judge_update
+from regress.compare.plan import Plan
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
-from regress.compare.updates.golden import judge_update
+from regress.compare.records import Records
 from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.plan import Plan
 from regress.compare.updates.trajectories import judge_trajectories
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -267,7 +268,9 @@ class _Judge:
         yield from judge_update(
             kept, truth, update.frame, self.bound, place=place, planned=plan, text=text, config=config
         )
-        yield from judge_invariants(records, update.frame, place=place, planned=plan, config=config)
+        yield from judge_invariants(
+            Records.of(records, update.frame), place=place, planned=plan, config=config
+        )
         yield from self._coverage(truth, kept, Place(*place))
 
     def _coverage(self, truth: Truth, records: Sequence[Record], place: Place) -> Iterator[Verdict]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
+from regress.compare.judge import judge_bitwise, judge_update
 from regress.compare.quantities import ADDED, METRICS, quantity_named
-from regress.compare.updates.bitwise_reference import judge_bitwise
-from regress.compare.updates.golden import judge_update
+from regress.compare.records import Records
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.selftest import judge_rolled
 from regress.compare.verdicts.overrides import Overrides
@@ -129,8 +129,7 @@ def earlier_updates(case: GoldenCase) -> dict[str, str]:
 def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:
     """Return the verdicts on the invariants of an update and its records, whatever its golden values are."""
     return judge_invariants(
-        records,
-        update.frame,
+        Records.of(records, update.frame),
         place=(update.step, update.update),
         planned=update.records,
         config=dump.manifest.provenance.config,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alone import check_dump
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, exchanged_divergence, find_divergence
 from regress.compare.diagnosis.rules.table import OF_GOLDEN
-from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.diagnosis.run_context import RunContext, run_context_of_side
 from regress.compare.dumps.absent import absent_records
-from regress.compare.dumps.checked import check_dump, run_context_of_side
 from regress.compare.dumps.columns import Column, columns
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.planning import plan_units

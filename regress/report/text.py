@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from regress.compare.diagnosis.causes import Diagnosis
 from regress.compare.diagnosis.divergence import Divergence, name_of
+from regress.compare.replicas import QUANTITY as REPLICAS
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
-from regress.compare.updates.replicas import QUANTITY as REPLICAS
 from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.printed import printable
 from regress.report.numbers import multiple, pair, plural, short

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from torch import Tensor
 
+from regress.compare.records import Records
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine import policy
@@ -73,8 +74,7 @@ def test_a_healthy_run_holds_with_room(tmp_path: Path, precision: Precision) -> 
     dump = replay(chosen.case, chosen.variant, precision, tmp_path / "replay")
     for update in chosen.plan:
         verdicts = judge_invariants(
-            records_of(dump, update),
-            update.frame,
+            Records.of(records_of(dump, update), update.frame),
             place=(update.step, update.update),
             planned=update.records,
             config=dump.manifest.provenance.config,

@@ -12,6 +12,8 @@ from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, Placed, Places, Told, placed, told_tokens
 from regress.compare.alignment.shard_overlap import assembled, two_values
+from regress.compare.coverage import judge_coverage
+from regress.compare.plan import Plan
 from regress.compare.quantities import (
     MASKS,
     MICRO_STAGES,
@@ -23,9 +25,7 @@ from regress.compare.quantities import (
     quantity_named,
     source_of,
 )
-from regress.compare.updates.coverage import judge_coverage
-from regress.compare.updates.plan import Plan
-from regress.compare.updates.record_index import RecordIndex, tokens_of
+from regress.compare.records import Records, tokens_of
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -50,7 +50,7 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
         CompareError: if a token is missing or was produced twice, ranks disagree, a tensor is unknown, missing in a
             microbatch or of another shape than its layout says, or an element of it is on no rank.
     """
-    index = RecordIndex(records, frame)
+    index = Records.of(records, frame)
     known = index.one_each()
     result = _whole_tensors(known)
     stages = _microbatches(index, known, plan or Plan(()))
@@ -82,7 +82,7 @@ def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
     return result
 
 
-def _microbatches(index: RecordIndex, placed: Mapping[Key, Record], plan: Plan) -> dict[str, list[Part]]:
+def _microbatches(index: Records, placed: Mapping[Key, Record], plan: Plan) -> dict[str, list[Part]]:
     """Return the records of tokens by stage; those of ranks that repeat each other are merged."""
     groups: dict[tuple[str, int, int | None], list[Part]] = {}
     for key, record in placed.items():

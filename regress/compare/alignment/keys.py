@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,14 +47,6 @@ def norm_of(record: Record | None) -> Array | None:
     return np.array(norm, np.float64) if isinstance(norm, int | float) else None
 
 
-def by_place(records: Iterable[Record]) -> dict[Key, list[Record]]:
-    """Return the records at each place, where there should be one."""
-    found: dict[Key, list[Record]] = {}
-    for record in records:
-        found.setdefault(key_of(record), []).append(record)
-    return found
-
-
 def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
     """Return the token layout of a record, its samples numbered as in the frame.
 
@@ -65,30 +56,9 @@ def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
     Raises:
         CompareError: if the record has no layout, or one that does not fit the frame.
     """
-    return _layout(record.meta, str(key_of(record)), frame)
-
-
-def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
-    """Return the layout of rows of loss tokens (logits) in ``meta["rows"]``; None for the record's own.
-
-    Raises:
-        CompareError: as `canonical_layout`.
-    """
-    rows: Any = record.meta.get("rows")
-    return None if rows is None else _layout(rows, f"meta['rows'] of {key_of(record)}", frame)
-
-
-def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:
-    spans = Spans.of(meta, name)
-    index = frame.index
-    for key, _, stop, _, _ in spans.segments:
-        words = f"{key[0]}/{key[1]}"
-        if key not in index:
-            raise CompareError(f"{name} holds sample {words}, which does not belong to this update")
-        if stop > frame.lengths[index[key]]:
-            raise CompareError(
-                f"{name} holds {stop} tokens of sample {words}, which has {frame.lengths[index[key]]}"
-            )
+    spans, name, index = Spans.of(record.meta, str(key_of(record))), str(key_of(record)), frame.index
+    if why := spans.misfit(name, frame):
+        raise CompareError(why)
     try:
         return spans.layout(index, frame)
     except ValueError as error:

@@ -70,6 +70,16 @@ class Spans:
         )
         return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
 
+    def misfit(self, name: str, frame: TokenFrame) -> str:
+        """Return why these are not the tokens of a frame; empty if they are."""
+        for key, _, stop, _, _ in self.segments:
+            words = f"{key[0]}/{key[1]}"
+            if key not in frame.index:
+                return f"{name} holds sample {words}, which does not belong to this update"
+            if stop > (length := frame.lengths[frame.index[key]]):
+                return f"{name} holds {stop} tokens of sample {words}, which has {length}"
+        return ""
+
     def runs(self, array: Array | None) -> Iterator[tuple[SampleKey, slice, Array]]:
         """Yield sample, positions and values of each run of tokens; nothing of a tensor that is not ``[B, T]``."""
         if array is not None and array.shape == self.shape:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from regress.dump.sources import Source
 from regress.errors import ConfigError
 from regress.layout import Mesh
 
@@ -101,3 +102,13 @@ def _exact(alpha: float) -> str:
 
 def _close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=1e-5)
+
+
+def run_context_of_side(side: Source) -> RunContext:
+    """Return the run context that a dump tells."""
+    places = [where for _, where in side.entries.values()]
+    ranks = {where.rank for where in places if where.rank is not None}
+    micros = {where.micro for where in places if where.micro is not None}
+    return RunContext(
+        world_size=len(ranks) or None, micros=len(micros) or None, mesh=side.mesh, config=side.config
+    )

@@ -20,9 +20,10 @@ from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.beside import Beside
 from regress.compare.dumps import listing
 from regress.compare.dumps.contents import rollouts_of
-from regress.compare.dumps.listing import Listed, headers, lengths_of
+from regress.compare.dumps.listing import headers
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.truth import Tensors, TruthSide
+from regress.compare.header import Header, lengths_of
 from regress.compare.quantities import (
     EVERYWHERE,
     MICRO_STAGES,
@@ -95,7 +96,7 @@ def golden_at(golden: str, actual: str, step: int | None, update: int | None) ->
     return Projection(found.truth(), found.frame, None, config, beside=beside)
 
 
-def _sampled(side: Side, step: int | None, records: Sequence[Listed], frame: TokenFrame) -> Mask | None:
+def _sampled(side: Side, step: int | None, records: Sequence[Header], frame: TokenFrame) -> Mask | None:
     """Return the tokens that the rollouts hold to be sampled; None where they do not tell it of every sample."""
     known = rollouts_of(side, step or 0, records)
     parts = []
@@ -152,13 +153,13 @@ def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 class _Recorded:
     """The records of one update of a dump."""
 
-    def __init__(self, side: Side, records: Sequence[Listed]) -> None:
+    def __init__(self, side: Side, records: Sequence[Header]) -> None:
         self._side = side
         self._records = [record for record in records if not record.problem and not record.local]
         self._copies = {
             (str(copy[0]), int(copy[1])) for record in records for copy, _ in record.meta.get("copies", ())
         }
-        self._found: dict[tuple[str, str], list[tuple[Listed, Source]]] = {}
+        self._found: dict[tuple[str, str], list[tuple[Header, Source]]] = {}
         for record in self._records:
             for name in record.tensors:
                 source = source_of(record.key.stage, name)
@@ -182,10 +183,10 @@ class _Recorded:
             quantity: Tensors(sorted(names[quantity]), self._loader(quantity)) for quantity in sorted(names)
         }
 
-    def _has_norm(self, record: Listed) -> bool:
+    def _has_norm(self, record: Header) -> bool:
         return record.key.stage == "gradient" and isinstance(record.meta.get("grad_norm"), int | float)
 
-    def _usable(self, record: Listed, source: Source) -> bool:
+    def _usable(self, record: Header, source: Source) -> bool:
         layout = record.layout(source.tensor)
         kind = quantity_named(source.quantity).kind
         if layout is None or kind is Kind.SHARE or math.prod(layout.shape) > LIMIT:
@@ -216,7 +217,7 @@ class _Recorded:
         whole = None if found is None else self._rows(found, None)
         return None if whole is None else whole.astype(bool)
 
-    def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array | None:
+    def _tokens(self, found: Sequence[tuple[Header, Source]]) -> Array | None:
         """Return values ``[frame.size, ...]``, or ``[K, ...]`` of the loss tokens; 0 where there is no loss token."""
         whole, quantity = self._rows(found, self._loss), found[0][1].quantity
         inside = quantity_named(quantity).kind is Kind.TOKEN and quantity not in EVERYWHERE
@@ -224,7 +225,7 @@ class _Recorded:
             whole[~self._loss] = 0
         return whole
 
-    def _rows(self, found: Sequence[tuple[Listed, Source]], loss: Mask | None) -> Array | None:
+    def _rows(self, found: Sequence[tuple[Header, Source]], loss: Mask | None) -> Array | None:
         read = [
             (self._side.read(record.name), record.places(self.frame.index, self.frame)) for record, _ in found
         ]
@@ -241,7 +242,7 @@ class _Recorded:
             release(one.part.array)
         return whole
 
-    def _whole(self, found: Sequence[tuple[Listed, Source]]) -> Array:
+    def _whole(self, found: Sequence[tuple[Header, Source]]) -> Array:
         whole: Array | None = None
         for record, source in found:
             read = self._side.read(record.name)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.dumps.listing import Listed, lengths_of
 from regress.compare.dumps.match import Sample, Tokens, Values, ValuesOf
 from regress.compare.dumps.sides import Side
+from regress.compare.header import Header, lengths_of
 from regress.dump.mapped import release
 from regress.dump.record import Record
 from regress.dump.trajectory import Rollout, rollouts_in
@@ -32,7 +32,7 @@ APART = (
 """Token values that tell identical rollouts apart."""
 
 
-def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
+def samples_of(side: Side, records: Sequence[Header]) -> list[Sample]:
     """Return the samples of a step in recorded order: those of its rollouts, and those that only other records have."""
     found: dict[SampleKey, Sample] = {}
     for record in records:
@@ -55,7 +55,7 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
     ]
 
 
-def rollouts_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, list[Rollout]]:
+def rollouts_of(side: Side, step: int, records: Sequence[Header]) -> dict[SampleKey, list[Rollout]]:
     """Return the rollouts of each sample of an update, as the last step that has some tells them.
 
     A sample goes with the rollout of its id, else with all that have its tokens.
@@ -76,7 +76,7 @@ def rollouts_of(side: Side, step: int, records: Sequence[Listed]) -> dict[Sample
     return found
 
 
-def groups_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKey, tuple[str, int]]:
+def groups_of(side: Side, step: int, records: Sequence[Header]) -> dict[SampleKey, tuple[str, int]]:
     """Return the group of each sample of an update, and the number of its rollouts; of several groups none."""
     known = rollouts_of(side, step, records)
     sizes = Counter(group for group, _ in {rollout.key for own in known.values() for rollout in own})
@@ -84,7 +84,7 @@ def groups_of(side: Side, step: int, records: Sequence[Listed]) -> dict[SampleKe
     return {key: (group, sizes[group]) for key, own in groups.items() if len(own) == 1 for group in own}
 
 
-def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:
+def _places(records: Iterable[Header]) -> dict[SampleKey, tuple[int, int, int]]:
     """Return the rank, microbatch and row of each sample of ``forward_data``."""
     found: dict[SampleKey, tuple[int, int, int]] = {}
     for record in records:
@@ -99,7 +99,7 @@ def _key(value: Any) -> SampleKey:
 
 
 def tokens_in(
-    side: Side, records: Sequence[Listed], known: Iterable[SampleKey] = ()
+    side: Side, records: Sequence[Header], known: Iterable[SampleKey] = ()
 ) -> dict[SampleKey, Tokens]:
     """Return the tokens of samples for which records hold every position."""
     skipped = set(known)
@@ -108,7 +108,7 @@ def tokens_in(
 
 
 def token_ids(
-    side: Side, records: Sequence[Listed], wanted: Collection[SampleKey]
+    side: Side, records: Sequence[Header], wanted: Collection[SampleKey]
 ) -> dict[SampleKey, NDArray[np.int64]]:
     """Return the token ids of samples for which records hold every position."""
     telling = [
@@ -130,7 +130,7 @@ def token_ids(
 
 
 def values_of(
-    golden_side: Side, golden: Sequence[Listed], actual_side: Side, actual: Sequence[Listed]
+    golden_side: Side, golden: Sequence[Header], actual_side: Side, actual: Sequence[Header]
 ) -> Values:
     """Return a reader of the values computed for a sample."""
 
@@ -141,7 +141,7 @@ def values_of(
     return of
 
 
-def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
+def _values(side: Side, records: Sequence[Header], key: SampleKey) -> ValuesOf:
     found: dict[str, NDArray[np.float64]] = {}
     for record in records:
         if record.key.stage == "trajectory":

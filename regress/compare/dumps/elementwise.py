@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from regress.compare.alignment.spans import NO_LAYOUT, Spans
-from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
+from regress.compare.header import Header
 from regress.compare.quantities import (
     OTHER,
     UPDATE_STAGES,
@@ -22,7 +22,7 @@ from regress.compare.quantities import (
     source_or_other,
 )
 
-Pair = tuple[Listed, Listed]
+Pair = tuple[Header, Header]
 At = tuple[int, int]
 """Rank and microbatch."""
 
@@ -38,8 +38,8 @@ class Elementwise:
 
     stage: str
     where: str
-    golden: Sequence[Listed]
-    actual: Sequence[Listed]
+    golden: Sequence[Header]
+    actual: Sequence[Header]
     layouts: tuple[Mapping[At, Spans], Mapping[At, Spans]]
     matching: Matching
 
@@ -79,7 +79,7 @@ class Elementwise:
         own = {record.key: record for record in self.golden}
         yield from ((own[record.key], record) for record in self.actual if record.key in own)
 
-    def lacking(self, names: Iterable[str]) -> Iterator[tuple[str, Listed, Listed]]:
+    def lacking(self, names: Iterable[str]) -> Iterator[tuple[str, Header, Header]]:
         """Yield tensors that a record has on one side only: name, the record with it, the record without it."""
         for name in names:
             for golden, actual in self.pairs():
@@ -112,7 +112,7 @@ class Elementwise:
                 chosen[record.name] = tuple(here)
         return chosen, [*problems.values()]
 
-    def _why_not(self, name: str, golden: Listed | None, actual: Listed) -> str | None:
+    def _why_not(self, name: str, golden: Header | None, actual: Header) -> str | None:
         if golden is None:
             return f"{name} of {actual.key} has no places of tokens, and no golden record of the same place"
         shapes = [list(record.tensors[name][1]) for record in (golden, actual)]
@@ -151,7 +151,7 @@ class Elementwise:
         ]
 
 
-def layouts_of(records: Iterable[Listed]) -> dict[At, Spans]:
+def layouts_of(records: Iterable[Header]) -> dict[At, Spans]:
     """Return the places of the tokens of each rank and microbatch, as far as any record tells."""
     found: dict[At, Spans] = {}
     for record in records:
@@ -160,7 +160,7 @@ def layouts_of(records: Iterable[Listed]) -> dict[At, Spans]:
     return found
 
 
-def told_notes(stage: str, records: Iterable[Listed], *, bare: bool) -> Iterator[str]:
+def told_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterator[str]:
     """Yield notes on what is unknown about the tensors of a stage."""
     if bare:
         known = [*records]
@@ -189,7 +189,7 @@ def is_share(stage: str, name: str) -> bool:
     return quantity_named(source_or_other(stage, name).quantity).kind is Kind.SHARE
 
 
-def _fits(record: Listed, name: str) -> bool:
+def _fits(record: Header, name: str) -> bool:
     """Return True if a tensor has a place for each token, or rows that its quantity knows."""
     shape = record.tensors[name][1]
     if is_share(record.key.stage, name):
@@ -204,7 +204,7 @@ def _fits(record: Listed, name: str) -> bool:
     return record.by_token(name)
 
 
-def _at(record: Listed) -> At:
+def _at(record: Header) -> At:
     return record.key.rank or 0, record.key.micro or 0
 
 

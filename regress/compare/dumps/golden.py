@@ -216,7 +216,7 @@ def sampler_log_probs(frame: TokenFrame, samples: Sequence[Trajectory]) -> NDArr
 
 def text_of(*sides: object) -> TokenText | None:
     """Return a function from token ids to text, from the first golden source with a tokenizer; None without one."""
-    found = (side.text for side in sides if isinstance(side, TruthSide))
+    found = (getattr(side, "text", None) for side in sides)
     return next((text for text in found if text is not None), None)
 
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.local_shard import others
 from regress.compare.dumps.contents import token_ids
-from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Sample, Tokens
 from regress.compare.dumps.sides import Side
+from regress.compare.header import Header
 from regress.layout import SampleKey
 
 JOINED = "one behind the other"
@@ -21,7 +21,7 @@ MOST = 1 << 16
 
 
 def joined_samples(
-    side: Side, records: Sequence[Listed], unknown: Collection[SampleKey], known: Iterable[Sample]
+    side: Side, records: Sequence[Header], unknown: Collection[SampleKey], known: Iterable[Sample]
 ) -> Iterator[tuple[SampleKey, tuple[SampleKey, ...]]]:
     """Yield each sample without a counterpart that is made of known ones, with these.
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from regress.compare.dumps.contents import samples_of, values_of
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.joined import joined_samples, joined_words, named_as
-from regress.compare.dumps.listing import Listed, headers, lengths_of
+from regress.compare.dumps.listing import by_step, headers
 from regress.compare.dumps.match import Matching, Sample, match_samples
 from regress.compare.dumps.numbering import counted_otherwise, numbered_as
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.pairing import Update
-from regress.compare.dumps.presence import one_sided, unmatched
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.header import Header, lengths_of
+from regress.compare.presence import one_sided, unmatched
 from regress.compare.quantities import MICRO_STAGES
+from regress.compare.update import Update
 from regress.compare.updates.trajectories import QUANTITY as TRAJECTORY
 from regress.compare.verdicts.verdict import Place
 from regress.errors import CompareError
@@ -98,7 +99,7 @@ class _Step:
     paths: tuple[str, str]
     sides: tuple[Side, Side]
     step: int
-    records: tuple[list[Listed], list[Listed]]
+    records: tuple[list[Header], list[Header]]
     options: Options
     planned: Planned
 
@@ -125,7 +126,7 @@ class _Step:
                 self.options,
             ).plan(self.planned)
 
-    def _reportable(self, matching: Matching, golden: Sequence[Listed], actual: Sequence[Listed]) -> Matching:
+    def _reportable(self, matching: Matching, golden: Sequence[Header], actual: Sequence[Header]) -> Matching:
         """Return the matching without samples that only rollouts mention, where the other side has none."""
         kept = []
         for keys, mine, other, side in (
@@ -142,7 +143,7 @@ class _Step:
         return replace(matching, golden_only=kept[0], actual_only=kept[1])
 
     def _updates(
-        self, golden: Sequence[Listed], actual: Sequence[Listed]
+        self, golden: Sequence[Header], actual: Sequence[Header]
     ) -> list[tuple[int | None, int, int]]:
         """Return number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
         own, actual_side = (
@@ -194,7 +195,7 @@ class _Step:
                 names = ", ".join(map(named_as, keys[:3])) + (" ..." if len(keys) > 3 else "")
                 self.planned.notes.append(f"{where}: {len(keys)} samples {said.format(names)}")
 
-    def _rollouts(self, golden: Sequence[Listed], actual: Sequence[Listed], matching: Matching) -> None:
+    def _rollouts(self, golden: Sequence[Header], actual: Sequence[Header], matching: Matching) -> None:
         own, actual_side = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
         if not own and not actual_side:
             return
@@ -224,11 +225,3 @@ class _Step:
         self.planned.notes.append(
             f"step {self.step}: only the {has} dump has rollouts ({side.folder} has none), so they were not compared"
         )
-
-
-def by_step(side: Side) -> dict[int, list[str]]:
-    """Return the names of the records of each step."""
-    found: dict[int, list[str]] = {}
-    for name, (_, where) in side.entries.items():
-        found.setdefault(where.step, []).append(name)
-    return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from regress.compare.alone import SingleUnit, check_single
 from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.findings import Finding, settle, told, without_carried
 from regress.compare.dumps.golden import GoldenSide
@@ -25,7 +26,6 @@ from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import Side, open_side, precisions
-from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.dumps.unit import Unit
 from regress.compare.dumps.units import compare_unit

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.shares import Group
 from regress.compare.dumps.sides import Side
+from regress.compare.header import Header
 from regress.compare.quantities import SHARES, Kind, quantity_named, source_of
 from regress.compare.verdicts.verdict import Place
 from regress.layout import SampleKey
@@ -24,9 +24,9 @@ class Shares:
     """
 
     stage: str
-    golden: Sequence[Listed]
-    actual: Sequence[Listed]
-    debug: Sequence[Listed]
+    golden: Sequence[Header]
+    actual: Sequence[Header]
+    debug: Sequence[Header]
     place: Place
     matching: Matching
 
@@ -58,7 +58,7 @@ class Shares:
 
     def groups(self) -> Iterator[Group]:
         """Yield the smallest groups of microbatches that hold the same samples on both sides."""
-        groups: dict[int, tuple[list[Listed], list[Listed]]] = {}
+        groups: dict[int, tuple[list[Header], list[Header]]] = {}
         of: dict[SampleKey, int] = {}
         joined: dict[int, int] = {}
 
@@ -83,7 +83,7 @@ class Shares:
             if own and theirs:
                 yield self._group(own, theirs)
 
-    def _group(self, own: Sequence[Listed], theirs: Sequence[Listed]) -> Group:
+    def _group(self, own: Sequence[Header], theirs: Sequence[Header]) -> Group:
         place = self.place
         if len(theirs) == 1:
             place = replace(place, rank=theirs[0].key.rank, micro=theirs[0].key.micro)
@@ -94,20 +94,20 @@ class Shares:
 
 
 def _together(
-    one: tuple[list[Listed], list[Listed]], other: tuple[list[Listed], list[Listed]]
-) -> tuple[list[Listed], list[Listed]]:
+    one: tuple[list[Header], list[Header]], other: tuple[list[Header], list[Header]]
+) -> tuple[list[Header], list[Header]]:
     return one[0] + other[0], one[1] + other[1]
 
 
-def once(records: Sequence[Listed], side: Side) -> list[Listed]:
+def once(records: Sequence[Header], side: Side) -> list[Header]:
     """Return the records without those of ranks that repeat another one's tokens."""
-    found: dict[tuple[int, int | None], Listed] = {}
+    found: dict[tuple[int, int | None], Header] = {}
     for record in sorted(records, key=lambda record: record.key.rank or 0):
         found.setdefault((side.root(record.key.rank or 0), record.key.micro), record)
     return list(found.values())
 
 
-def _has_share(stage: str, record: Listed) -> bool:
+def _has_share(stage: str, record: Header) -> bool:
     sources = (source_of(stage, name) for name in record.tensors)
     return any(s is not None and quantity_named(s.quantity).kind is Kind.SHARE for s in sources)
 

@@ -21,7 +21,6 @@ from regress.compare.alignment.token_overlap import Index
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.held import HeldRecords
 from regress.compare.dumps.listing import header, record_of
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
@@ -229,9 +228,6 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
 def _tokens(unit: ShareUnit, group: Group, frame: TokenFrame) -> Index:
     """Return the golden tokens of a group's only actual record."""
     (name,) = group.actual
-    side = open_side(unit.actual)
-    if isinstance(side, HeldRecords):
-        return side.places(name).canonical
     spans = header(unit.actual, name).spans
     if spans is None:
         return np.zeros(0, np.int64)

@@ -13,6 +13,7 @@ from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.quantities import (
     MICRO_STAGES,
+    STEP_STAGES,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -66,6 +67,8 @@ class TruthSide(sources.Source):
     """
 
     system = "golden"
+    stages: tuple[str, ...] = (*MICRO_STAGES, *UPDATE_STAGES)
+    """Record types that the values are given as."""
 
     @property
     def text(self) -> TokenText | None:
@@ -108,7 +111,7 @@ class TruthSide(sources.Source):
         """Its records, in the order of computation."""
         found = {}
         for where, place in self.places.items():
-            for stage in (*MICRO_STAGES, *UPDATE_STAGES):
+            for stage in self.stages:
                 if self._sources(stage, where):
                     micro = None if stage in UPDATE_STAGES else 0
                     at = Coordinates(place.step, update=place.update, rank=0, micro=micro)
@@ -156,6 +159,7 @@ class HeldTruth(TruthSide):
     """Canonical values of one update in memory."""
 
     folder = Path("golden values")
+    stages = (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES)
 
     def __init__(
         self,

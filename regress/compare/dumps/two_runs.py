@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from regress.compare.coverage import QUANTITY as COVERAGE
 from regress.compare.dumps.joined import JOINED
 from regress.compare.dumps.listing import headers
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import UPDATE_STAGES
-from regress.compare.updates.coverage import QUANTITY as COVERAGE
 from regress.compare.verdicts.verdict import Status, Verdict
 
 APART = "these are dumps of two different runs"

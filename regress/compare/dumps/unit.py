@@ -32,6 +32,7 @@ class Unit:
         tensors: those that are compared; by default all.
         elementwise: True if they are compared element by element, because nothing tells their tokens.
         explained: True if a failure tells what is affected, which diagnoses are made of.
+        planned: True if a plan says what lies where: golden values tell the loss tokens, and masks count in padding.
     """
 
     golden: str
@@ -51,6 +52,7 @@ class Unit:
     tensors: tuple[str, ...] | None = None
     elementwise: bool = False
     explained: bool = True
+    planned: bool = False
 
     @property
     def golden_names(self) -> tuple[str, ...]:

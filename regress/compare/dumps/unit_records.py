@@ -8,17 +8,20 @@ from functools import cached_property
 
 import numpy as np
 
+from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask, Placed, Places, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.canonical import golden_at, golden_update
-from regress.compare.dumps.held import HeldRecords
+from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import header, record_of, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, Source
+from regress.compare.records import words_at
+from regress.compare.verdicts.case import Locate
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey
@@ -48,7 +51,7 @@ class UnitRecords:
     @cached_property
     def hidden(self) -> Index:
         """Tokens whose gradient could not be recovered, on either side; their recorded value is 0 whatever it was."""
-        if self.held is not None:
+        if self.unit.planned:
             return np.zeros(0, np.int64)  # ranks of our engine have the exact derivatives
         lost = [np.zeros(0, np.int64)]
         for name, record in ((None, self.actual), *self.golden.items()):
@@ -61,7 +64,7 @@ class UnitRecords:
 
     def golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
         """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
-        if self.held is not None:
+        if self.unit.planned:
             part = self.update.part(source)
             return [part], part.rows.size != self.unit.frame.size, None
         names = [name for name, record in self.golden.items() if source.tensor in record.tensors]
@@ -72,21 +75,16 @@ class UnitRecords:
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
-        if self.held is not None:
+        if self.unit.planned:
             return self.update.locator.token_ids, self.update.known_loss_mask
         return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def actual_loss(self, loss: Mask | None) -> Mask | None:
         """Return the loss tokens that the actual records tell; of a plan those of the golden ones."""
-        if self.held is not None:
+        if self.unit.planned:
             return loss
         telling = self.unit.actual, self.unit.actual_telling
         return told_by(*telling, self._indices[1], self.unit.frame).loss
-
-    @cached_property
-    def held(self) -> HeldRecords | None:
-        """Records of a plan: golden values tell their loss tokens, and masks count in padding; None for others."""
-        return self.actual_side if isinstance(self.actual_side, HeldRecords) else None
 
     def placed(
         self, name: str | None, source: Source, loss: Mask | None, *, rows_only: bool = False
@@ -98,13 +96,19 @@ class UnitRecords:
         except CompareError as error:
             return str(error)
 
+    def words(self, source: Source, shape: tuple[int, ...]) -> Locate | None:
+        """Return canonical words for the elements of the whole of an actual tensor; None where nothing tells them."""
+        if not self.unit.frame.size:
+            return None
+        ids, loss = self.told()
+        locator = Locator(self.unit.frame, ids, text_of(self.golden_side, self.actual_side))
+        return words_at(self._places(None), source.quantity, shape, locator, loss)
+
     def _places(self, name: str | None) -> Places:
         if name not in self._known_places:
             (mine, its), unit = self._indices, self.unit
             if name is not None:
                 found = header(unit.golden, name).places(mine, unit.frame)
-            elif self.held is not None:
-                found = self.held.places(unit.record)
             else:
                 found = header(unit.actual, unit.record).places(its, unit.frame)
             self._known_places[name] = found
@@ -124,7 +128,7 @@ class UnitRecords:
     def update(self) -> Projection:
         """The golden update that the unit belongs to."""
         unit = self.unit
-        if self.held is not None:
+        if self.unit.planned:
             return golden_at(unit.golden, unit.actual, unit.place.step, unit.place.update)
         return golden_update(unit.golden, unit.actual, unit.records[0])
 
@@ -132,16 +136,13 @@ class UnitRecords:
     def projection(self) -> Projection:
         """The golden update, restricted to the samples with a token here."""
         whole = self.update
-        if self.unit.stage in UPDATE_STAGES or self.held is not None:
+        if self.unit.stage in UPDATE_STAGES or self.unit.planned:
             return whole
         return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
     def context(self, source: Source, placed: Placed) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
         golden, name = self.projection, self.unit.record
-        if self.held is not None:
-            layout, rows = self.held.layouts(name)
-        else:
-            index = numbered(self.unit.golden_of, golden.frame.index)
-            layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
+        index = numbered(self.unit.golden_of, golden.frame.index)
+        layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
         return golden.context(source, placed.layout, layout, rows, rows_only=placed.by_loss)

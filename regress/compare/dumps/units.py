@@ -106,7 +106,8 @@ class UnitWork:
     def _whole(self, source: Source, actual: Shard, golden: Sequence[Shard]) -> Aligned:
         """Return a full tensor or a shard of it beside the golden shards."""
         part = actual.layout
-        words = words_of(part, partial(element, shape=part.shape, name=source.label))
+        whole = self.records.words(source, part.shape) if self.unit.elementwise else None
+        words = words_of(part, whole or partial(element, shape=part.shape, name=source.label))
         pairs = partial(shard_blocks, actual, golden)
         around = self._if_explained(lambda: self.records.projection.context_of_whole(source, part))
         return Aligned(actual.array, golden[0].array, pairs, words, around)
@@ -157,7 +158,7 @@ class UnitWork:
     def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
         """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
         unit, judged = self.unit, partial(self._judged, source)
-        if self.records.held is not None or unit.bounds.given is not None:
+        if unit.planned or unit.bounds.given is not None:
             return finding
         if source.quantity == JUMPS:
             return branched(unit, finding, found, self._dtype(found.actual, found.golden), judged)
@@ -202,7 +203,7 @@ class UnitWork:
                 words = words_of(found.layout, whole)
                 around = self._if_explained(partial(self.records.context, source, found))
                 mask = source.quantity == "batch_inputs" and source.name.endswith("_mask")
-                if mask and self.records.held is not None:
+                if mask and self.unit.planned:
                     yield source, _everywhere(found, golden[0], words, around)
                 else:
                     rows = TokenRows(found.part, golden, self._selected(source, found, loss))
@@ -255,7 +256,9 @@ class UnitWork:
 
     def _scale(self, source: Source, label: str) -> float | None:
         """Return the largest golden value over all records, as far as it is known."""
-        if isinstance(self.records.golden_side, TruthSide) or source.quantity in METRICS:
+        given = self.unit.bounds.given
+        bitwise = given is not None and given.bitwise
+        if isinstance(self.records.golden_side, TruthSide) or (source.quantity in METRICS and not bitwise):
             return self.records.update.scale(source)
         return self.scales.get((source.quantity, label))
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.sides import Side
+from regress.compare.header import Header
 from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.record import Record
 
@@ -19,7 +19,7 @@ FROZEN = (
 """Causes for the reader of a failure."""
 
 
-def untrained(stage: str, name: str, holders: Iterable[Listed], side: Side, other: Side) -> str | None:
+def untrained(stage: str, name: str, holders: Iterable[Header], side: Side, other: Side) -> str | None:
     """Return why a tensor of a parameter that only ``side`` has is a failure; None if nothing says that it is one.
 
     A gradient of zero is none: some trainers have it where others have nothing, as for an expert without tokens.
@@ -40,7 +40,7 @@ def untrained(stage: str, name: str, holders: Iterable[Listed], side: Side, othe
     return f"no {what} of {parameter}: {FROZEN}"
 
 
-def is_zero(stage: str, name: str, holders: Iterable[Listed], side: Side) -> bool:
+def is_zero(stage: str, name: str, holders: Iterable[Header], side: Side) -> bool:
     """Return True for a gradient, or a moment, that is zero everywhere."""
     if stage == "optimizer":
         parameter = name.rpartition("/")[0]

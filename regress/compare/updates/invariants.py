@@ -7,7 +7,7 @@ objective run only where the configuration tells the objective.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,14 +19,14 @@ from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.metrics.ulps import spacing
+from regress.compare.plan import Plan
 from regress.compare.quantities import ROUTER, SHARES
+from regress.compare.records import Records
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.contradictions import check_certain, check_token_ids
 from regress.compare.updates.group_sums import GroupOf, check_group_sums
 from regress.compare.updates.logits import TokenValues, check_given_logits, logits_at, temperature_of
 from regress.compare.updates.parts import WEIGHTS, check_parts
-from regress.compare.updates.plan import Plan
-from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
 from regress.compare.updates.statements import STATEMENTS
 from regress.compare.verdicts.verdict import Place, Verdict
@@ -57,8 +57,7 @@ _TERMS = {
 
 
 def judge_invariants(
-    records: Iterable[Record],
-    frame: TokenFrame,
+    records: Records,
     *,
     place: tuple[int, int | None],
     planned: Plan,
@@ -70,7 +69,6 @@ def judge_invariants(
     """Return one verdict for each invariant that an update's records tell anything of.
 
     Args:
-        frame: the samples of the update.
         place: step, and update within the step (None where it has one).
         planned: which ranks repeat each other's tokens.
         config: configuration of the run, nested; without it no invariant of the objective is checked.
@@ -78,14 +76,15 @@ def judge_invariants(
         groups: those of the samples, as the rollouts of the step tell them.
         leave: is told the name of each invariant of which a part was not checked, and why.
     """
-    placed = RecordIndex(records, frame)
-    update = _Update(placed, frame, Place(*place), planned, config or {}, mesh or Mesh(), groups or {})
+    update = _Update(
+        records, records.frame, Place(*place), planned, config or {}, mesh or Mesh(), groups or {}
+    )
     return update.verdicts(leave)
 
 
 @dataclass(frozen=True)
 class _Update:
-    placed: RecordIndex
+    placed: Records
     frame: TokenFrame
     place: Place
     plan: Plan
@@ -134,15 +133,15 @@ class _Update:
         for key in sorted(self.placed.of_stages([stage]), key=lambda k: (k.micro or 0, k.rank or 0)):
             record = self.placed.get(key)
             mine = self.plan.root(key.rank), key.micro
-            if record is not None and key in self.placed.layouts and not (once and mine in seen):
+            if record is not None and self.placed.placed(key) and not (once and mine in seen):
                 seen.add(mine)
                 yield key, record
 
     def _loss_tokens(self, key: Key, record: Record) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return canonical and local indices of the loss tokens of a record ``[B, T]``."""
-        canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
+        canonical, local = self.placed.layout(key).indices(self.frame.offsets)
         mask = record.tensors.get("effective_valid", record.tensors.get("response_mask"))
-        if mask is None or mask.shape != self.placed.layouts[key].shape:
+        if mask is None or mask.shape != self.placed.layout(key).shape:
             return canonical, local
         kept = mask.reshape(-1)[local].astype(bool)
         return canonical[kept], local[kept]
@@ -153,7 +152,7 @@ class _Update:
         """Yield values ``[K]`` of some tensors at the loss tokens, record by record, with their canonical indices."""
         for key, record in self._records(stage, once=False):
             if all(name in record.tensors for name in names):
-                shape = self.placed.layouts[key].shape
+                shape = self.placed.layout(key).shape
                 if any(record.tensors[name].shape != shape for name in names):
                     continue
                 canonical, local = self._loss_tokens(key, record)
@@ -167,7 +166,7 @@ class _Update:
     def _masks(self, known: Checked) -> None:
         stages = ("batch_inputs", "forward_data", "is_loss_debug")
         for key, record in (row for stage in stages for row in self._records(stage, once=False)):
-            padding = ~self.placed.layouts[key].attention_mask
+            padding = ~self.placed.layout(key).attention_mask
             visible = record.tensors.get("attention_mask")
             if visible is not None and visible.shape == padding.shape:
                 padding = padding | ~visible.astype(bool)
@@ -239,8 +238,8 @@ class _Update:
         found = []
         for key, record in rows:
             ids = record.tensors.get("input_ids")
-            if ids is not None and ids.shape == self.placed.layouts[key].shape and ids.dtype.kind in "iu":
-                canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
+            if ids is not None and ids.shape == self.placed.layout(key).shape and ids.dtype.kind in "iu":
+                canonical, local = self.placed.layout(key).indices(self.frame.offsets)
                 found.append((str(key), canonical, ids.reshape(-1)[local]))
         check_token_ids(known, found, self.frame.size, self._token)
 
@@ -282,7 +281,7 @@ class _Update:
         for key, record in self._records("forward_data", once=False):
             logits = found.get((self.plan.root(key.rank), key.micro))
             names = [name for name in ("log_probs", "entropy") if name in record.tensors]
-            shape = self.placed.layouts[key].shape
+            shape = self.placed.layout(key).shape
             read = [*names, "input_ids"]
             if logits is None or "log_probs" not in names:
                 continue

@@ -18,8 +18,8 @@ from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.shard_overlap import assembled
 from regress.compare.metrics.ulps import spacing
+from regress.compare.records import Records
 from regress.compare.updates.checked import Checked, Floats
-from regress.compare.updates.record_index import RecordIndex
 from regress.dump.arrays import Array, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -59,7 +59,7 @@ def temperature_of(config: Mapping[str, Any]) -> float | None:
     return float(told) if isinstance(told, int | float) and told > 0 else None
 
 
-def logits_at(placed: RecordIndex, keys: Sequence[Key]) -> tuple[Array, Index] | None:
+def logits_at(placed: Records, keys: Sequence[Key]) -> tuple[Array, Index] | None:
     """Return the logits ``[K, V]`` of a microbatch, put together from those of its ranks, and the token of each row.
 
     Args:
@@ -68,7 +68,7 @@ def logits_at(placed: RecordIndex, keys: Sequence[Key]) -> tuple[Array, Index] |
     found: dict[Key, Record] = {}
     for key in keys:
         record = placed.get(key)
-        if record is not None and HEAD in record.tensors and key in placed.layouts:
+        if record is not None and HEAD in record.tensors and placed.placed(key):
             found[key] = record
     if not found or placed.loss_tokens is None:
         return None

@@ -154,7 +154,7 @@ def test_parts_that_do_not_lie_in_one_piece(
 def test_small_comparisons_load_no_compiler() -> None:
     code = (
         "import sys, numpy as np\n"
-        "import regress.compare.updates.golden, regress.plugin\n"
+        "import regress.compare.judge, regress.plugin\n"
         "from regress.compare.metrics.stripes import LARGE, measure\n"
         "measure(np.ones(1000, np.float32), np.zeros(1000, np.float32))\n"
         "measure(np.ones(LARGE, np.int8), np.zeros(LARGE, np.int8))\n"

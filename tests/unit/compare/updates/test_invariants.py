@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from regress.compare.alone import check_records
 from regress.compare.updates.selftest import judge_rolled
-from regress.compare.updates.single_dump import check_records
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array

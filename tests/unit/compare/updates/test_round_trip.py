@@ -16,9 +16,8 @@ from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
 from regress.compare.alignment.token_overlap import token_part
+from regress.compare.judge import judge_bitwise, judge_update
 from regress.compare.quantities import source_of
-from regress.compare.updates.bitwise_reference import judge_bitwise
-from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan

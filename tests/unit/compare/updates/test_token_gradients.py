@@ -11,7 +11,7 @@ import pytest
 
 from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.updates.golden import judge_update
+from regress.compare.judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record

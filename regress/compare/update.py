@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
+from regress.compare.alignment.places import Mask
 from regress.compare.alignment.spans import Spans
+from regress.compare.alone import Alone, single_units
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
-from regress.compare.dumps.gaps import exchanged
-from regress.compare.dumps.holders import Holders, likeliest
-from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
+from regress.compare.dumps.listing import told_by
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.presence import Half, Stage, one_sided
 from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
-from regress.compare.dumps.single import lost_ranks, single_units
 from regress.compare.dumps.unit import Unit
+from regress.compare.header import Header, has_rows_of_loss_tokens
+from regress.compare.presence import Half, Stage, one_sided
 from regress.compare.quantities import (
     MASKS,
     STEP_STAGES,
     UPDATE_STAGES,
     source_or_other,
 )
+from regress.compare.records import Holders, Records, likeliest
 from regress.compare.verdicts.verdict import Place
 from regress.dump.stages import STAGES
 from regress.layout import SampleKey, TokenFrame
@@ -49,8 +50,8 @@ class Update:
     paths: tuple[str, str]
     sides: tuple[Side, Side]
     place: Place
-    golden: Sequence[Listed]
-    actual: Sequence[Listed]
+    golden: Sequence[Header]
+    actual: Sequence[Header]
     matching: Matching
     lengths: Mapping[SampleKey, int]
     options: Options
@@ -103,10 +104,11 @@ class Update:
 
     def _lost(self, planned: Planned) -> None:
         """Add missing records of ranks of the actual mesh; where the golden dump lacks the same, add a problem."""
-        golden, actual = (
-            [*lost_ranks(side, records, self.place), *exchanged(records, self.place)]
+        alone = [
+            Alone(side, records, self.place)
             for side, records in zip(self.sides, (self.golden, self.actual), strict=True)
-        )
+        ]
+        golden, actual = ([*one.lost_ranks(), *one.exchanged()] for one in alone)
         known = {verdict.detail for verdict in golden}
         for verdict in actual:
             if verdict.detail not in known:
@@ -117,7 +119,7 @@ class Update:
                 )
 
     def _compare(
-        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
     ) -> None:
         """Add the units of one stage."""
         places = Elementwise(stage, str(self.place), golden, actual, self._layouts, self.matching)
@@ -125,7 +127,7 @@ class Update:
             planned.problems.append(why)
             return
         known = len(planned.problems)
-        planned.verdicts += self._stage(stage, golden, actual, planned).verdicts()
+        planned.verdicts += self._stage(stage, planned).verdicts()
         if not golden or not actual or (len(planned.problems) > known and stage not in UPDATE_STAGES):
             return
         planned.notes += told_notes(stage, (*golden, *actual), bare=places.bare)
@@ -169,22 +171,26 @@ class Update:
             for side in (self.golden, self.actual)
         )
 
-    def _stage(
-        self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
-    ) -> Stage:
-        index, its = self._indices
-        telling = [record.name for record in self.golden if record.key.stage in TOLD]
-        return Stage(
-            name,
-            Half("golden", self.sides[0], golden, index),
-            Half("actual", self.sides[1], actual, its),
-            self.frame,
-            self._copies,
-            self.place,
-            self.options,
-            planned,
-            lambda: told_by(self.paths[0], telling, index, self.frame).loss,
+    def _stage(self, name: str, planned: Planned) -> Stage:
+        golden, actual = (
+            Half(has, side, records, name)
+            for has, side, records in zip(("golden", "actual"), self.sides, self._records, strict=True)
         )
+        return Stage(name, golden, actual, self._copies, self.place, self.options, planned, self._loss_tokens)
+
+    def _loss_tokens(self) -> Mask | None:
+        telling = [record.name for record in self.golden if record.key.stage in TOLD]
+        return told_by(self.paths[0], telling, self._indices[0], self.frame).loss
+
+    @cached_property
+    def _records(self) -> tuple[Records, Records]:
+        """The records of both sides, their tokens numbered as in the frame."""
+        both = zip((self.golden, self.actual), self.sides, self._indices, strict=True)
+        golden, actual = (
+            Records(headers, side.read, self.frame, partial(_root, side), index)
+            for headers, side, index in both
+        )
+        return golden, actual
 
     @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
@@ -199,7 +205,7 @@ class Update:
         return frozenset({*self.matching.alias} | {*self.matching.golden_of} - {*firsts.values()})
 
     def _whole(
-        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
     ) -> Iterator[Unit]:
         told = {record.local for record in (*golden, *actual)}
         if len(told) > 1:
@@ -215,7 +221,7 @@ class Update:
             same = own.get((record.key.rank, record.key.micro), []) if local else holders.of(record)
             if same:
                 yield self._unit(stage, record, same)
-        first: dict[str, Listed] = {}
+        first: dict[str, Header] = {}
         for g in sorted(golden, key=lambda g: g.key.rank or 0):
             held = repr((sorted(g.tensors.items()), g.shards))
             if held in first and g.key.rank not in ranks and not local:
@@ -224,7 +230,7 @@ class Update:
             first.setdefault(held, g)
 
     def _tokens(
-        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], names: tuple[str, ...]
+        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], names: tuple[str, ...]
     ) -> Iterator[Unit]:
         holders = self._by_sample(golden)
         for record in actual:
@@ -234,7 +240,7 @@ class Update:
                 order = likeliest(same.values(), record)
                 yield replace(self._token_unit(stage, record, order), tensors=names)
 
-    def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
+    def _token_unit(self, stage: str, record: Header, order: Sequence[Header]) -> Unit:
         """Return the unit of a record of tokens; its rows of loss tokens are counted over all of its samples."""
         matching = self.matching
         rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
@@ -280,7 +286,7 @@ class Update:
     def _lengths(self) -> dict[SampleKey, int]:
         return dict(zip(self.frame.samples, self.frame.lengths, strict=True))
 
-    def _unit(self, stage: str, record: Listed, same: Iterable[Listed]) -> Unit:
+    def _unit(self, stage: str, record: Header, same: Iterable[Header]) -> Unit:
         place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
         names = tuple(g.name for g in same)
         return Unit(
@@ -293,13 +299,13 @@ class Update:
             only=self.options.only,
         )
 
-    def _golden_samples(self, record: Listed) -> list[SampleKey]:
+    def _golden_samples(self, record: Header) -> list[SampleKey]:
         found = (self.matching.golden_of.get(key) for key in record.samples)
         return list(dict.fromkeys(key for key in found if key is not None))
 
-    def _by_sample(self, records: Iterable[Listed]) -> dict[SampleKey, list[Listed]]:
+    def _by_sample(self, records: Iterable[Header]) -> dict[SampleKey, list[Header]]:
         """Return the golden records that have a token of each golden sample."""
-        found: dict[SampleKey, list[Listed]] = {}
+        found: dict[SampleKey, list[Header]] = {}
         for record in records:
             for key in dict.fromkeys(self.matching.alias.get(key, key) for key in record.samples):
                 found.setdefault(key, []).append(record)
@@ -308,8 +314,8 @@ class Update:
     def _shares(
         self,
         stage: str,
-        golden: Sequence[Listed],
-        actual: Sequence[Listed],
+        golden: Sequence[Header],
+        actual: Sequence[Header],
         without: frozenset[str],
         planned: Planned,
     ) -> Iterator[ShareUnit]:
@@ -333,7 +339,7 @@ class Update:
         yield ShareUnit(*self.paths, stage, groups, shares.terms(), bounds, only, without)
 
 
-def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) -> Telling:
+def _telling(records: Iterable[Header], names: Mapping[SampleKey, SampleKey]) -> Telling:
     """Return the records that tell loss tokens or ids, by sample."""
     found: Telling = {}
     for number, record in enumerate(records):
@@ -346,3 +352,7 @@ def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) ->
 
 def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
     return tuple(name for _, _, name in sorted({found for several in told for found in several}))
+
+
+def _root(side: Side, rank: int | None) -> int:
+    return side.root(rank or 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,36 +13,25 @@ from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask
-from regress.compare.dumps.listing import Listed
+from regress.compare.coverage import QUANTITY, counted, judge_coverage, lost
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.sides import Side
 from regress.compare.dumps.untrained import is_zero, untrained
-from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
-from regress.compare.updates.coverage import QUANTITY, judge_coverage
+from regress.compare.header import Header
+from regress.compare.quantities import (
+    LOSS_STAGES,
+    UPDATE_STAGES,
+    source_or_other,
+)
+from regress.compare.records import Records
 from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.layout import SampleKey, TokenFrame
+from regress.dump.sources import Source
+from regress.layout import SampleKey
 
 _ARE = ("as is", "as are")
 LEFT_OUT = "it was produced by no microbatch of the golden dump"
 """Words for tokens that a dump that may be wrong lacks."""
-
-
-def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Verdict]:
-    """Yield verdicts on samples without a counterpart.
-
-    Args:
-        joined: words for those that are several known ones; empty if there are none.
-    """
-    for status, keys, where in (
-        (Status.MISSING, matching.golden_only, "golden"),
-        (Status.EXTRA, matching.actual_only, "actual"),
-    ):
-        if keys:
-            detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
-            detail += f"; {joined}" if joined else ""
-            yield Verdict.fault(status, QUANTITY, "samples", place, detail, len(keys), count=len(keys))
 
 
 def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> Verdict:
@@ -51,44 +40,61 @@ def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> 
     return Verdict.fault(status, quantity, name, place, detail)
 
 
+def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Verdict]:
+    """Yield verdicts on samples without a counterpart.
+
+    Args:
+        joined: words for those that are several known ones; empty if there are none.
+    """
+    for has, keys in (("golden", matching.golden_only), ("actual", matching.actual_only)):
+        if keys:
+            detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {has} dump only{others(len(keys), 'sample', _ARE)}"
+            detail += f"; {joined}" if joined else ""
+            yield replace(one_sided(has, QUANTITY, "samples", place, detail), over=len(keys), count=len(keys))
+
+
 @dataclass(frozen=True)
 class Half:
     """The records of one stage of an update on one side.
 
     Attributes:
         has: the side in words, ``golden`` or ``actual``.
-        index: sample -> its number in the frame.
     """
 
     has: str
-    side: Side
-    records: Sequence[Listed]
-    index: Mapping[SampleKey, int]
+    side: Source
+    records: Records
+    stage: str
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """Its records, doubled ones included."""
+        return [header for header in self.records.headers if header.key.stage == self.stage]
 
     @cached_property
     def names(self) -> dict[str, None]:
         """Names of its tensors."""
-        return dict.fromkeys(name for record in self.records for name in record.tensors)
+        return dict.fromkeys(name for header in self.headers for name in header.tensors)
 
-    def having(self, name: str) -> Half:
+    def having(self, name: str) -> list[Header]:
         """Return the records that have a tensor."""
-        return replace(self, records=[record for record in self.records if name in record.tensors])
+        return [header for header in self.headers if name in header.tensors]
 
     def wrong(self) -> Iterator[tuple[Key, str]]:
         """Yield records that cannot be placed, and places that were recorded twice."""
         seen: dict[Key, str] = {}
-        for record in self.records:
-            if record.problem:
-                yield record.key, f"{self.has} dump: {record.problem}"
-            if record.key in seen:
-                twice = f"{record.key} was recorded twice ({seen[record.key]}, {record.name})"
-                yield record.key, f"{self.has} dump: {twice}"
-            seen[record.key] = record.name
+        for header in self.headers:
+            if header.problem:
+                yield header.key, f"{self.has} dump: {header.problem}"
+            if header.key in seen:
+                twice = f"{header.key} was recorded twice ({seen[header.key]}, {header.name})"
+                yield header.key, f"{self.has} dump: {twice}"
+            seen[header.key] = header.name
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The records of one stage of an update on both sides.
+    """The records of one stage of an update in two dumps.
 
     Attributes:
         loss_tokens: finds the loss tokens ``[frame.size]`` of the golden side.
@@ -99,7 +105,6 @@ class Stage:
     name: str
     golden: Half
     actual: Half
-    frame: TokenFrame
     copies: frozenset[SampleKey]
     place: Place
     options: Options
@@ -111,7 +116,7 @@ class Stage:
         wanted = {name for name in self.golden.names | self.actual.names if self._asked(name)}
         if not wanted:
             return
-        if not self.golden.records or not self.actual.records:
+        if not self.golden.headers or not self.actual.headers:
             yield from self._absent()
             return
         yield from self._tensors(wanted)
@@ -133,7 +138,7 @@ class Stage:
     def _absent(self) -> Iterator[Verdict]:
         """Yield a verdict, or note why there is none, on a stage that one side lacks altogether."""
         half, side = self.golden, self.actual.side
-        if not half.records:
+        if not half.headers:
             half, side = self.actual, self.golden.side
         alone = f"{self.name} is in the {half.has} dump only"
         options = (side.config.get("debug") or {}).get("dump_options") or {}
@@ -171,7 +176,7 @@ class Stage:
         for half, other in ((golden, actual), (actual, golden)):
             names = []
             for name in (name for name in half.names if name in wanted and name not in other.names):
-                holders = half.having(name).records
+                holders = half.having(name)
                 lacks = untrained(self.name, name, holders, half.side, other.side)
                 if lacks is None and not other.side.writes(self.name, name):
                     self.planned.notes.append(
@@ -197,20 +202,20 @@ class Stage:
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
-        holders = [record.key for record in self.actual.having(name).records]
+        holders = [record.key for record in self.actual.having(name)]
         if len(holders) != 1:
             return self.place
         return replace(self.place, rank=holders[0].rank, micro=holders[0].micro)
 
     def _tokens(self) -> Iterator[Verdict]:
         """Yield verdicts on missing, doubled and extra tokens; tensor by tensor where records differ."""
-        if any(r.bare or r.meta.get("open") for r in (*self.golden.records, *self.actual.records)):
+        if any(r.bare or r.meta.get("open") for r in (*self.golden.headers, *self.actual.headers)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
         golden, actual = self._held(self.golden), self._held(self.actual)
-        mine, its = self._count(golden), self._count(actual)
-        locator = Locator(self.frame)
-        nothing = np.zeros(self.frame.size, bool)
-        twice = judge_coverage(self.name, golden, self.frame, self.place, locator, wanted=nothing)
+        frame = self.golden.records.frame
+        mine, its = counted(golden, frame), counted(actual, frame)
+        locator, nothing = Locator(frame), np.zeros(frame.size, bool)
+        twice = judge_coverage(self.name, golden, frame, self.place, locator, wanted=nothing)
         if not twice.ok:
             self.planned.problems.append(
                 f"{self.place}: golden dump: {self.name} of {twice.detail}; ranks that repeat each other's tokens need "
@@ -221,7 +226,7 @@ class Stage:
         if self.golden.side.system == "golden" and self.name in LOSS_STAGES:
             loss = self.loss_tokens()  # a case has no values of other tokens
             wanted &= True if loss is None else loss
-        verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
+        verdict = judge_coverage(self.name, actual, frame, self.place, locator, wanted=wanted)
         yield verdict
         extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
@@ -235,41 +240,26 @@ class Stage:
     def _each_tensor(self, locator: Locator) -> Iterator[Verdict]:
         """Yield verdicts on tensors that are absent at tokens where the golden records have them."""
         for name in (name for name in self.golden.names if name in self.actual.names and self._asked(name)):
-            holders = self.actual.having(name)
-            if len(holders.records) == len(self.actual.records):
+            if len(self.actual.having(name)) == len(self.actual.headers):
                 continue
-            mine, its = (self._count(self._held(half)) for half in (self.golden.having(name), holders))
+            frame = self.golden.records.frame
+            mine, its = (counted(self._held(half, name), frame) for half in (self.golden, self.actual))
             lost = np.flatnonzero((mine > 0) & (its == 0))
             if lost.size:
                 source = source_or_other(self.name, name)
                 detail = f"{locator.token(int(lost[0]))} has none{others(lost.size, 'token', _ARE)}"
                 yield Verdict.fault(Status.MISSING, source.quantity, source.label, self.place, detail)
 
-    def _held(self, half: Half) -> dict[Key, NDArray[np.int64]]:
+    def _held(self, half: Half, name: str | None = None) -> dict[Key, NDArray[np.int64]]:
         """Return the tokens of each record without copies, of ranks that repeat each other's tokens those of one."""
-        found: dict[tuple[int, int | None], tuple[Key, NDArray[np.int64]]] = {}
         first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
-        for record in sorted(half.records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
-            if record.spans is not None:
-                runs = [
-                    np.arange(max(start, first), stop) + self.frame.offsets[half.index[key]]
-                    for key, start, stop, _, _ in record.spans.segments
-                    if key in half.index and key not in self.copies
-                ]
-                tokens = np.concatenate([np.zeros(0, np.int64), *runs])
-                place = half.side.root(record.key.rank or 0), record.key.micro
-                found.setdefault(place, (record.key, tokens))
-        return dict(found.values())
-
-    def _count(self, found: Mapping[Key, NDArray[np.int64]]) -> NDArray[np.int64]:
-        tokens = np.concatenate([np.zeros(0, np.int64), *found.values()])
-        return np.bincount(tokens, minlength=self.frame.size)
+        return half.records.once(self.name, name, first=first, without=self.copies)
 
     def _elements(self, wanted: Collection[str]) -> Iterator[Verdict]:
         """Yield verdicts on elements of full tensors that no rank holds."""
         names = (name for name in self.golden.names if name in wanted and name in self.actual.names)
         for name in names:
-            holders = self.actual.having(name).records
+            holders = self.actual.having(name)
             layouts = [layout for record in holders if (layout := record.layout(name)) is not None]
             if len(layouts) < len(holders):
                 continue  # a verdict where it is compared
@@ -278,17 +268,17 @@ class Stage:
             if missing is None or any(record.local for record in holders):
                 continue
             count, at = missing
-            if _missing(self.golden.having(name).records, name, shape) == missing:
+            if _missing(self.golden.having(name), name, shape) == missing:
                 self.planned.problems.append(
                     f"{self.place}: {element(at, shape, f'{self.name}/{name}')} is held by no rank of either dump"
                     f"{others(count)}: record all ranks"
                 )
                 continue
             detail = f"{element(at, shape, name)} is held by no rank{others(count)}"
-            yield Verdict.fault(Status.COVERAGE, QUANTITY, f"{self.name}/{name}", self.place, detail, count)
+            yield lost(f"{self.name}/{name}", self.place, detail, count)
 
 
-def _missing(holders: Iterable[Listed], name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _missing(holders: Iterable[Header], name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the number of elements of a tensor that no record holds, and the first of them; None for none."""
     layouts = (record.layout(name) for record in holders)
     return uncovered(shape, [layout for layout in layouts if layout is not None and layout.shape == shape])

@@ -15,7 +15,7 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
 from regress.compare.alignment.token_overlap import token_part
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
-from regress.compare.updates.plan import Groups
+from regress.compare.records import Records
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -33,7 +33,7 @@ class Replicas:
         place: place of the update.
     """
 
-    groups: Groups
+    records: Records
     locator: Locator
     place: Place
 
@@ -41,7 +41,7 @@ class Replicas:
         """Yield verdicts on elements that two ranks hold: one a stage, or one for each tensor that differs."""
         for stage in (*MICRO_STAGES, *UPDATE_STAGES):
             count, found = 0, []
-            for keys in self.groups.of(stage):
+            for keys in self.records.groups(stage):
                 for item in self._group(keys):
                     if isinstance(item, Verdict):
                         found.append(item)
@@ -56,12 +56,12 @@ class Replicas:
         first, *rest = keys
         alike = [first]
         for key in rest:
-            if key.stage in UPDATE_STAGES or self.groups.layout(key) == self.groups.layout(first):
+            if key.stage in UPDATE_STAGES or self.records.alike(key, first):
                 alike.append(key)
-            elif key not in self.groups.placed.misfits and first not in self.groups.placed.misfits:
+            elif key not in self.records.misfits and first not in self.records.misfits:
                 yield self._elsewhere(first, key)
-        for name in self.groups.names(alike):
-            yield from self._compared(name, [*self.groups.held(name, alike)])
+        for name in self.records.names(alike):
+            yield from self._compared(name, [*self.records.shards(name, alike)])
         if first.stage == "gradient":
             yield from self._compared("grad_norm", [*self._norms(alike)])
 
@@ -89,9 +89,9 @@ class Replicas:
         source = source_of(key.stage, name)
         words: Locate = partial(element, shape=shape, name=name)
         if source is not None and key.stage in MICRO_STAGES:
-            words = self.groups.placed.words(key, source.quantity, shape, self.locator) or words
+            words = self.records.words(key, source.quantity, shape, self.locator) or words
         local = words_of(other.layout, words)
-        tokens = None if key.stage in UPDATE_STAGES else self.groups.placed.tokens(key, shape)
+        tokens = None if key.stage in UPDATE_STAGES else self.records.lead(key, shape)
         if tokens is None:
             found = Aligned(other.array, one.array, partial(shard_blocks, other, [one]), local)
         else:
@@ -103,8 +103,7 @@ class Replicas:
 
     def _elsewhere(self, one: Key, other: Key) -> Verdict:
         """Return the verdict on two ranks that should hold the same tokens, but do not."""
-        offsets = self.locator.frame.offsets
-        tokens = [set(self.groups.placed.layouts[key].indices(offsets)[0].tolist()) for key in (one, other)]
+        tokens = [set(self.records.places(key).canonical.tolist()) for key in (one, other)]
         odd = sorted(tokens[0] ^ tokens[1])
         where = "in other places"
         if odd:
@@ -115,7 +114,7 @@ class Replicas:
 
     def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:
-            norm = norm_of(self.groups.record(key))
+            norm = norm_of(self.records.read(key))
             if norm is not None:
                 yield Shard(norm, whole_layout(()), key)
 
