@@ -73,10 +73,8 @@ def judge_update(
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
-    plan, bounds = (
-        Plan.of(planned),
-        StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None)),
-    )
+    plan = Plan.of(planned)
+    bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     golden, actual = HeldTruth(truth, frame, place, text, beside or NOTHING), Memory([*records], config)
     with held(golden, actual) as paths:
         values = golden_at(*paths, *place)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from regress.compare.alignment.places import Mask
 from regress.compare.alignment.spans import Spans
-from regress.compare.alone import Alone, single_units
+from regress.compare.alone import Alone
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.listing import told_by
 from regress.compare.dumps.match import Matching, numbered
@@ -27,6 +27,7 @@ from regress.compare.quantities import (
     source_or_other,
 )
 from regress.compare.records import Holders, Records, likeliest
+from regress.compare.single import single_units
 from regress.compare.verdicts.verdict import Place
 from regress.dump.stages import STAGES
 from regress.layout import SampleKey, TokenFrame

@@ -1,47 +1,15 @@
 """Catalogue of the objective's parts: every loss, estimator and rule, with formula and source. Imports no torch.
 
-A part is one function and one entry here. ``home`` names the function, ``reads`` the fields of an objective that only
-parts which list them read, and ``needs`` the arguments that it asks for beyond those of every other part.
+A part is one function and one entry, here or, of a policy loss, above its function in `regress.grpo.policy_losses`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Part:
-    """One choice of a field of the objective.
-
-    Attributes:
-        text: formula, in the words of the field's help.
-        source: paper, or package with version and function.
-        home: ``module:function`` in this package that computes it; empty where the rule is a branch of another.
-        reads: fields that it reads and that are refused where no chosen part reads them.
-        needs: arguments beyond those of every part of its kind.
-        statistics: True if it compares a token with the other tokens of the batch.
-        weighs: True if the sampler's weights are in the loss already.
-    """
-
-    text: str
-    source: str
-    home: str = ""
-    reads: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
-    statistics: bool = False
-    weighs: bool = False
-
-    def function(self) -> Any:
-        """Import and return the function that computes the part."""
-        module, _, name = self.home.partition(":")
-        return getattr(import_module(f"regress.grpo.{module}"), name)
-
-
-Parts = Mapping[str, Part]
+from regress.grpo.part import Part, Parts
+from regress.grpo.policy_losses import LOSSES
 
 ADVANTAGES: Parts = MappingProxyType(
     {
@@ -108,83 +76,6 @@ ADVANTAGES: Parts = MappingProxyType(
     }
 )
 
-LOSSES: Parts = MappingProxyType(
-    {
-        "ppo_clip": Part(
-            "-min(r A, clip(r) A)",
-            "arXiv 1707.06347; separate bounds 2503.14476; delta 2505.07291; dual clip 1912.09729",
-            "policy_losses:ppo_clip",
-            ("delta", "dual_clip"),
-        ),
-        "cispo": Part(
-            "-sg(clip(r)) A log p",
-            "arXiv 2506.13585; TRL 1.16 loss_type=cispo; verl 0.9 cispo",
-            "policy_losses:cispo",
-        ),
-        "importance_sampling": Part("-r A", "arXiv 1509.08731", "policy_losses:importance_sampling"),
-        "reinforce": Part(
-            "-A log p",
-            "Williams 1992; verl 0.9 gpg, bypass_mode with loss_type=reinforce",
-            "policy_losses:reinforce",
-        ),
-        "sapo": Part(
-            "-(4 / tau) sigmoid(tau (r - 1)) A with tau = sapo_tau_pos where A > 0, else sapo_tau_neg",
-            "arXiv 2511.20347; TRL 1.16 loss_type=sapo; verl 0.9 sapo",
-            "policy_losses:sapo",
-            ("sapo_tau_pos", "sapo_tau_neg"),
-        ),
-        "vespo": Part(
-            "-sg(exp(lambda) w^k exp(-lambda w)) A log p with w the product of r over the sample, times that of its "
-            "sampler weights; k and lambda by the sign of A",
-            "arXiv 2602.10693; TRL 1.16 GRPOTrainer.get_gamma_weights",
-            "policy_losses:vespo",
-            ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-            weighs=True,
-        ),
-        "geo_mean": Part(
-            "-mean(A) exp(mean of the clipped log r over the sample); log r is clipped to [-clip_low, clip_high] "
-            "where that is the lesser improvement",
-            "GMPO, arXiv 2507.20673, eq. 4; verl 0.9 geo_mean",
-            "policy_losses:geo_mean",
-            weighs=True,
-        ),
-        "dppo_tv": Part(
-            "-sg(min(r, delta)) A log p; 0 where p - p_old is beyond clip_high (A > 0) or below -clip_low (A <= 0)",
-            "arXiv 2602.04879; verl 0.9 dppo_tv",
-            "policy_losses:dppo_tv",
-            ("delta",),
-        ),
-        "dppo_kl": Part(
-            "dppo_tv with the binary KL of p_old from p as the distance",
-            "arXiv 2602.04879; verl 0.9 dppo_kl",
-            "policy_losses:dppo_kl",
-            ("delta",),
-        ),
-        "dro": Part(
-            "-A log p + dro_beta / 2 (log r)^2",
-            "arXiv 2405.19107, token by token; verl 0.9 dro",
-            "policy_losses:dro",
-            ("dro_beta",),
-        ),
-        "clip_cov": Part(
-            "ppo_clip, and 0 for a share cov_fraction of tokens, drawn from those unclipped ones whose (A - mean A) "
-            "(log p - mean log p) lies between cov_low and cov_high",
-            "arXiv 2505.22617; verl 0.9 clip_cov",
-            "policy_losses:clip_cov",
-            ("cov_fraction", "cov_low", "cov_high", "cov_seed"),
-            statistics=True,
-        ),
-        "kl_cov": Part(
-            "-r A, plus cov_kl_coef |log r| for the share cov_fraction of tokens of greatest (A - mean A) "
-            "(log p - mean log p)",
-            "arXiv 2505.22617; verl 0.9 kl_cov",
-            "policy_losses:kl_cov",
-            ("cov_fraction", "cov_kl_coef"),
-            statistics=True,
-        ),
-    }
-)
-
 _SCHULMAN = 'J. Schulman, "Approximating KL divergence"'
 _THROUGH = "with the gradient of k2; verl 0.9 kl_penalty"
 KL_ESTIMATORS: Parts = MappingProxyType(
@@ -241,8 +132,3 @@ CATALOGUE: Mapping[str, Parts] = MappingProxyType(
     }
 )
 """Parts by the field that chooses them."""
-
-
-def described(parts: Parts) -> str:
-    """Return the parts as one text: ``name formula, name formula``."""
-    return "; ".join(f"{name} {part.text}" for name, part in parts.items())

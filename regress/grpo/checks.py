@@ -12,6 +12,7 @@ from regress.errors import ConfigError
 from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.criteria import criteria
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.policy_losses import LOSSES, bounds_in_words
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 _NAMED = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -78,18 +79,16 @@ def _check_minimum(name: str, value: object, minimum: float) -> None:
 def _loss_conflicts(o: ObjectiveFields) -> Conflicts:
     """Yield impossible values and combinations within the policy loss, as (culprit, rule and remedy)."""
     low, high = o.clip_range
-    if low > high or (o.loss == "ppo_clip" and not low <= 1.0 <= high):
-        culprit = f"clip_low={o.clip_low:g} with clip_high={o.clip_high:g} and clip_bounds={o.clip_bounds}"
-        yield culprit, f"the ratio would be clipped to [{low:g}, {high:g}]; choose bounds that enclose 1"
-    if o.clip_bounds == "absolute" and o.loss in ("dppo_tv", "dppo_kl", "geo_mean"):
-        rule = "clip_low and clip_high are distances there, not bounds of the ratio; use clip_bounds=offset"
-        yield f"clip_bounds=absolute with loss={o.loss}", rule
+    if low > high:
+        yield (
+            bounds_in_words(o),
+            f"the ratio would be clipped to [{low:g}, {high:g}]; choose bounds that enclose 1",
+        )
+    yield from LOSSES[o.loss].conflicts(o)
     if o.dual_clip is not None and o.dual_clip <= 1.0:
         yield f"dual_clip={o.dual_clip:g}", "it must be greater than 1; 3 is usual"
     if o.log_ratio_min is not None and o.log_ratio_max is not None and o.log_ratio_min > o.log_ratio_max:
         yield f"log_ratio_min={o.log_ratio_min:g}", "it must not exceed log_ratio_max"
-    if o.loss == "dro" and o.dro_beta is None:
-        yield "loss=dro without dro_beta", "there is no agreed default; set dro_beta"
     for name in ("sapo_tau_pos", "sapo_tau_neg"):
         if getattr(o, name) <= 0.0:
             yield f"{name}={getattr(o, name):g}", "a temperature is greater than 0"
@@ -162,7 +161,9 @@ def _term_conflicts(o: ObjectiveFields) -> Conflicts:
     if marked and o.entropy_scope != o.statistics_scope:
         rule = "the bonus is a mean over the tokens that the quantile keeps; set both scopes to the same"
         yield f"entropy_scope={o.entropy_scope} with statistics_scope={o.statistics_scope}", rule
-    other = o.off_policy_threshold is not None or o.loss == "clip_cov" or o.correction_policy == "current"
+    other = (
+        o.off_policy_threshold is not None or LOSSES[o.loss].leaves_out or o.correction_policy == "current"
+    )
     if o.entropy_controller == "adaptive" and o.top_entropy_quantile < 1.0 and other:
         rule = "the tokens of the bonus are then not those that masks keep; set top_entropy_quantile=1"
         yield "entropy_controller=adaptive with top_entropy_quantile and another mask", rule
@@ -199,7 +200,7 @@ def _rollout_conflicts(o: ObjectiveFields) -> Conflicts:
         )
     if o.correction_min is not None and o.correction_max is not None and o.correction_min > o.correction_max:
         yield f"correction_min={o.correction_min:g}", "it must not exceed correction_max"
-    if o.sampler_correction != "none" and o.correction_policy == "current" and o.loss != "reinforce":
+    if o.sampler_correction != "none" and o.correction_policy == "current" and LOSSES[o.loss].on_ratio:
         rule = "the ratio of the loss is a weight of the current policy already; use loss=reinforce"
         yield (
             f"correction_policy=current with sampler_correction={o.sampler_correction} and loss={o.loss}",

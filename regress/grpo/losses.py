@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from regress.grpo.catalogue import LOSSES
 from regress.grpo.checks import check_choice
 from regress.grpo.corrections import accepted
 from regress.grpo.corrections import sampler_weights as sampler_weights
@@ -17,7 +16,7 @@ from regress.grpo.fields import ObjectiveFields
 from regress.grpo.inputs import InputError, check_finite, check_same_length, check_sequences
 from regress.grpo.kl import kl_estimate
 from regress.grpo.marks import Compared, Marks, marks_of
-from regress.grpo.policy_losses import PolicyInputs, trusted
+from regress.grpo.policy_losses import LOSSES, PolicyInputs
 from regress.grpo.ratios import importance_ratio
 from regress.grpo.samples import Samples
 from regress.grpo.segments import SumOverContextParallel, alone
@@ -117,6 +116,7 @@ def token_loss(
 
     Sources: see `regress.grpo.catalogue.LOSSES`; KL bias correction as in TRL and DeepSeek-V3.2.
     """
+    check_choice("loss", objective.loss, LOSSES)
     check_sequences(sequence_K, num_sequences)
     check_same_length(
         sequence_K=sequence_K,
@@ -201,7 +201,6 @@ def _policy_loss(
     inputs: PolicyInputs,
 ) -> Tensor:
     """Return the policy loss of each token, before dual clip, masks and sampler weights."""
-    check_choice("loss", objective.loss, LOSSES)
     inputs = replace(inputs, log_probs=log_probs_K, ratio=ratio_K, advantages=advantages_K)
     found: Tensor = LOSSES[objective.loss].function()(inputs, objective)
     return found
@@ -220,15 +219,7 @@ def _dual_clip(policy_K: Tensor, advantages_K: Tensor, objective: ObjectiveField
 @torch.no_grad()
 def _clipped(t: PolicyInputs, objective: ObjectiveFields) -> tuple[Tensor, Tensor]:
     """Return where the loss holds a move down (A < 0) or up (A > 0) back."""
-    low, high = objective.clip_range
-    if objective.loss in ("ppo_clip", "cispo", "clip_cov"):
-        below, above = t.ratio < low, t.ratio > high
-    elif objective.loss in ("dppo_tv", "dppo_kl"):
-        below = above = trusted(t, objective) == 0
-    elif objective.loss == "geo_mean":
-        below = above = (t.log_ratio < -objective.clip_low) | (t.log_ratio > objective.clip_high)
-    else:
-        below = above = torch.zeros_like(t.ratio, dtype=torch.bool)
+    below, above = LOSSES[objective.loss].clipped(t, objective)
     return below & (t.advantages < 0), above & (t.advantages > 0)
 
 

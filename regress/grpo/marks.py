@@ -16,6 +16,8 @@ from torch import Tensor
 from regress.grpo.corrections import sampler_weights
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.inputs import InputError
+from regress.grpo.part import imported
+from regress.grpo.policy_losses import LOSSES
 from regress.grpo.samples import Samples
 
 
@@ -55,11 +57,8 @@ def marks_of(tokens: Compared, objective: ObjectiveFields) -> Marks:
     Raises:
         InputError: if the objective asks for entropies or log-probs that are not there.
     """
-    marks = Marks()
-    if objective.loss == "clip_cov":
-        marks = replace(marks, kept_K=~drawn_by_covariance(tokens, objective))
-    elif objective.loss == "kl_cov":
-        marks = replace(marks, penalized_K=greatest_covariances(tokens, objective))
+    compare = LOSSES[objective.loss].marks
+    marks: Marks = imported(compare)(tokens, objective) if compare else Marks()
     if objective.top_entropy_quantile < 1.0:
         high = high_entropy(tokens.entropy, objective)
         marks = replace(marks, kept_K=high if marks.kept_K is None else high & marks.kept_K)
@@ -75,6 +74,16 @@ def normalized_weights(tokens: Compared, objective: ObjectiveFields) -> Tensor:
     return sampler_weights(
         policy, tokens.sampler_log_probs, samples.sequence_K, samples.count, objective, samples.complete
     )
+
+
+def undrawn(tokens: Compared, objective: ObjectiveFields) -> Marks:
+    """Return the marks of clip_cov, whose loss counts the tokens that were not drawn."""
+    return Marks(kept_K=~drawn_by_covariance(tokens, objective))
+
+
+def penalized(tokens: Compared, objective: ObjectiveFields) -> Marks:
+    """Return the marks of kl_cov, whose penalty is added at the tokens of greatest covariance."""
+    return Marks(penalized_K=greatest_covariances(tokens, objective))
 
 
 def covariances(tokens: Compared) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.losses import TokenLoss
 from regress.grpo.metrics import Metric
+from regress.grpo.policy_losses import LOSSES
 from regress.grpo.segments import segment_lengths, segment_sum
 
 
@@ -24,17 +25,9 @@ def verl_metrics(loss: TokenLoss, objective: ObjectiveFields) -> dict[str, Metri
     x_K = loss.log_ratio_K
     if objective.importance_level == "token":
         x_K = _clamped(x_K, objective)
-    found = {"actor/ppo_kl": x_K.abs() if objective.loss == "kl_cov" else -x_K}
-    low_K, high_K = objective.clip_range
-    clipped_K, lower_K = loss.clipped_low_K | loss.clipped_high_K, loss.dual_clipped_K
-    if objective.loss == "cispo":
-        clipped_K = (loss.ratio_K < low_K) | (loss.ratio_K > high_K)
-    elif objective.loss == "clip_cov" and loss.kept_K is not None:
-        clipped_K = ~loss.kept_K
-    elif objective.loss == "geo_mean":
-        clipped_K, lower_K = loss.clipped_high_K, loss.clipped_low_K
-    elif objective.loss in ("dppo_tv", "dppo_kl") and objective.delta is not None:
-        lower_K = (loss.ratio_K > objective.delta) & ~clipped_K
+    entry = LOSSES[objective.loss]
+    found = {"actor/ppo_kl": x_K.abs() if entry.verl_absolute_kl else -x_K}
+    clipped_K, lower_K = entry.verl(loss, objective)
     found |= {"actor/pg_clipfrac": clipped_K, "actor/pg_clipfrac_lower": lower_K}
     left_K = ... if loss.accepted_K is None else loss.accepted_K
     return {name: _mean(values_K[left_K]) for name, values_K in found.items()}
@@ -52,7 +45,8 @@ def trl_metrics(
     """
     found: dict[str, Metric] = {}
     whole = objective.importance_level != "token"
-    if objective.loss == "ppo_clip":
+    clips = LOSSES[objective.loss].trl
+    if clips == "clip_ratio":
         sides = {"low": loss.clipped_low_K, "high": loss.clipped_high_K}
         if (
             objective.delta is not None
@@ -65,9 +59,9 @@ def trl_metrics(
         lows, highs = (values[~values.isnan()] for values in (shares["low"], shares["high"]))
         found["clip_ratio/low_min"] = Metric(float(lows.min()) if len(lows) else 0.0, len(lows), "min")
         found["clip_ratio/high_max"] = Metric(float(highs.max()) if len(highs) else 0.0, len(highs), "max")
-    elif objective.loss == "cispo":
+    elif clips:
         shared = _share(loss.clipped_high_K, sequence_K, num_sequences, whole)
-        found["cispo_clip_ratio"] = _mean(shared if whole else loss.clipped_high_K)
+        found[clips] = _mean(shared if whole else loss.clipped_high_K)
     for name, values in (("kl", loss.kl_K), ("entropy", loss.entropy_K)):
         if values is not None:
             found[name] = _mean(values)

@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 from regress.dump.jsontext import Json
 from regress.engine.config.schema import Config
-from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS, LOSSES
+from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import LOSSES
 from regress.replay.plan import PlannedUpdate
 
 _WRITTEN = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
@@ -161,14 +162,9 @@ def _log_ratio(objective: Objective) -> str:
 
 
 def _policy_loss(objective: Objective) -> str:
-    clipped = "clamp(ratio, *clip_range)"
-    unclipped = "ratio" if objective.delta is None else "min(ratio, delta)"
-    text = {
-        "ppo_clip": f"-min({unclipped} * advantage, {clipped} * advantage)",
-        "cispo": f"-stop_gradient({clipped}) * advantage * log_prob",
-        "importance_sampling": "-ratio * advantage",
-        "reinforce": "-advantage * log_prob",
-    }.get(objective.loss, f"{LOSSES[objective.loss].text}, by {LOSSES[objective.loss].source}")
+    loss = LOSSES[objective.loss]
+    capped = "ratio" if objective.delta is None else "min(ratio, delta)"
+    text = loss.pseudocode.replace("{ratio}", capped) or f"{loss.text}, by {loss.source}"
     if objective.dual_clip is not None:
         text += "; where advantage < 0 at most -dual_clip * advantage"
     if objective.sampler_correction == "none":

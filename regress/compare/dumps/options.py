@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from regress.compare.alone import SingleUnit
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.integrity import IntegrityUnit
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.unit import Unit
+from regress.compare.single import SingleUnit
 from regress.compare.verdicts.verdict import Verdict
 
 AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit | IntegrityUnit

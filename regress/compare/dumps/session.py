@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from regress.compare.alone import SingleUnit, check_single
 from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.findings import Finding, settle, told, without_carried
 from regress.compare.dumps.golden import GoldenSide
@@ -31,6 +30,7 @@ from regress.compare.dumps.unit import Unit
 from regress.compare.dumps.units import compare_unit
 from regress.compare.dumps.weight_distance import spread, weight_distances
 from regress.compare.quantities import QUANTITIES, source_or_other
+from regress.compare.single import SingleUnit, check_single
 from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.sources import spans_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import LOSSES
 from regress.grpo.fields.advantages import AdvantageFields
 from regress.grpo.fields.aggregation import AggregationFields
 from regress.grpo.fields.corrections import CorrectionFields
 from regress.grpo.fields.losses import LossFields
 from regress.grpo.fields.terms import TermFields
+from regress.grpo.policy_losses import LOSSES
 
 
 @dataclass
@@ -40,7 +40,7 @@ class ObjectiveFields(CorrectionFields, AggregationFields, TermFields, LossField
     def compares_tokens(self) -> bool:
         """True if the loss of a token depends on the other tokens of the batch under the current policy."""
         normalized = self.correction_normalize and self.correction_policy == "current"
-        return LOSSES[self.loss].statistics or self.top_entropy_quantile < 1.0 or normalized
+        return bool(LOSSES[self.loss].marks) or self.top_entropy_quantile < 1.0 or normalized
 
     @property
     def corrects_over_rollout(self) -> bool:

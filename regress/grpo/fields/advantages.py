@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import ADVANTAGES, described
+from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.fields.value import value
+from regress.grpo.part import described
 
 SCALES = ("group", "batch", "none")
 SINGLE_SAMPLE_RULES = ("zero", "raw")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import LOSSES, described
 from regress.grpo.fields.value import value
+from regress.grpo.part import described
+from regress.grpo.policy_losses import LOSSES
 
 IMPORTANCE_LEVELS = ("token", "sequence", "sequence_product")
 SEQUENCE_GRADIENTS = ("sequence", "token")

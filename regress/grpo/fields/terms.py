@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import KL_ESTIMATORS, described
+from regress.grpo.catalogue import KL_ESTIMATORS
 from regress.grpo.fields.value import value
+from regress.grpo.part import described
 
 KL_PLACEMENTS = ("loss", "reward")
 CONTROLLERS = ("fixed", "adaptive")

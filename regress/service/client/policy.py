@@ -19,14 +19,13 @@ from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, NotFinite
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import LOSSES
 from regress.grpo.ratios import sampler_weights
 from regress.grpo.segments import alone
 from regress.layout import ShardLayout
 from regress.service.api import Array, Datum, PassResult
 from regress.service.client.backend import LossConfig, RemoteModel
 from regress.service.client.datums import datums_of, gradients_of, loss_token_values
-
-CLIPPED = {"ppo_clip": "ppo", "cispo": "cispo"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ def wire_loss(objective: Objective, *, own_loss: bool) -> WireLoss | None:
     Args:
         own_loss: True if ``algorithm.loss_function`` computes the loss.
     """
+    loss = LOSSES[objective.loss]
     beyond = (
         own_loss
         or objective.kl_in_loss
@@ -51,20 +51,17 @@ def wire_loss(objective: Objective, *, own_loss: bool) -> WireLoss | None:
         or objective.dual_clip is not None
         or objective.log_ratio_min is not None
         or objective.log_ratio_max is not None
-        or objective.loss not in ("importance_sampling", "reinforce", *CLIPPED)
+        or not loss.wire
         or objective.compares_tokens
         or objective.off_policy_threshold is not None
         or objective.correction_policy == "current"
-        or (objective.old_log_probs == "current" and objective.loss != "reinforce")
+        or (objective.old_log_probs == "current" and loss.on_ratio)
     )
     if beyond:
         return None
-    if objective.loss == "importance_sampling":
-        return WireLoss("importance_sampling")
-    if objective.loss == "reinforce":
-        return WireLoss("cross_entropy")
     low, high = objective.clip_range
-    return WireLoss(CLIPPED[objective.loss], {"clip_low_threshold": low, "clip_high_threshold": high})
+    bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
+    return WireLoss(loss.wire, bounds if loss.clips_ratio else {})
 
 
 def datum_values(part: LossTokens, objective: Objective) -> dict[str, Tensor]:

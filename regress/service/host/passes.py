@@ -25,6 +25,7 @@ from regress.errors import NotFinite
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import LOSSES
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of
@@ -157,7 +158,7 @@ def _line(
 ) -> DumpedRequest:
     """Return the request as the index of a dump tells it, without its parts."""
     config: dict[str, float] = {"entropy_coeff": objective.entropy_coef}
-    if objective.loss in ("ppo_clip", "cispo"):
+    if LOSSES[objective.loss].clips_ratio:
         config |= {"clip_low_threshold": objective.clip_low, "clip_high_threshold": objective.clip_high}
     if "beta" in request.config:
         config["beta"] = float(request.config["beta"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from regress.compare.alone import check_records
+from regress.compare.single import check_records
 from regress.compare.updates.selftest import judge_rolled
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict

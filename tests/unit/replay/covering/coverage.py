@@ -1,4 +1,4 @@
-"""Settings that no case or variant exercises: single ones, and pairs that one function reads together.
+"""Settings that no case or variant exercises: single ones, and pairs that are read together.
 
 A setting is a key of a section with a value other than its default: each choice of a key that has choices, any other
 value of the rest.
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 from regress.engine.config.layout import BatchingConfig, ParallelConfig
 from regress.engine.config.model import ReferenceConfig
 from regress.engine.config.schema import options
 from regress.engine.config.training import AlgorithmConfig, OptimizerConfig
-from regress.grpo.catalogue import REJECTIONS
+from regress.grpo.catalogue import CATALOGUE, REJECTIONS
 from regress.replay.plan import section_values
-from tests.unit.replay.covering.reads import Function, functions
+from tests.unit.replay.covering.traced import Reads
 
 CLASSES: Mapping[str, type] = {
     "algorithm": AlgorithmConfig,
@@ -45,15 +45,14 @@ class Setting:
 
 
 Alike = tuple[Setting, ...]
-"""Settings of one key that a function treats alike: one of them stands for all."""
+"""Settings of one key, of which one stands for all."""
 
 Pair = tuple[Alike, Alike]
 
 
 def shown(alike: Alike) -> str:
     """Return settings as text."""
-    values = "|".join(setting.value for setting in alike)
-    return alike[0].key if values == OTHER else f"{alike[0].key}={values}"
+    return str(alike[0]) if len(alike) == 1 else alike[0].key
 
 
 def _specs() -> Iterator[tuple[str, Field[Any]]]:
@@ -100,25 +99,22 @@ def _settings(key: str, value: Any) -> set[Setting]:
     return {Setting(key, str(value))} if Setting(key, str(value)) in choices else {Setting(key)}
 
 
-def pairs() -> dict[Pair, str]:
-    """Return the pairs of settings that one function reads together, with such a function."""
+def pairs(reads: Reads) -> dict[Pair, str]:
+    """Return the pairs of settings that are read together, with the function, or the entry that declares it.
+
+    Of a key with choices any stands for all where a function reads it; a part of the objective is one beside each
+    field that its entry in the catalogue says it reads.
+    """
     found: dict[Pair, str] = {}
-    for function in functions():
-        known = sorted(key for key in function.fields if key in universe())
-        alike = {key: _alike(function, key) for key in known}
-        for first, second in combinations(known, 2):
-            for pair in product(alike[first], alike[second]):
-                found.setdefault(pair, function.name)
+    for kind, parts in CATALOGUE.items():
+        for name, part in parts.items():
+            own = Setting(f"algorithm.{kind}", name)
+            for other in (f"algorithm.{name}" for name in part.reads if own in universe()[own.key]):
+                found[(own,), universe()[other]] = f"{kind}={name}"
+    for function, keys in sorted(reads.items()):
+        for first, second in combinations(sorted(keys & universe().keys()), 2):
+            found.setdefault((universe()[first], universe()[second]), function)
     return found
-
-
-def _alike(function: Function, key: str) -> list[Alike]:
-    """Return the settings of a key, those together that a function treats alike."""
-    if universe()[key] == (Setting(key),):
-        return [(Setting(key),)]
-    values = [setting.value for setting in universe()[key]]
-    classes = [tuple(values)] if key == "algorithm.rejection" else function.classes(key, values)
-    return [tuple(Setting(key, value) for value in each) for each in classes]
 
 
 @dataclass(frozen=True)
@@ -129,14 +125,14 @@ class Missing:
     pairs: Mapping[Pair, str]
 
 
-def missing(exercised: Iterable[frozenset[Setting]]) -> Missing:
+def missing(exercised: Iterable[frozenset[Setting]], reads: Reads) -> Missing:
     """Return what none of these sets of settings, each of one replay, has."""
     sets = set(exercised)
     single = {setting for found in sets for setting in found}
     wanted = [setting for each in universe().values() for setting in each]
     return Missing(
         tuple(setting for setting in wanted if setting not in single),
-        {pair: name for pair, name in pairs().items() if not any(has(found, pair) for found in sets)},
+        {pair: name for pair, name in pairs(reads).items() if not any(has(found, pair) for found in sets)},
     )
 
 

@@ -11,6 +11,7 @@ from regress.replay.matrix import replays
 from regress.replay.variants import Extent, Precision, Variant
 from tests.unit.replay.covering.coverage import Alike, Missing, Pair, Setting, missing, settings_of, shown
 from tests.unit.replay.covering.possible import forbidden
+from tests.unit.replay.covering.traced import Reads
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ def _files(case: GoldenCase) -> dict[str, str]:
     return {key: name for key, name in files.items() if (case.folder / name).exists()}
 
 
-def unexercised(sets: Iterable[frozenset[Setting]]) -> Unexercised:
+def unexercised(sets: Iterable[frozenset[Setting]], reads: Reads) -> Unexercised:
     """Return the settings and pairs that none of these sets has, which are those of one replay each."""
-    found = missing(sets)
+    found = missing(sets, reads)
     refused = {alike: sentence for alike in _all(found) if (sentence := _refused(alike)) is not None}
     return Unexercised(
         tuple(setting for setting in found.settings if ((setting,),) not in refused),
@@ -67,5 +68,9 @@ def _all(found: Missing) -> Iterator[tuple[Alike, ...]]:
 
 def _refused(together: tuple[Alike, ...]) -> str | None:
     """Return the sentence that refuses the first settings of those that are alike, if all are refused."""
-    sentences = [forbidden(chosen) for chosen in product(*together)]
-    return sentences[0] if all(sentences) else None
+    sentence = None
+    for chosen in product(*together):
+        sentence = forbidden(chosen)
+        if sentence is None:
+            return None
+    return sentence

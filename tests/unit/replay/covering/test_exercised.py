@@ -1,4 +1,4 @@
-"""Every setting of the computation, and every pair that one function reads, is met by a case or variant."""
+"""Every setting of the computation, and every pair that is read together, is met by a case or variant."""
 
 from __future__ import annotations
 
@@ -7,47 +7,62 @@ from pathlib import Path
 
 import pytest
 
+from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
+from regress.grpo.catalogue import CATALOGUE
+from regress.grpo.policy_losses import LOSSES
 from regress.replay.table import project_variants
-from tests.unit.replay.covering import reads
 from tests.unit.replay.covering.coverage import Setting, missing, settings_of, shown, universe
 from tests.unit.replay.covering.exercised import Unexercised, exercised, unexercised
 from tests.unit.replay.covering.possible import forbidden
+from tests.unit.replay.covering.traced import Reads, reads
 
 ROOT = Path(__file__).parents[4]
 
 
+def cases() -> list[GoldenCase]:
+    store = GoldenStore(ROOT / "golden")
+    return [store.case(name, allow_changed_inputs=True) for name in store.names()]
+
+
 @pytest.fixture(scope="module")
 def sets() -> set[frozenset[Setting]]:
-    store = GoldenStore(ROOT / "golden")
-    return set(
-        exercised(
-            [store.case(name, allow_changed_inputs=True) for name in store.names()], project_variants(ROOT)
-        )
-    )
+    return set(exercised(cases(), project_variants(ROOT)))
+
+
+LAYOUTS = (
+    ("dense", "packed-dynamic"),
+    ("dense", "dp2-fsdp2-hsdp-mbs3"),
+    ("dense", "cp2-tp2-sp-zigzag-pad8"),
+    ("dense", "fsdp2-pp2-zbv-noreshard-param32-mbs2"),
+    ("moe", "ep2-tp2"),
+)
+"""Replays that between them go through the functions of every kind of layout."""
 
 
 @pytest.fixture(scope="module")
-def found(sets: set[frozenset[Setting]]) -> Unexercised:
-    return unexercised(sets)
+def read(tmp_path_factory: pytest.TempPathFactory) -> Reads:
+    objectives = [(case.name, "mbs4") for case in cases() if case.name != "rollout"]
+    return reads(ROOT, [*objectives, *LAYOUTS], tmp_path_factory.mktemp("read"))
+
+
+@pytest.fixture(scope="module")
+def found(sets: set[frozenset[Setting]], read: Reads) -> Unexercised:
+    return unexercised(sets, read)
 
 
 BEYOND: dict[str, str] = {
-    "parallel.policy._cut: parallel.pp_schedule=1f1b with parallel.pp_stages_per_rank": (
-        "regress.parallel.schedules.ranks_of_stages"
-    ),
+    "loss=dppo_kl: algorithm.loss=dppo_kl with algorithm.delta": "policy_losses.dppo_tv, where it is exercised",
 }
-"""Settings that nothing exercises, though the configuration allows them, with the rule that forbids them."""
+"""Settings that nothing exercises, though the configuration allows them, and why."""
+
 
 RULES: dict[str, str] = {
     "needs": "objective_rules._inputs",
     "it belongs to advantage=gae": "checks._unread",
     "it belongs to advantage=optimal_token_baseline": "checks._unread",
-    "it is for one advantage a sample": "checks._advantage_conflicts",
     "it replaces the rule of grpo": "checks._advantage_conflicts",
-    "are distances there, not bounds of the ratio": "checks._loss_conflicts",
     "means nothing with parallel.": "parallel_rules._needed",
-    "takes the place of torch's DistributedDataParallel": "parallel_rules._wrapper",
     "both decide how large a microbatch is": "rules._microbatch_sizes",
     "whose rows begin with a sample": "rules._packed_side",
 }
@@ -61,7 +76,8 @@ def test_everything_that_is_possible_is_exercised(found: Unexercised) -> None:
 def test_what_is_refused_is_refused_by_at_most_ten_rules(found: Unexercised) -> None:
     unknown = [text for text in found.refused.values() if not any(words in text for words in RULES)]
     assert unknown == []
-    assert len({*RULES.values(), *BEYOND.values()}) <= 10
+    assert len({*RULES.values()}) <= 10
+    assert not [words for words in RULES if not any(words in text for text in found.refused.values())]
 
 
 def test_stages_of_a_schedule_are_as_many_as_it_has() -> None:
@@ -72,18 +88,52 @@ def test_stages_of_a_schedule_are_as_many_as_it_has() -> None:
         ranks_of_stages("1f1b", 2, 2)
 
 
-def test_a_key_that_is_added_shows_up(sets: set[frozenset[Setting]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_added_shows_up(sets: set[frozenset[Setting]]) -> None:
     """A key that the engine reads beside others is missing alone, and with each of them."""
-    function = reads.Function("grpo.losses.mine", {"optimizer.betas": (str,), "optimizer.eps": (str,)})
+    added = {"optimizer.betas", "optimizer.eps"}
     without = {
         frozenset(s for s in one if s.key not in ("optimizer.betas", "reference.path")) for one in sets
     }
-    monkeypatch.setattr("tests.unit.replay.covering.coverage.functions", lambda: (function,))
-    found = missing(without)
+    found = missing(without, {"grpo.losses.mine": frozenset(added)})
     assert {str(setting) for setting in found.settings} >= {"optimizer.betas", "reference.path"}
-    assert [(shown(one), shown(other)) for one, other in found.pairs] == [
-        ("optimizer.betas", "optimizer.eps")
+    pairs = [(shown(one), shown(other)) for one, other in found.pairs]
+    assert ("optimizer.betas", "optimizer.eps") in pairs
+
+
+def test_a_part_reads_what_its_entry_declares(read: Reads) -> None:
+    """Each part that a golden case chooses: its fields are read as its step is computed."""
+    keys = {key for name, found in read.items() if name.startswith("grpo.") for key in found}
+    chosen = {kind: {str(case.config["algorithm"].get(kind)) for case in cases()} for kind in CATALOGUE}
+    declared = {
+        f"algorithm.{field}"
+        for kind, parts in CATALOGUE.items()
+        for name in chosen[kind] & parts.keys()
+        for field in parts[name].reads
+    }
+    assert len(declared) > 15
+    assert declared - keys == set()
+
+
+COMMON = {
+    f"algorithm.{name}" for name in ("loss", "clip_low", "clip_high", "clip_bounds", "sampler_correction")
+}
+"""Fields that losses read and that mean something without them, too."""
+
+
+def test_a_loss_reads_nothing_that_its_entry_does_not_declare(read: Reads) -> None:
+    for loss in LOSSES.values():
+        declared = {f"algorithm.{field}" for field in loss.reads}
+        found = read[f"grpo.{loss.home.replace(':', '.')}"]
+        assert found - declared - COMMON == set(), loss.home
+
+
+def test_reads_are_those_of_the_function_that_asks(read: Reads) -> None:
+    """Through properties, in ranks of a layout, and not while settings are made or checked."""
+    assert {"algorithm.clip_low", "algorithm.clip_high", "algorithm.clip_bounds"} <= read[
+        "grpo.policy_losses.ppo_clip"
     ]
+    assert {"parallel.pp_schedule", "parallel.pp_stages_per_rank"} <= read["parallel.policy._cut"]
+    assert not [name for name in read if ".fields." in name or "__post_init__" in name]
 
 
 def test_settings_are_values_other_than_the_default() -> None:
