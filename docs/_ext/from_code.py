@@ -16,10 +16,10 @@ from sphinx.application import Sphinx
 import regress
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.quantities import QUANTITIES
-from regress.dump.metric_table import METRICS
 from regress.dump.stages import STAGES
 from regress.engine.config.option import Option
 from regress.engine.config.schema import options
+from regress.engine.metric_table import METRICS
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

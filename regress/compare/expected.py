@@ -16,7 +16,9 @@ from regress.compare.coverage import QUANTITY, judge_coverage
 from regress.compare.header import Header
 from regress.compare.plan import Plan
 from regress.compare.quantities import (
+    METRICS,
     MICRO_STAGES,
+    NEW,
     OPEN_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
@@ -203,6 +205,8 @@ class AtPlaces:
         elif golden:
             detail = f"golden {golden}, and nothing of this name was recorded"
             yield case.verdict(Status.MISSING, detail=detail)
+        elif actual and source.quantity in METRICS:
+            yield case.verdict(Status.OK, detail=NEW)
         elif actual:
             yield case.verdict(Status.EXTRA, detail=f"actual {actual}, and no golden of this name")
 

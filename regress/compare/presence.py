@@ -20,6 +20,8 @@ from regress.compare.dumps.untrained import is_zero, untrained
 from regress.compare.header import Header
 from regress.compare.quantities import (
     LOSS_STAGES,
+    METRICS,
+    NEW,
     UPDATE_STAGES,
     source_or_other,
 )
@@ -189,6 +191,8 @@ class Stage:
                     )
                 elif self.options.common:
                     names.append(name)
+                elif half is actual and self.name in METRICS:
+                    self.planned.notes.append(f"{self.name}/{name}: {NEW}")
                 else:
                     source, detail = source_or_other(self.name, name), f"only in the {half.has} dump"
                     detail += "" if lacks is None else f"; the {other.has} trainer has {lacks}"

@@ -184,6 +184,8 @@ SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entr
 """Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
 METRICS = ("metrics", "step_metrics")
+NEW = "new: the golden side has no metric of this name, so it was not judged"
+"""Words for a metric that was added since: what is reported besides changes nothing that is computed."""
 """Stages and quantities of the numbers that an update and a rollout step report, each under its metric's name."""
 
 OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer", *METRICS)

@@ -1,4 +1,4 @@
-"""Values of a rollout step and of an optimizer update, under the names of `regress.dump.metric_table`.
+"""Values of a rollout step and of an optimizer update, under the names of `regress.engine.metric_table`.
 
 Trajectories, loss tokens and outcomes of updates are those of all ranks, so every value is that of the whole run.
 Standard deviations divide by N - 1, and are 0 for a single value.

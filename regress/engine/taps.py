@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regress.dump.metric_table import reason_unjudged
 from regress.dump.taps import current, tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.local import local
+from regress.engine.metric_table import reason_unjudged
 from regress.engine.token_gradients import ROWS
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss, entropy_in_loss

@@ -264,9 +264,9 @@ def vespo_weight(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     """Return the weight phi of `vespo` at each token, [K]."""
     import torch
 
-    total = t.samples.sum(t.log_ratio.detach().clamp(-MOST_LOG_WEIGHT, MOST_LOG_WEIGHT))
+    total = t.samples.sum(t.log_ratio.clamp(-MOST_LOG_WEIGHT, MOST_LOG_WEIGHT))
     if t.correction is not None:
-        log_correction = t.correction.detach().log().clamp(LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT)
+        log_correction = t.correction.log().clamp(LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT)
         whole = o.sampler_correction.startswith("sequence")
         total = total + (t.samples.mean if whole else t.samples.sum)(log_correction)
     log_weight = total.clamp(LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT)
@@ -274,7 +274,7 @@ def vespo_weight(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     k = torch.where(positive, o.vespo_k_pos, o.vespo_k_neg).to(total.dtype)
     decay = torch.where(positive, o.vespo_lambda_pos, o.vespo_lambda_neg).to(total.dtype).clamp(min=1e-4)
     weight = (decay + k * log_weight - decay * log_weight.exp()).exp()
-    return weight.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return weight.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).detach()
 
 
 @_loss(
@@ -333,12 +333,12 @@ def trusted(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     """
     import torch
 
-    now, before, up = t.log_probs.detach(), t.old_log_probs.detach(), t.advantages > 0
-    new, old = now.exp(), before.exp()
+    new, old = t.log_probs.exp(), t.old_log_probs.exp()
+    up = t.advantages > 0
     if o.loss == "dppo_tv":
         return torch.where(up, new - old <= o.clip_high, new - old >= -o.clip_low).to(new.dtype)
     rest = ((1.0 - old + FLOOR) / (1.0 - new + FLOOR)).log()
-    distance = old * (before - now) + (1.0 - old) * rest
+    distance = old * (t.old_log_probs - t.log_probs) + (1.0 - old) * rest
     return torch.where(
         up, (distance <= o.clip_high) | (new <= old), (distance <= o.clip_low) | (new >= old)
     ).to(new.dtype)

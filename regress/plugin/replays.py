@@ -17,6 +17,7 @@ import pytest
 from regress.errors import RegressError
 from regress.plugin.parts import Broken, ReplayPart
 from regress.plugin.rows import (
+    NOTE,
     FailedRow,
     ForeignRow,
     tell_calls,
@@ -74,6 +75,7 @@ class RecordCheck:
         if found.error is not None:
             self._tell_failed(part, items)
             pytest.fail(f"{part.replay.name} cannot be replayed: {found.error}", pytrace=False)
+        self._node.user_properties += [(NOTE, note) for note in found.notes]
         items = self._recorded(part, items, found)
         self._tell_left_out(part, items)
         failed: list[Item] = []

@@ -22,10 +22,12 @@ ASKED = "regress_golden"
 FOREIGN = "regress_foreign"
 FAILED = "regress_failed"
 JUDGED = "regress_judged"
+NOTE = "regress_note"
 """Property names: a row of the update table, a verdict for the report, the file of a stored check, a row on
-a replay by a user's own trainer, replay and failing quantities of a test, how many quantities a test judged.
+a replay by a user's own trainer, replay and failing quantities of a test, how many quantities a test judged, and what
+passed without being judged.
 """
-KEPT = (UPDATE, CALL, ASKED, FOREIGN, FAILED, JUDGED)
+KEPT = (UPDATE, CALL, ASKED, FOREIGN, FAILED, JUDGED, NOTE)
 
 
 @dataclass(frozen=True)

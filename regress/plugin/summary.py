@@ -15,6 +15,7 @@ from regress.plugin.rows import (
     FOREIGN,
     JUDGED,
     KEPT,
+    NOTE,
     UPDATE,
     UpdateRow,
     foreign_row,
@@ -96,7 +97,7 @@ class Summary:
             fails = ", so the session fails" if self.judged_nothing() else ""
             told = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
             terminalreporter.line(f"regress: {told}{fails}")
-        for note in self._notes:
+        for note in [*self._notes, *dict.fromkeys(note for _, note in self.properties(NOTE))]:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
         if not rows:

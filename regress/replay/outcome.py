@@ -12,6 +12,7 @@ from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import ReplayError, reason
 from regress.inputs import DOCUMENT, parse_json, read_bytes
@@ -38,6 +39,7 @@ class _Document(TypedDict):
     outcomes: list[_Row]
     divergence: dict[str, Any] | None
     diagnoses: list[dict[str, Any]]
+    notes: NotRequired[list[str]]
 
 
 @dataclass
@@ -88,6 +90,7 @@ class ReplayOutcome:
     Attributes:
         unsupported: reason a user's own trainer does not support the variant; it was not run then.
         divergence: first divergence, if any; ``diagnoses`` are the probable causes.
+        notes: what passed and was not judged, a sentence each.
     """
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
@@ -95,6 +98,7 @@ class ReplayOutcome:
     unsupported: str | None = None
     divergence: Divergence | None = None
     diagnoses: list[Diagnosis] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -114,7 +118,8 @@ class ReplayOutcome:
         """
         divergence = find_divergence(verdicts, scene)
         diagnoses = [] if divergence is None else diagnose(divergence, scene)
-        result = cls(divergence=divergence, diagnoses=diagnoses)
+        new = (f"{verdict.quantity}/{verdict.name}: {NEW}" for verdict in verdicts if verdict.detail == NEW)
+        result = cls(divergence=divergence, diagnoses=diagnoses, notes=[*dict.fromkeys(new)])
         for verdict in verdicts:
             key = (str(place(verdict.place)), verdict.quantity)
             if key not in tested and not verdict.ok:
@@ -149,7 +154,7 @@ class ReplayOutcome:
         divergence = None if self.divergence is None else self.divergence.to_json()
         diagnoses = [diagnosis.to_json() for diagnosis in self.diagnoses]
         tree = {"error": self.error, "unsupported": self.unsupported, "outcomes": rows}
-        return json.dumps({**tree, "divergence": divergence, "diagnoses": diagnoses})
+        return json.dumps({**tree, "divergence": divergence, "diagnoses": diagnoses, "notes": self.notes})
 
     @classmethod
     def loads(cls, text: str) -> ReplayOutcome:
@@ -172,6 +177,7 @@ class ReplayOutcome:
             tree.get("unsupported"),
             None if divergence is None else Divergence.from_json(divergence),
             [Diagnosis.from_json(diagnosis) for diagnosis in tree["diagnoses"]],
+            tree.get("notes", []),
         )
 
 

@@ -46,6 +46,7 @@ class Results:
         divergences, diagnoses: first divergences and probable causes of the failed replays.
         cases: replayed cases, by name.
         unsupported: replay -> reason it is not possible here: of a user's own trainer, or an absent package.
+        notes: what passed and was not judged, a sentence each -> the replays.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Results:
     diagnoses: dict[str, list[Diagnosis]] = field(default_factory=dict)
     cases: dict[str, GoldenCase] = field(default_factory=dict)
     unsupported: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
         """Add an outcome."""
@@ -67,6 +69,8 @@ class Results:
         if outcome.unsupported is not None:
             self.unsupported[replay.name] = outcome.unsupported
             return
+        for note in outcome.notes:
+            self.notes.setdefault(note, []).append(replay.name)
         if outcome.failed:
             self.failed.append(replay.name)
         if outcome.divergence is not None:
@@ -109,11 +113,14 @@ class Results:
 
     @property
     def left_out(self) -> list[str]:
-        """Replays that are not possible here: a sentence for each reason."""
+        """Replays that are not possible here, and what was not judged: a sentence for each reason."""
         found: dict[str, list[str]] = {}
         for replay, reason in self.unsupported.items():
             found.setdefault(reason, []).append(replay)
-        return [f"not supported: {_some(replays)}: {reason}" for reason, replays in found.items()]
+        return [
+            *(f"not supported: {_some(replays)}: {reason}" for reason, replays in found.items()),
+            *(f"{note} ({_some(replays)})" for note, replays in self.notes.items()),
+        ]
 
 
 def _case_of(replay: str) -> str:

@@ -19,7 +19,6 @@ TORCH_FREE = [
     "regress.layout",
     "regress.dump",
     "regress.dump.manifest",
-    "regress.dump.metric_table",
     "regress.dump.metrics_file",
     "regress.interop.nexrl",
     "regress.golden",

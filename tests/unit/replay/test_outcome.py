@@ -7,6 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.replay.outcome import Outcome, ReplayOutcome
 
@@ -27,6 +28,12 @@ def test_a_shared_outcome_is_the_same_for_everybody(figures: list[float], status
     written = ReplayOutcome.of([found], {("step1/rank0/micro2", "kl")})
     assert ReplayOutcome.loads(written.dumps()) == written
     assert written.failed == ([] if status is Status.OK else [found])
+
+
+def test_what_was_not_judged_is_told_once_of_a_replay() -> None:
+    found = [Verdict(Status.OK, "metrics", "kept", Place(0, None, rank), NEW) for rank in (0, 1)]
+    written = ReplayOutcome.of(found, ())
+    assert ReplayOutcome.loads(written.dumps()).notes == [f"metrics/kept: {NEW}"]
 
 
 def test_values_that_are_not_finite_are_shared() -> None:

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regress.compare.dumps.session import compare_dumps
 from regress.compare.judge import judge_update
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.quantities import NEW
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import changed, last_loss_token
+from tests.unit.compare.updates.pairs import Write
 
 
 def test_dtype_widened(world: Any, plan: BatchPlan, faults: Any) -> None:
@@ -56,6 +60,35 @@ def test_an_additional_key(world: Any, plan: BatchPlan, faults: Any) -> None:
     (verdict,) = faults(records, plan)
     assert (verdict.status, verdict.quantity) == (Status.EXTRA, "coverage")
     assert verdict.detail == "loss of rank 0 microbatch 1 holds a tensor 'z_loss' that belongs to no quantity"
+
+
+def metrics(**values: float) -> Record:
+    return Record.of("metrics", Coordinates(0, rank=0), {f"training_step/{n}": v for n, v in values.items()})
+
+
+def test_a_metric_that_no_golden_knows_yet_is_a_note(
+    world: Any, plan: BatchPlan, tolerances: Any, write: Write
+) -> None:
+    """Whoever reports more computes nothing else; a metric that is lost is a failure."""
+    truth = {**world.truth, "metrics": {"training_step/kl": np.array(0.5)}}
+
+    def judged(**values: float) -> dict[str, Verdict]:
+        records = [*world.records(plan), metrics(**values)]
+        found = judge_update(
+            records, truth, world.frame, tolerances, place=(0, None), planned=world.planned(plan)
+        )
+        return {v.name: v for v in found if v.quantity == "metrics"}
+
+    added = judged(kl=0.5, kept=0.25)
+    assert all(verdict.ok for verdict in added.values())
+    assert added["training_step/kept"].detail == NEW
+    assert judged(kept=0.25)["training_step/kl"].status is Status.MISSING
+    golden, actual = (
+        write(n, [metrics(**v)]) for n, v in (("g", {"kl": 0.5}), ("a", {"kl": 0.5, "kept": 1}))
+    )
+    assert compare_dumps(golden, actual).failed == []
+    assert f"metrics/training_step/kept: {NEW}" in compare_dumps(golden, actual).notes
+    assert [v.status for v in compare_dumps(actual, golden).failed] == [Status.MISSING]
 
 
 def test_a_loss_halved(world: Any, plan: BatchPlan, faults: Any) -> None:

@@ -1,4 +1,4 @@
-"""Names of all metrics of a run: definition, unit and moment of logging, in one table. Imports no torch."""
+"""Names of all metrics of a run: definition, unit and moment of logging, in one table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+
+from regress.grpo.metrics import TOKEN_METRICS
 
 UPDATE = "each optimizer update"
 STEP = "end of each rollout step"
@@ -94,55 +96,11 @@ METRICS = (
         _DYNAMIC,
     ),
     Metric("training_step/loss", "1", UPDATE, "loss of the whole mini-batch, of all ranks and microbatches"),
-    Metric(
-        "training_step/policy_loss",
-        "1",
-        UPDATE,
-        "mean policy loss over loss tokens, whatever the aggregation",
-    ),
-    Metric(
-        "training_step/kl",
-        "nats",
-        UPDATE,
-        "mean over loss tokens of the KL term of the loss (algorithm.kl_estimator), with log p of the update's own "
-        "forward pass; the coefficient is left out",
-        _REFERENCE,
-    ),
-    Metric(
-        "training_step/entropy",
-        "nats",
-        UPDATE,
-        "mean entropy of the policy at loss tokens",
-        "an entropy term",
-    ),
     Metric("training_step/grad_norm", "1", UPDATE, "2-norm of the whole gradient before it is clipped"),
     Metric("training_step/learning_rate", "1", UPDATE, "learning rate of this update"),
-    Metric("training_step/approx_kl/k1", "nats", UPDATE, "mean of log p_old - log p over loss tokens"),
-    Metric("training_step/approx_kl/k3", "nats", UPDATE, "mean of exp(x) - 1 - x, x = log p - log p_old"),
-    Metric(
-        "training_step/clip_ratio/low", "share", UPDATE, "loss tokens clipped from below (negative advantage)"
-    ),
-    Metric(
-        "training_step/clip_ratio/high",
-        "share",
-        UPDATE,
-        "loss tokens clipped from above (positive advantage)",
-    ),
-    Metric(
-        "training_step/clip_ratio/dual",
-        "share",
-        UPDATE,
-        "loss tokens at which the dual clip replaced the loss",
-    ),
-    Metric("training_step/ratio/mean", "1", UPDATE, "mean importance ratio, at the objective's level"),
-    Metric("training_step/ratio/min", "1", UPDATE, "least importance ratio"),
-    Metric("training_step/ratio/max", "1", UPDATE, "greatest importance ratio"),
-    Metric(
-        "training_step/sampler_weight",
-        "1",
-        UPDATE,
-        "mean correction weight of the sampler's mismatch",
-        "algorithm.sampler_correction",
+    *(
+        Metric(f"training_step/{name}", entry.unit, UPDATE, entry.definition, entry.needs)
+        for name, entry in TOKEN_METRICS.items()
     ),
     Metric(
         "training_step/dr_component_*",
