@@ -22,23 +22,12 @@ from regress.engine.filtering import sampling_counts
 from regress.engine.rollout import UNSCORED
 from regress.engine.step import StepOutcome
 from regress.engine.world import World
+from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
 
 Values = dict[str, float | str]
 EXAMPLES_EVERY = 10
 """Rollout steps between two examples of a completion."""
-BASELINES = {
-    "grpo": "none: mean reward of the group",
-    "rloo": "none: mean reward of the others of the group",
-    "reinforce_plus_plus": "none: returns whitened over tokens",
-    "constant": "none: 1 for every token",
-    "reinforce_plus_plus_baseline": "none: mean reward of the group, whitened over tokens",
-    "opo": "none: mean reward of the group, weighted by length",
-    "gpg": "none: mean reward of the group",
-    "grpo_passk": "none: second best reward of the group",
-    "gdpo": "none: mean of each reward in the group, whitened over tokens",
-}
-"""Baselines of the estimators that a training can have."""
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -133,7 +122,7 @@ def dr_grpo_metrics(batches: Sequence[LossTokens], objective: Objective) -> Valu
     return {
         "dr_grpo/advantages_variance": _std(values) ** 2,
         "dr_grpo/advantages_skewness": m3 / m2**1.5 if m2 > 1e-24 else 0.0,
-        "dr_grpo/critic_type": BASELINES[objective.advantage],
+        "dr_grpo/critic_type": f"none: {ADVANTAGES[objective.advantage].baseline}",
     }
 
 

@@ -10,6 +10,7 @@ from regress.engine.batch import LossTokens
 from regress.engine.config.schema import Config
 from regress.engine.rollout import UNSCORED
 from regress.errors import ReplayError
+from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.kl import kl_estimate
 from regress.grpo.objective import Objective
 from regress.grpo.segments import segment_lengths, segment_sum
@@ -26,7 +27,8 @@ def rewards_of(
         ReplayError: if a trajectory has none of the rewards of ``task.rewards``.
     """
     objective = config.algorithm
-    if objective.advantage != "gdpo" and objective.reward_aggregation == "sum_then_normalize":
+    separate = ADVANTAGES[objective.advantage].separate
+    if not separate and objective.reward_aggregation == "sum_then_normalize":
         return [math.nan if UNSCORED in one.extra else one.reward for one in trajectories], None
     weights = {name: float(weight) for name, weight in config.task.rewards.items() if weight}
     for trajectory in trajectories:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.checks import check_choice
-from regress.grpo.estimators import ESTIMATORS, scored
+from regress.grpo.estimators import scored
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.fields.advantages import SCALES, SINGLE_SAMPLE_RULES
 from regress.grpo.groups import group_statistics as group_statistics
@@ -124,7 +124,7 @@ class _Samples:
         o = self._objective
         if o.reward_aggregation == "normalize_then_sum":
             found = normalized_sum(self._each, self._weights, self._groups, o)
-        elif o.advantage == "gdpo":
+        elif ADVANTAGES[o.advantage].separate:
             columns = [self._estimated(column) for column in self._each.unbind(1)]
             found = combined_rewards(torch.stack(columns, 1), self._weights, ObjectiveFields())
         else:
@@ -135,8 +135,7 @@ class _Samples:
         if o.normalize_advantages:
             found = normalized(found.masked_fill(self._without_baseline(found), torch.nan), o)
         advantages_K = found.nan_to_num()[self._sequence]
-        whitened = o.advantage in ("reinforce_plus_plus_baseline", "gdpo")
-        return whiten(advantages_K, o) if whitened else advantages_K
+        return whiten(advantages_K, o) if ADVANTAGES[o.advantage].whitened else advantages_K
 
     def _without_baseline(self, advantages: Tensor) -> Tensor:
         """Return the samples that have no advantage because their baseline is a mean over no other one, bool [N].
@@ -150,7 +149,8 @@ class _Samples:
 
     def _estimated(self, rewards: Tensor) -> Tensor:
         samples = scored(rewards, self._groups, self._lengths, self._objective)
-        return ESTIMATORS[self._objective.advantage](samples, self._objective)
+        found: Tensor = ADVANTAGES[self._objective.advantage].function()(samples, self._objective)
+        return found
 
     def baselines(self, baselines_N: Tensor | None) -> Tensor:
         """Return the baselines that were given, [N]."""

@@ -6,72 +6,132 @@ A part is one function and one entry, here or, of a policy loss, above its funct
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from regress.grpo.part import Part, Parts
 from regress.grpo.policy_losses import LOSSES
 
-ADVANTAGES: Parts = MappingProxyType(
+
+@dataclass(frozen=True)
+class Advantage(Part):
+    """Estimator of advantages.
+
+    Attributes:
+        home: of the estimators of one value a sample the function of its group; see `regress.grpo.estimators`.
+        baseline: what is subtracted from a reward, in words.
+        whitened: True if the values of all loss tokens are whitened together.
+        by_token: True if the tokens of a sample have values of their own.
+        compares: False if a sample has its value whatever the others of its group have.
+        separate: True if each reward function is estimated by itself.
+        knows_reward: False if the value does not depend on the reward.
+    """
+
+    baseline: str = ""
+    whitened: bool = False
+    by_token: bool = False
+    compares: bool = True
+    separate: bool = False
+    knows_reward: bool = True
+
+    @property
+    def one_a_sample(self) -> bool:
+        """True if all tokens of a sample have one value, of which statistics over samples can be taken."""
+        return not (self.whitened or self.by_token) and self.knows_reward
+
+
+ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
     {
-        "grpo": Part("R - mean(R of the group)", "arXiv 2402.03300; verl 0.9 grpo, grpo_vectorized"),
-        "rloo": Part(
+        "grpo": Advantage(
+            "R - mean(R of the group)",
+            "arXiv 2402.03300; verl 0.9 grpo, grpo_vectorized",
+            home="estimators:grpo",
+            baseline="mean reward of the group",
+        ),
+        "rloo": Advantage(
             "R - mean(R of the other samples of the group)",
             "arXiv 2402.14740; verl 0.9 rloo, rloo_vectorized; TRL 1.16 RLOOTrainer",
+            home="estimators:rloo",
+            baseline="mean reward of the others of the group",
         ),
-        "reinforce_plus_plus": Part(
-            "token-level returns, whitened over tokens", "arXiv 2501.03262; verl 0.9 reinforce_plus_plus"
+        "reinforce_plus_plus": Advantage(
+            "token-level returns, whitened over tokens",
+            "arXiv 2501.03262; verl 0.9 reinforce_plus_plus",
+            baseline="returns whitened over tokens",
+            whitened=True,
+            compares=False,
         ),
-        "reinforce_plus_plus_baseline": Part(
+        "reinforce_plus_plus_baseline": Advantage(
             "R - mean(R of the group), whitened over tokens",
             "arXiv 2501.03262; verl 0.9 reinforce_plus_plus_baseline",
+            home="estimators:group_mean",
+            baseline="mean reward of the group, whitened over tokens",
+            whitened=True,
         ),
-        "constant": Part(
+        "constant": Advantage(
             "1 whatever the reward: with loss=reinforce the negative log-likelihood of supervised fine-tuning",
             "supervised fine-tuning",
+            baseline="1 for every token",
+            compares=False,
+            knows_reward=False,
         ),
-        "opo": Part(
+        "opo": Advantage(
             "R - sum(length R) / sum(length) over the group, length in loss tokens",
             "arXiv 2505.23585; verl 0.9 opo",
+            home="estimators:opo",
+            baseline="mean reward of the group, weighted by length",
         ),
-        "gpg": Part(
+        "gpg": Advantage(
             "N / (samples with R != 0) * (R - mean(R of the group)) / gpg_norm",
             "arXiv 2504.02546; verl 0.9 gpg",
+            home="estimators:gpg",
             reads=("gpg_norm",),
+            baseline="mean reward of the group",
         ),
-        "grpo_passk": Part(
+        "grpo_passk": Advantage(
             "best R of the group minus the second best, for the best sample; 0 for the others",
             "arXiv 2503.19595; verl 0.9 grpo_passk",
+            home="estimators:grpo_passk",
+            baseline="second best reward of the group",
         ),
-        "gdpo": Part(
+        "gdpo": Advantage(
             "each reward function by the rule of grpo in its group, weighted sum, whitened over tokens",
             "arXiv 2601.05242; verl 0.9 gdpo",
+            home="estimators:grpo",
+            baseline="mean of each reward in the group, whitened over tokens",
+            whitened=True,
+            separate=True,
         ),
-        "remax": Part(
+        "remax": Advantage(
             "undiscounted return minus R of a greedy completion of the same prompt",
             "arXiv 2310.10505; verl 0.9 remax",
             needs=("baselines_N",),
+            by_token=True,
         ),
-        "gae": Part(
+        "gae": Advantage(
             "generalized advantage estimation from the values of a critic, whitened over tokens",
             "arXiv 1506.02438, eq. 16; verl 0.9 gae",
             home="values:gae",
             reads=("lam",),
             needs=("values_K",),
+            whitened=True,
         ),
-        "optimal_token_baseline": Part(
+        "optimal_token_baseline": Advantage(
             "R - sum(W_t R) / sum(W_t) over the group's samples at the same position t of the completion, W_t the sum "
             "of 1 - 2 p + sum of squared probabilities up to t",
             "verl 0.9 optimal_token_baseline",
             home="token_baselines:optimal_token_baseline",
             reads=("otb_zero_tail",),
             needs=("old_log_probs_K", "sum_pi_squared_K"),
+            by_token=True,
         ),
-        "tir_optimal_token_baseline": Part(
+        "tir_optimal_token_baseline": Advantage(
             "optimal_token_baseline with t the number of loss tokens so far, which leaves the answers of tools out",
             "verl 0.9 tir_optimal_token_baseline",
             home="token_baselines:optimal_token_baseline",
             reads=("otb_zero_tail",),
             needs=("old_log_probs_K", "sum_pi_squared_K"),
+            by_token=True,
         ),
     }
 )

@@ -9,16 +9,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.grpo.catalogue import CATALOGUE
+from regress.grpo.catalogue import ADVANTAGES, CATALOGUE
 from regress.grpo.criteria import criteria
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.policy_losses import LOSSES, bounds_in_words
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 _NAMED = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
-_WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo", "gae")
-_BY_TOKEN = ("remax", "optimal_token_baseline", "tir_optimal_token_baseline")
-
 Conflicts = Iterator[tuple[str, str]]
 
 
@@ -112,7 +109,8 @@ def _advantage_conflicts(o: ObjectiveFields) -> Conflicts:
             yield f"{name}={getattr(o, name):g}", f"a {word} is at most 1"
     if o.gpg_norm <= 0.0:
         yield f"gpg_norm={o.gpg_norm:g}", "it divides advantages; give a number greater than 0"
-    if o.normalize_advantages and o.advantage in (*_WHITENED, *_BY_TOKEN, "constant"):
+    advantage = ADVANTAGES[o.advantage]
+    if o.normalize_advantages and not advantage.one_a_sample:
         rule = "it is for one advantage a sample; set it to false"
         yield f"normalize_advantages with advantage={o.advantage}", rule
     if o.reward_min is not None and o.reward_max is not None and o.reward_min > o.reward_max:
@@ -120,14 +118,14 @@ def _advantage_conflicts(o: ObjectiveFields) -> Conflicts:
     if o.reward_aggregation == "normalize_then_sum" and o.advantage != "grpo":
         rule = "it replaces the rule of grpo; use advantage=grpo or reward_aggregation=sum_then_normalize"
         yield f"reward_aggregation=normalize_then_sum with advantage={o.advantage}", rule
-    if o.missing_rewards == "exclude" and o.advantage in (*_WHITENED, *_BY_TOKEN):
+    if o.missing_rewards == "exclude" and (advantage.whitened or advantage.by_token):
         rule = "it compares tokens, of which none can be left out; use missing_rewards=refuse"
         yield f"missing_rewards=exclude with advantage={o.advantage}", rule
-    if o.advantage == "constant" and o.kl_in_reward:
-        rule = "a constant advantage knows no reward; use kl_placement=loss or set kl_coef to 0"
-        yield "advantage=constant with kl_placement=reward", rule
+    if not advantage.knows_reward and o.kl_in_reward:
+        rule = f"a {o.advantage} advantage knows no reward; use kl_placement=loss or set kl_coef to 0"
+        yield f"advantage={o.advantage} with kl_placement=reward", rule
     separate = "reward_aggregation=normalize_then_sum" if o.reward_aggregation == "normalize_then_sum" else ""
-    separate = "advantage=gdpo" if o.advantage == "gdpo" else separate
+    separate = f"advantage={o.advantage}" if advantage.separate else separate
     if separate and o.kl_in_reward:
         yield (
             f"kl_placement=reward with {separate}",

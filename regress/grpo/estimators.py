@@ -5,7 +5,6 @@ Rewards of NaN are those of samples that nobody scored; they enter no statistic,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,9 +32,6 @@ class Scored:
     index: Tensor
     group: GroupStatistics
     lengths: Tensor
-
-
-Estimator = Callable[[Scored, ObjectiveFields], Tensor]
 
 
 def scored(
@@ -111,17 +107,6 @@ def grpo_passk(samples: Scored, objective: ObjectiveFields) -> Tensor:
         others[best] = -torch.inf
         advantages[members[best]] = own[best] - others.max()
     return _scaled(advantages, samples, objective).masked_fill(samples.rewards.isnan(), torch.nan)
-
-
-ESTIMATORS: dict[str, Estimator] = {
-    "grpo": grpo,
-    "rloo": rloo,
-    "reinforce_plus_plus_baseline": group_mean,
-    "opo": opo,
-    "gpg": gpg,
-    "grpo_passk": grpo_passk,
-    "gdpo": grpo,
-}
 
 
 def _centred(samples: Scored) -> Tensor:

@@ -153,17 +153,16 @@ def empty_rows_counted(patch: Patch) -> None:
 
 
 def baseline_without_lengths(patch: Patch) -> None:
-    patch.setitem(estimators.ESTIMATORS, "opo", estimators.group_mean)
+    patch.setattr(estimators, "opo", estimators.group_mean)
 
 
 def one_for_alpha(patch: Patch) -> None:
-    patch.setitem(
-        estimators.ESTIMATORS, "gpg", lambda samples, o: estimators.group_mean(samples, o) / o.gpg_norm
-    )
+    mean = estimators.group_mean
+    patch.setattr(estimators, "gpg", lambda samples, o: mean(samples, o) / o.gpg_norm)
 
 
 def baseline_of_the_group(patch: Patch) -> None:
-    patch.setitem(estimators.ESTIMATORS, "grpo_passk", estimators.grpo)
+    patch.setattr(estimators, "grpo_passk", estimators.grpo)
 
 
 def first_piece_alone(patch: Patch) -> None:

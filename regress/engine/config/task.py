@@ -24,6 +24,7 @@ from regress.engine.config.option import (
     one_of,
 )
 from regress.errors import ConfigError, TaskError
+from regress.grpo.catalogue import ADVANTAGES
 from regress.tasks.curriculum import Rules
 from regress.tasks.dataset import TRAIN_SIZE
 from regress.tasks.stages import Stage, read_stages
@@ -145,7 +146,7 @@ class DataConfig(Section):
             data.max_seq_length={prompt + completion}."""
         algorithm = run.algorithm
         alone = self.group_size == 1 and algorithm.single_sample == "zero"
-        if alone and algorithm.advantage not in ("reinforce_plus_plus", "constant"):
+        if alone and ADVANTAGES[algorithm.advantage].compares:
             yield f"""data.group_size=1 leaves algorithm.advantage={algorithm.advantage} nothing to compare a completion
             with, so that every advantage is zero; set data.group_size to at least 2, algorithm.single_sample=raw or
             algorithm.advantage=reinforce_plus_plus."""

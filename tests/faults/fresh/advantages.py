@@ -8,7 +8,7 @@ import torch.distributed as dist
 from regress.engine import trainer
 from regress.engine.trainer import Trainer
 from regress.grpo import advantages, estimators
-from regress.grpo.estimators import ESTIMATORS, group_mean, grpo
+from regress.grpo.estimators import group_mean, grpo
 from regress.grpo.groups import group_statistics
 from regress.grpo.returns import padded, positions
 from regress.grpo.rewards import deviation
@@ -94,8 +94,7 @@ def baseline_not_weighted_by_length(patch):
     def wrong(samples, objective):
         return group_mean(samples, objective)
 
-    known = dict(ESTIMATORS)
-    patch.setattr(advantages, "ESTIMATORS", {**known, "opo": wrong})
+    patch.setattr(estimators, "opo", wrong)
 
 
 @fault("I", ADVANTAGES, "advantage-groups", on="on_policy/base", blind=("mean 1e-3",))
@@ -157,7 +156,7 @@ def advantages_limited_on_a_rank(right, *args, **rest):
 
 def _estimated_by(patch, name, wrong):
     """Let an estimator of advantages be another function."""
-    patch.setattr(advantages, "ESTIMATORS", {**ESTIMATORS, name: wrong})
+    patch.setattr(estimators, name, wrong)
 
 
 # both name the baseline
