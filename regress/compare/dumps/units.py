@@ -17,7 +17,6 @@ from regress.compare.alignment.places import Mask, Placed, selected_rows
 from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.dumps.adam import decided
 from regress.compare.dumps.bounds import coarsest, widened
 from regress.compare.dumps.branches import QUANTITY as JUMPS
 from regress.compare.dumps.branches import branched
@@ -128,12 +127,9 @@ class UnitWork:
         relative = {stage: self._tolerance(stage, *arrays).relative for stage in ("gradient", "optimizer")}
         place, name = self.unit.place, source.tensor
         updated = Updated.of(sides, names, place, name, actual, golden, bound, relative)
-        closer = updated.explained
-        if closer is None and len(golden) == 1 and golden[0].layout == actual.layout:
-            closer = decided(name, *arrays, sides, names, relative["optimizer"])
-        if closer is None:
+        if updated.explained is None:
             return replace(finding, doubt=updated.doubt)
-        found = self._whole(source, replace(actual, array=closer), golden)
+        found = self._whole(source, replace(actual, array=updated.explained), golden)
         return replace(self._judged(source, found), note=updated.note)
 
     def tokens(self) -> Iterator[Finding]:
