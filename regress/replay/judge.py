@@ -25,8 +25,6 @@ from regress.replay.read_once import trajectories_of, truth_of
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
 
-NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
-"""Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
 WIDE = ("weights", "grad_norm", *METRICS)
 """Quantities that are float64 in every precision: denominators, and numbers that are written as text."""
 
@@ -205,4 +203,5 @@ def expected_dtype(
         return "float64"
     if quantity in ("activations", "logit_gradient"):
         return computes or precision.computes_in
-    return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
+    native = quantity_named(quantity).native
+    return precision.dtype if native or precision is Precision.FLOAT64 else "float32"

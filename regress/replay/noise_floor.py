@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
 from regress.engine.precision import DTYPES
 from regress.golden.manifest import ToleranceEntry
-from regress.replay.judge import NATIVE
 from regress.replay.variants import Precision
 
 KAPPA: Mapping[Precision, float] = {Precision.FLOAT64: 4.0, Precision.FLOAT32: 4.0, Precision.BFLOAT16: 3.0}
@@ -176,7 +176,7 @@ class Floor:
 
 def spacing(quantity: str, precision: Precision) -> float:
     """Return the unit spacing of the dtype that a quantity is computed in."""
-    lowered = quantity in NATIVE or precision is Precision.FLOAT64
+    lowered = quantity_named(quantity).native or precision is Precision.FLOAT64
     return float(torch.finfo(DTYPES[precision.dtype] if lowered else torch.float32).eps)
 
 

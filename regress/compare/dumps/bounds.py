@@ -15,61 +15,6 @@ from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.manifest import ToleranceEntry
 
-NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
-"""Quantities in the dtype of the model, whatever the others are stored in."""
-
-EPS_MULTIPLES: Mapping[str, int] = {
-    "activations": 64,
-    "gradient": 512,
-    "gradient_clipped": 512,
-    "grad_norm": 256,
-    "optimizer": 512,
-    "param": 256,
-    "kl": 128,
-    "policy_loss": 64,
-    "token_loss": 64,
-    "ratio": 64,
-    "token_gradient": 256,
-    "logit_gradient": 256,
-    "log_probs": 16,
-    "old_log_probs": 16,
-    "ref_log_probs": 16,
-    "metrics": 512,
-    "step_metrics": 512,
-}
-"""Multiples of the spacing of the dtype, relative to the largest value; `COMMON` for all other quantities.
-
-Four times the largest noise floor of the golden cases (weights moved by one unit in the last place, and the error
-against float64), but one degenerate model; rounded up to a power of two.
-"""
-COMMON = 32
-
-COARSE: Mapping[str, int] = {
-    "activations": 32,
-    "entropy": 8,
-    "gradient": 32,
-    "gradient_clipped": 32,
-    "optimizer": 32,
-    "param": 8,
-    "ratio": 16,
-    "kl": 8,
-    "policy_loss": 8,
-    "token_loss": 8,
-    "entropy_loss": 8,
-    "token_gradient": 64,
-    "logit_gradient": 64,
-    "metrics": 32,
-    "step_metrics": 16,
-}
-"""The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
-
-Twice the largest difference between layouts of the golden cases in bfloat16 (padding side, packing, microbatches of one
-and of three, reversed rows), rounded up to a power of two. Gradients of tokens that rounding carries over the clip are
-left out there: they are 0 on one side of it, however fine the dtype. So are shares of clipped tokens, which move by
-whole tokens. Metrics of updates differ by up to 11.3 spacings (the least ratio of dapo; 4.4 on dense, gpt2, moe and
-tools), those of steps by 4.9.
-"""
-
 NOT_OF_WEIGHTS = ("param", "weights")
 """Quantities whose tolerance does not grow: parameters are what moved, and token weights are counted."""
 OF_WEIGHTS = ("activations", "log_probs", "old_log_probs", "ref_log_probs", "entropy")
@@ -166,11 +111,11 @@ class Bounds:
         """Add the response to weights that lie apart, as far as the log-probs found tell that there is one."""
         if not self.moved or quantity in NOT_OF_WEIGHTS:
             return tolerance
-        multiple = EPS_MULTIPLES.get(quantity, COMMON)
+        multiple = quantity_named(quantity).eps
         response = multiple * self.moved
         words = f"{multiple} x {self.moved:.2g}, by which the weights differ that it was computed with"
         if quantity not in OF_WEIGHTS and self.shifted is not None:
-            times = KAPPA * (multiple // EPS_MULTIPLES["log_probs"] if quantity in BACKWARD else 1)
+            times = KAPPA * (multiple // quantity_named("log_probs").eps if quantity in BACKWARD else 1)
             if times * self.shifted < response:
                 response = times * self.shifted
                 words = (
@@ -238,9 +183,10 @@ def _by_dtype(quantity: str, dtype: str) -> Tolerance:
         reason = f"float64: correct layouts differ by rounding only, the bound is {SEMANTICS:g} of the largest value"
         return Tolerance(SEMANTICS, basis={"dtype": dtype}, reason=reason)
     coarse = spacing(dtype) > spacing("float32")
-    multiple = COARSE.get(quantity, 4) if coarse else EPS_MULTIPLES.get(quantity, COMMON)
+    named = quantity_named(quantity)
+    multiple = named.coarse if coarse else named.eps
     bound = multiple * spacing(dtype)
-    kind = "terms" if quantity_named(quantity).kind is Kind.SHARE else "values"
+    kind = "terms" if named.kind is Kind.SHARE else "values"
     reason = (
         f"{multiple} x the spacing of {dtype}, relative to the largest of the {kind}: not measured for this model; "
         "give --tolerances CASE, or --rtol and --atol"

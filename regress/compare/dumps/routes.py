@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.aligned import Aligned
 from regress.compare.alignment.project import Projection
-from regress.compare.dumps.bounds import COMMON, spacing
+from regress.compare.dumps.bounds import spacing
 from regress.compare.dumps.branches import Judged
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.frames import in_frame, numbers
 from regress.compare.dumps.unit import Unit
+from regress.compare.quantities import OTHER, quantity_named
 from regress.compare.verdicts.verdict import Status
 from regress.layout import SampleKey, TokenFrame
 
@@ -32,8 +33,6 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 QUANTITY = "activations"
 EXPERTS, WEIGHTS = "/experts", "/weights"
-COARSE = 4
-"""Multiple of the spacing of a narrow dtype that a logit may be off by, relative to the largest; `COMMON` of others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,8 @@ class Routes:
         golden, actual = self.golden[name], self.actual[name]
         known = golden.taken.any(axis=1) & actual.taken.any(axis=1)
         scale = float(np.nanmax(np.abs(golden.logits), initial=0.0)) or 1.0
-        multiple = COARSE if spacing(self.dtype) > spacing("float32") else COMMON
+        other = quantity_named(OTHER)
+        multiple = other.coarse if spacing(self.dtype) > spacing("float32") else other.eps
         rounded = multiple * spacing(self.dtype)
         lost, new = golden.taken & ~actual.taken, actual.taken & ~golden.taken
         flipped = known & lost.any(axis=1)
