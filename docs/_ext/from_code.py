@@ -1,4 +1,4 @@
-"""Reference pages made from the code: configuration keys, quantities, record types and diagnosis rules.
+"""Reference pages made from the code: configuration keys, quantities, record types, rules of judge and diagnosis.
 
 They are written before the pages are read, into ``reference/generated``, so that they cannot say anything else than
 the release that they are built from.
@@ -44,6 +44,7 @@ def write_pages(app: Sphinx) -> None:
         "configuration.md": configuration(),
         "metrics.md": metrics(),
         "documents.md": documents(Path(app.srcdir) / "documents.toml"),
+        "judge.md": judge(Path(app.srcdir) / "judge.toml"),
         "quantities.md": quantities(),
         "record-types.md": record_types(),
         "rules.md": rules(),
@@ -100,6 +101,20 @@ def documents(path: Path) -> Iterator[str]:
         for section, capability, state, shown in one["rows"]:
             cells = (_cell(text) for text in (section, capability, STATES[state], shown))
             yield f"| {' | '.join(cells)} |"
+
+
+def judge(path: Path) -> Iterator[str]:
+    """Return the rules of the judge part by part, each with the tests that hold it."""
+    yield "# Rules of the judge"
+    yield ""
+    yield "What a comparison of two dumps, or of a replay with its golden case, may and may not say."
+    number = 0
+    for part in tomllib.loads(path.read_text())["part"]:
+        yield from ("", f"## {part['title']}", "", "| | rule | held by |", "|---|---|---|")
+        for rule, tests in part["rules"]:
+            number += 1
+            held = ", ".join(f"`{test.replace('::', '::test_')}`" for test in tests) or "no test yet"
+            yield f"| {number} | {_cell(rule)} | {held} |"
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The table of documented capabilities: every row says how it is shown, by commands that exist."""
+"""Tables of the pages: capabilities are shown by commands that exist, rules of the judge held by tests that do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -52,3 +53,12 @@ def test_the_page_counts_every_row() -> None:
     assert sum(line.startswith("| ") for line in lines) == len(ROWS) + 1 + 2 * len(
         [d for d in DOCUMENTS if d["rows"]]
     )
+
+
+@as_subtests("part", tomllib.loads((DOCS / "judge.toml").read_text())["part"], ids=lambda part: part["title"])
+def test_rules_of_the_judge_name_tests_that_exist(part: dict[str, Any]) -> None:
+    for rule, tests in part["rules"]:
+        for name in tests:
+            path, _, test = name.partition("::")
+            found = (DOCS.parent / "tests" / path).read_text()
+            assert f"\ndef test_{test}(" in found or f"\n    def test_{test}(" in found, (rule, name)
