@@ -113,7 +113,7 @@ def judge(path: Path) -> Iterator[str]:
         yield from ("", f"## {part['title']}", "", "| | rule | held by |", "|---|---|---|")
         for rule, tests in part["rules"]:
             number += 1
-            held = ", ".join(f"`{test.replace('::', '::test_')}`" for test in tests) or "no test yet"
+            held = ", ".join(f"`{test.replace('::', '::test_')}`" for test in tests)
             yield f"| {number} | {_cell(rule)} | {held} |"
 
 

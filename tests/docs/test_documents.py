@@ -58,6 +58,7 @@ def test_the_page_counts_every_row() -> None:
 @as_subtests("part", tomllib.loads((DOCS / "judge.toml").read_text())["part"], ids=lambda part: part["title"])
 def test_rules_of_the_judge_name_tests_that_exist(part: dict[str, Any]) -> None:
     for rule, tests in part["rules"]:
+        assert tests, f"no test holds the rule: {rule}"
         for name in tests:
             path, _, test = name.partition("::")
             found = (DOCS.parent / "tests" / path).read_text()

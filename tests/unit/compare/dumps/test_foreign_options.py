@@ -148,3 +148,24 @@ def test_derivatives_that_rounding_hides_are_not_compared(tmp_path: Path, hidden
     found = compare_sources(*folders, common=True, only=["token_gradient"])
     assert found.exit_code == code
     assert any("rounding hides" in note for note in found.notes) is hidden
+
+
+def test_what_means_something_on_its_own_rank_only_goes_rank_to_rank(tmp_path: Path) -> None:
+    """Flat shards of another engine: nothing says which part of a parameter a rank holds."""
+
+    def flat(name: str, *values: float, told: bool = True) -> Path:
+        folder = tmp_path / name
+        with recording(Recorder(folder, options={"param": True})), at(step=0):
+            for rank, value in enumerate(values):
+                with at(rank=rank):
+                    meta = {"rank_local": "it is a flat shard"} if told else {}
+                    tap("param", {"flat": np.full(6, value)}, meta=meta)
+        return folder
+
+    golden = flat("golden", 1.0, 2.0)
+    equal = compare_sources(golden, flat("same", 1.0, 2.0))
+    assert (equal.exit_code, equal.compared) == (0, 12)
+    exchanged = compare_sources(golden, flat("exchanged", 2.0, 1.0))
+    assert [verdict.place.rank for verdict in exchanged.failed if verdict.quantity == "param"] == [0, 1]
+    with pytest.raises(CompareError, match="param cannot be compared: it is a flat shard"):
+        compare_sources(golden, flat("unknown", 1.0, 2.0, told=False))
