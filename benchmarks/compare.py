@@ -4,7 +4,8 @@ Timed: 2 GB of float32 pairs and as many pairs in bfloat16, each in two files th
 20,000 small files; one thread, and two beside it. All sides but ``readinto`` map the files and get arrays. ``readinto``
 reads the same bytes into memory that is there already; ``readinto, 256 KB`` reads them into a piece of memory that
 stays in the processor's cache. The pairs differ as rounding makes them differ, within the tolerance of the other sides,
-so that none stops early. Equal pairs, of which we have less to do, are told beside.
+so that none stops early. Equal pairs, of which we have less to do, are told beside; ``numpy`` is ours without the extra
+``fast``.
 
 Before anything is timed, maximum, count, worst element and a quantile of the first rows are those of the naive
 computation, and the other sides accept them. Start-up is a new process that compares two small arrays.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +29,7 @@ import torch
 
 from benchmarks.report import Report
 from benchmarks.timing import Measured, alternate, timed
+from regress.compare.metrics import stripes
 from regress.compare.metrics.stripes import measure
 from regress.dump.arrays import Array, to_torch
 from regress.dump.mapped import Region
@@ -84,6 +87,8 @@ def _large(report: Report, folder: Path, name: str, dtype: np.dtype) -> None:
         "ours, 2 threads": lambda: _ours(2)(*_open(pair)),
         "ours, rows of 1024": lambda: _ours(1, 1024)(*_open(pair)),
         "ours, equal": lambda: _ours(1)(*_open(replace(pair, actual=pair.golden))),
+        "numpy": lambda: _chunks(*_open(pair)),
+        "numpy, equal": lambda: _chunks(*_open(replace(pair, actual=pair.golden))),
         "allclose": lambda: _allclose(*_open(pair)),
         "assert_close": lambda: _assert_close(*_open(pair)),
     }
@@ -166,6 +171,12 @@ def _open(pair: Pair) -> tuple[Array, Array]:
 
 def _ours(threads: int, row: int | None = None) -> Compare:
     return lambda actual, golden: measure(actual, golden, _bound(golden), row=row, threads=threads)
+
+
+def _chunks(actual: Array, golden: Array) -> None:
+    """Measure without compiled loops, as where the extra ``fast`` is not installed."""
+    with mock.patch.object(stripes, "_compiles", return_value=False):
+        _ours(1)(actual, golden)
 
 
 def _bound(golden: Array) -> float:

@@ -103,9 +103,8 @@ def _exact(a: Array, g: Array, row: int | None) -> Measures:
 
 
 def _with_bytes(part: Measures, a: Array, g: Array) -> Measures:
-    width = a.dtype.itemsize
-    x, y = (np.ascontiguousarray(array).view(np.uint8).reshape(-1, width) for array in (a, g))
-    differing = np.flatnonzero((x != y).any(axis=1))
+    x, y = (np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}") for array in (a, g))
+    differing = np.flatnonzero(x != y)
     worst = part.worst if part.worst is not None or not differing.size else int(differing[0])
     return replace(part, over=differing.size, worst=worst)
 

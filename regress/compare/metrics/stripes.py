@@ -1,11 +1,11 @@
 """Measures of a pair of arrays, in one pass over them, whatever their size.
 
 Arrays are taken stripe by stripe, so that no more than the stripes at hand lies in memory, also of mapped files, and
-stripes are spread over threads. Two ways lead to the same measures: numpy for small arrays, integers or two dtypes,
-and compiled loops (`regress.compare.metrics.kernels`), whose import takes longer than a small comparison, for
-arrays of one floating dtype with at least `LARGE` elements. Counts and maxima are the same either way,
-to the last bit (`max_relative` but for 1e-15 of it); sums are of float64 and agree within 1e-12 of the sum of their
-terms' sizes. On one kind of processor measures are always the same, however many threads there are.
+stripes are spread over threads. Two ways lead to the same measures: numpy for small arrays, integers or two dtypes, and
+compiled loops (`regress.compare.metrics.kernels`), whose import takes longer than a small comparison, for arrays of one
+floating dtype with at least `LARGE` elements, where the extra ``fast`` is installed. Counts and maxima are the same
+either way, to the last bit (`max_relative` but for 1e-15 of it); sums are of float64 and agree within 1e-12 of the sum
+of their terms' sizes. On one kind of processor measures are always the same, however many threads there are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,11 +110,18 @@ def nonfinite(array: Array) -> NDArray[np.bool_]:
 
 
 def _measure_for(actual: Array, golden: Array) -> Callable[[Array, Array, float, bool, int | None], Measures]:
-    if actual.size < LARGE or actual.dtype != golden.dtype or not is_float(actual.dtype):
+    alike = actual.dtype == golden.dtype and is_float(actual.dtype)
+    if actual.size < LARGE or not alike or not _compiles():
         return measure_chunks
     from regress.compare.metrics.compiled import measure_compiled  # numba takes half a second to load
 
     return measure_compiled
+
+
+@cache
+def _compiles() -> bool:
+    """Return True if numba is there, which the extra ``fast`` brings."""
+    return find_spec("numba") is not None
 
 
 def _stripes(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:

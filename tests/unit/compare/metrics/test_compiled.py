@@ -25,6 +25,21 @@ SIZES = (1, 31, 33, TILE - 1, TILE, 2 * TILE + 5)
 SUMS = ("error_l2", "golden_l2", "error_sum", "product")
 
 
+@pytest.mark.parametrize("bitwise", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_numba_numpy_finds_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, bitwise: bool
+) -> None:
+    golden = np.random.default_rng(0).standard_normal(stripes.LARGE).astype(DTYPES[dtype])
+    actual = noisy(np.random.default_rng(1), golden, "noise")
+    compiled = measure(actual, golden, 1e-3, bitwise=bitwise)
+    monkeypatch.setattr(stripes, "_compiles", lambda: False)
+    monkeypatch.setitem(sys.modules, "regress.compare.metrics.compiled", None)
+    plain = measure(actual, golden, 1e-3, bitwise=bitwise)
+    assert (plain.over, plain.worst, plain.max_error) == (compiled.over, compiled.worst, compiled.max_error)
+    assert plain.over
+
+
 def noisy(rng: np.random.Generator, golden: Array, kind: str) -> Array:
     """Return golden values with an engine's possible noise."""
     with np.errstate(all="ignore"):
