@@ -20,7 +20,7 @@ from regress.compare.dumps.joined import joined_samples, joined_words
 from regress.compare.dumps.listing import by_step, headers
 from regress.compare.dumps.match import Sample
 from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.sides import Side, close_sides, open_side
 from regress.compare.header import Header
 from regress.compare.quantities import MICRO_STAGES, STEP_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.single import check_single, single_units
@@ -77,7 +77,7 @@ def check_dump(path: str) -> Judged:
         DumpError: if there is no dump, or it is damaged.
         CompareError: if it has no records from which anything could be checked.
     """
-    open_side.cache_clear()
+    close_sides()
     side = open_side(path)
     judged, found = Judged(), [*lost_steps(side)]
     sampled: list[Sample] = []

@@ -13,7 +13,7 @@ from regress.compare.coverage import judge_elements, not_compared
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.dumps.bounds import Bounds, StoredBounds
-from regress.compare.dumps.canonical import golden_at
+from regress.compare.dumps.canonical import forgetting, golden_at
 from regress.compare.dumps.listing import headers
 from regress.compare.dumps.session import work
 from regress.compare.dumps.shares import Group, ShareUnit
@@ -21,7 +21,7 @@ from regress.compare.dumps.sides import Side
 from regress.compare.dumps.truth import HeldTruth, TruthSide
 from regress.compare.dumps.unit import Unit
 from regress.compare.expected import AtPlaces, Expected
-from regress.compare.memory import Memory, held
+from regress.compare.memory import Memory
 from regress.compare.plan import Plan
 from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, Source, quantity_named
 from regress.compare.records import Records
@@ -76,9 +76,9 @@ def judge_update(
     plan = Plan.of(planned)
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     golden, actual = HeldTruth(truth, frame, place, text, beside or NOTHING), Memory([*records], config)
-    with held(golden, actual) as paths:
-        values = golden_at(*paths, *place)
-        update = _Update(paths, (golden, actual), frame, Place(*place), plan, bounds, beside is not None)
+    with forgetting():
+        values = golden_at(golden, actual, *place)
+        update = _Update((golden, actual), frame, Place(*place), plan, bounds, beside is not None)
         expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
         found = [*update.verdicts(expected, values.locator)]
         found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)
@@ -102,9 +102,9 @@ def judge_bitwise(
     `judge_update` for the other arguments.
     """
     golden, actual = Memory([*reference], text=text), Memory([*records])
-    with held(golden, actual) as paths:
+    with forgetting():
         bounds = Bounds(BITWISE)
-        update = _Update(paths, (golden, actual), frame, Place(*place), planned or Plan(()), bounds, False)
+        update = _Update((golden, actual), frame, Place(*place), planned or Plan(()), bounds, False)
         told = update.golden.told
         expected = Expected(update.golden, update.actual, None, told.loss)
         return in_order(update.verdicts(expected, Locator(frame, told.ids, text)))
@@ -118,7 +118,6 @@ class _Update:
         explained: True if failures tell what is affected.
     """
 
-    paths: tuple[str, str]
     sides: tuple[Side, Side]
     frame: TokenFrame
     place: Place
@@ -163,7 +162,7 @@ class _Update:
         """Yield the comparisons of what both sides have of a record: of a reference, byte for byte."""
         record = self.actual.all[key][0]
         unit = Unit(
-            *self.paths,
+            *self.sides,
             record.name,
             golden,
             replace(self.place, rank=key.rank, micro=key.micro),
@@ -185,7 +184,7 @@ class _Update:
             group = Group(golden, (record.name,), unit.place, "", self._same)
             names = {*record.tensors, *(name for one in self.golden.headers for name in one.tensors)}
             without = frozenset(names - {*_names(shares)})
-            yield ShareUnit(*self.paths, key.stage, (group,), bounds=self.bounds, without=without)
+            yield ShareUnit(*self.sides, key.stage, (group,), bounds=self.bounds, without=without)
 
     @cached_property
     def _same(self) -> dict[SampleKey, SampleKey]:

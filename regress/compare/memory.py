@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regress.compare.alignment.locate import TokenText
-from regress.compare.dumps.canonical import forget
-from regress.compare.dumps.sides import HELD, Side, open_side
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.dump.sources import Source
@@ -46,17 +43,3 @@ class Memory(Source):
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True: nothing limits what is recorded."""
         return True
-
-
-@contextmanager
-def held(golden: Side, actual: Side) -> Iterator[tuple[str, str]]:
-    """Give two sources in memory names under which they are opened, as long as the context lasts."""
-    names = f"memory:golden-{id(golden)}", f"memory:actual-{id(actual)}"
-    HELD.update(zip(names, (golden, actual), strict=True))
-    try:
-        yield names
-    finally:
-        for name in names:
-            del HELD[name]
-        open_side.cache_clear()
-        forget()

@@ -59,6 +59,10 @@ class Source(Protocol):
     config: Mapping[str, Any] = {}
     unsealed: bool = False
 
+    def __hash__(self) -> int:
+        """Tell sources apart by identity."""
+        return id(self)
+
     @property
     def precision(self) -> str | None:
         """Dtype that the model computed in, None where unknown."""

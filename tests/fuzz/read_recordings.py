@@ -98,9 +98,9 @@ def golden(path: Path, whole: Path) -> None:
 
 
 def golden_side(path: Path, whole: Path) -> None:
-    from regress.compare.dumps.sides import open_side
+    from regress.compare.dumps.sides import close_sides, open_side
 
-    open_side.cache_clear()
+    close_sides()
     side = open_side(f"golden:{path}/tiny")
     for name in side.entries:
         side.read(name)

@@ -11,7 +11,7 @@ import pytest
 
 from regress import plugins
 from regress.compare.dumps.session import compare_dumps
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.sides import close_sides, open_side
 from regress.errors import DumpError
 
 Register = Callable[..., None]
@@ -59,12 +59,12 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
         found = [EntryPoint(name.lower(), f"lines_reader:{name}", plugins.SOURCES) for name in names]
         monkeypatch.setattr(plugins, "entry_points", lambda group: found)
         plugins.registered.cache_clear()
-        open_side.cache_clear()
+        close_sides()
 
     yield points
     sys.modules.pop("lines_reader", None)
     plugins.registered.cache_clear()
-    open_side.cache_clear()
+    close_sides()
 
 
 def source(folder: Path, *values: float) -> str:

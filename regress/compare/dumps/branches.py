@@ -301,7 +301,7 @@ def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: J
     if rows is None or not (verdict.status is Status.DRIFT or jumps(rows)):
         return finding
     sides = []
-    for one, other, record in ((*paths, unit.records[0]), (*reversed(paths), unit.record)):
+    for (one, other), record in ((paths, unit.records[0]), (paths[::-1], unit.record)):
         sides.append((golden_update(one, other, record), partial(earlier_updates, one, other, record)))
     config = merged(open_side(unit.actual).config, open_side(unit.golden).config)
     log_probs = unit.bounds.of("log_probs", [dtype])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from regress.compare.diagnosis.beside import Beside
 from regress.compare.dumps import listing
 from regress.compare.dumps.contents import rollouts_of
 from regress.compare.dumps.listing import headers
-from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.sides import Named, Side, open_side
 from regress.compare.dumps.truth import Tensors, TruthSide
 from regress.compare.header import Header, lengths_of
 from regress.compare.quantities import (
@@ -43,7 +44,7 @@ LIMIT = 1 << 22
 """Most elements of a tensor that is put together."""
 
 
-def golden_update(golden: str, actual: str, record: str) -> Projection:
+def golden_update(golden: Named, actual: Named, record: str) -> Projection:
     """Return the update that a golden record belongs to, able to project its values onto layouts.
 
     Args:
@@ -54,7 +55,7 @@ def golden_update(golden: str, actual: str, record: str) -> Projection:
     return golden_at(golden, actual, place.step, place.update)
 
 
-def earlier_updates(golden: str, actual: str, record: str) -> Iterator[Projection]:
+def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Projection]:
     """Yield the updates before the one that a golden record belongs to, in order."""
     entries = open_side(golden).entries
     own = entries[record][1]
@@ -71,8 +72,17 @@ def forget() -> None:
     listing.forget()
 
 
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Forget what was read of sources in memory as soon as they have been compared."""
+    try:
+        yield
+    finally:
+        forget()
+
+
 @lru_cache(maxsize=4)
-def golden_at(golden: str, actual: str, step: int | None, update: int | None) -> Projection:
+def golden_at(golden: Named, actual: Named, step: int | None, update: int | None) -> Projection:
     """Return the golden values of one update of two sources, able to be projected onto layouts."""
     golden_side = open_side(golden)
     config = merged(open_side(actual).config, golden_side.config)

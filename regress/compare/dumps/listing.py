@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from regress.compare.alignment.places import Told, told_tokens
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.sides import Named, open_side
 from regress.compare.header import Header, header_of
 from regress.dump.record import Record
 from regress.dump.sources import Source
@@ -26,26 +26,26 @@ def headers(side: Source, names: Iterable[str]) -> list[Header]:
 
 
 @lru_cache(maxsize=1024)
-def header(path: str, name: str) -> Header:
-    """Return the header of a record of the source that a path names."""
-    return header_of(name, record_of(open_side(path), name))
+def header(source: Named, name: str) -> Header:
+    """Return the header of a record of a source."""
+    return header_of(name, record_of(open_side(source), name))
 
 
-def told_by(path: str, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame) -> Told:
+def told_by(source: Named, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame) -> Told:
     """Return what some records of a source tell of the tokens of a frame.
 
     Args:
         index: the frame's number of each sample of that source.
     """
     read = _told_once if frame.size <= FEW else _told
-    return read(path, tuple(names), tuple(index.items()), frame)
+    return read(source, tuple(names), tuple(index.items()), frame)
 
 
 def _told(
-    path: str, names: tuple[str, ...], index: tuple[tuple[SampleKey, int], ...], frame: TokenFrame
+    source: Named, names: tuple[str, ...], index: tuple[tuple[SampleKey, int], ...], frame: TokenFrame
 ) -> Told:
     numbers = dict(index)
-    records = ((record_of(open_side(path), name), header(path, name)) for name in names)
+    records = ((record_of(open_side(source), name), header(source, name)) for name in names)
     placed = ((r, found.places(numbers, frame)) for r, found in records if found.spans is not None)
     return told_tokens(placed, frame.size)
 
@@ -66,7 +66,7 @@ class _Records:
         self._bytes = 0
 
     def get(self, side: Source, name: str) -> Record:
-        key = (side, name)  # sources are told apart by identity
+        key = (side, name)
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key][0]

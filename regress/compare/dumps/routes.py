@@ -23,6 +23,7 @@ from regress.compare.dumps.branches import Judged
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.frames import in_frame, numbers
+from regress.compare.dumps.sides import Named
 from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import OTHER, quantity_named
 from regress.compare.verdicts.verdict import Status
@@ -92,7 +93,7 @@ class Routes:
     @classmethod
     def of(
         cls,
-        paths: tuple[str, str],
+        paths: tuple[Named, Named],
         records: tuple[str, str],
         names: Mapping[SampleKey, SampleKey],
         dtype: str,

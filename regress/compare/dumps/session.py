@@ -24,7 +24,7 @@ from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit, compare_shares
-from regress.compare.dumps.sides import Side, open_side, precisions
+from regress.compare.dumps.sides import Named, Side, close_sides, open_side, precisions
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.dumps.unit import Unit
 from regress.compare.dumps.units import compare_unit
@@ -116,7 +116,7 @@ def compare_dumps(
         CompareError: if nothing can be compared.
     """
     asked = options or Options()
-    open_side.cache_clear()  # the dumps may have changed since
+    close_sides()  # the dumps may have changed since
     forget()
     golden_side = open_side(golden)
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
@@ -303,7 +303,7 @@ def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:
 
 def _verify(differing: Iterable[AnyUnit]) -> None:
     """Read the files that differ again, as far as their bytes were not verified before."""
-    files: dict[tuple[str, str], None] = {}
+    files: dict[tuple[Named, str], None] = {}
     for unit in differing:
         files |= dict.fromkeys((unit.golden, name) for name in unit.golden_names)
         files |= dict.fromkeys((unit.actual, name) for name in unit.actual_names)

@@ -24,7 +24,7 @@ from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import header, record_of
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.sides import Side, open_side, precisions
+from regress.compare.dumps.sides import Named, Side, open_side, precisions
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
@@ -65,8 +65,8 @@ class ShareUnit:
         without: tensors that are compared otherwise.
     """
 
-    golden: str
-    actual: str
+    golden: Named
+    actual: Named
     stage: str
     groups: tuple[Group, ...]
     terms: Mapping[str, str] = field(default_factory=dict)

@@ -27,6 +27,8 @@ from regress.layout import DIMENSIONS, Mesh
 
 Side: TypeAlias = Source
 """One of the two sources of a comparison, whatever system wrote it."""
+Named: TypeAlias = str | Source
+"""A source by the path that any process opens it by, or one in memory, which lies in this process alone."""
 
 
 class OwnDump(Source):
@@ -98,19 +100,22 @@ def precisions(sides: Iterable[Side]) -> list[str]:
     return [side.precision for side in sides if side.precision is not None]
 
 
-HELD: dict[str, Side] = {}
-"""Sources in memory, by the names under which they are opened."""
-
-
-@lru_cache(maxsize=8)
-def open_side(path: str) -> Side:
-    """Open the dump, golden case, file or checkpoint that a path or a URL names.
+def open_side(source: Named) -> Side:
+    """Open the dump, golden case, file or checkpoint that a path or a URL names; a source is open.
 
     Raises:
         DumpError: if there is none, or it is incomplete.
     """
-    if path in HELD:
-        return HELD[path]
+    return _opened(source) if isinstance(source, str) else source
+
+
+def close_sides() -> None:
+    """Open paths anew when they are next asked for: what they name may have changed since."""
+    _opened.cache_clear()
+
+
+@lru_cache(maxsize=8)
+def _opened(path: str) -> Side:
     if is_golden(path):
         return GoldenSide(path)
     if is_sent(path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Named
 from regress.compare.verdicts.verdict import Place
 from regress.layout import SampleKey, TokenFrame
 
@@ -35,8 +36,8 @@ class Unit:
         planned: True if a plan says what lies where: golden values tell the loss tokens, and masks count in padding.
     """
 
-    golden: str
-    actual: str
+    golden: Named
+    actual: Named
     record: str
     records: tuple[str, ...]
     place: Place

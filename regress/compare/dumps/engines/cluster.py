@@ -16,7 +16,7 @@ from regress.compare.dumps.engines.processes import AHEAD, PATIENCE
 from regress.compare.dumps.engines.warning import warn
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.session import Job, work
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.sides import close_sides, open_side
 from regress.dump.location import is_remote, local_path
 from regress.errors import CompareError, DumpError, reason
 from regress.extras import install
@@ -131,7 +131,7 @@ def work_there(session: str, job: Job) -> list[Finding]:
     """
     global _session
     if session != _session:
-        open_side.cache_clear()  # dumps may have changed since an earlier comparison
+        close_sides()  # dumps may have changed since an earlier comparison
         _session = session
     for path in (job[0].golden, job[0].actual):
         try:
@@ -152,7 +152,7 @@ def _anywhere(job: Job) -> Job:
     unit, scales = job
     golden, actual = (
         path if is_remote(path) else str(Path(local_path(path)).absolute())
-        for path in (unit.golden, unit.actual)
+        for path in map(str, (unit.golden, unit.actual))
     )
     return replace(unit, golden=golden, actual=actual), scales
 
