@@ -1,4 +1,4 @@
-"""What must be at each place of an update, and verdicts on each tensor that is not there.
+"""Places of an update that must have a record, the tensors that it must hold, and verdicts on those that are not there.
 
 A plan says it of a replay, whose golden values are of no layout; of what repeats a bitwise reference, the reference.
 """

@@ -1,4 +1,4 @@
-"""What a replay has to record of an update: ranks, microbatches, and the ranks that hold the same."""
+"""Plan of what a replay has to record of an update: ranks, microbatches, and the ranks that hold the same."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _RULES = {
     "string_type": "must be text",
     "string_unicode": "must be text without lone surrogates",
 }
-"""What a field must be, by pydantic's type of the error."""
+"""Rule of a field, by pydantic's type of the error."""
 
 
 @dataclass(frozen=True)

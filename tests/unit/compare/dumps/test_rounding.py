@@ -1,4 +1,4 @@
-"""What rounding may decide between two dumps of float32: a branch of the clip, an expert, a bias; and estimates."""
+"""Rounding decides between two dumps of float32: a branch of the clip, an expert, a bias; and errors of estimates."""
 
 from __future__ import annotations
 

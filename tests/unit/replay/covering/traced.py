@@ -48,7 +48,7 @@ Reads = Mapping[str, frozenset[str]]
 def traced(found: dict[str, set[str]]) -> Iterator[None]:
     """Add the keys that functions of the package read, as long as the context lasts."""
     for kind, section in SECTIONS.items():
-        kind.__getattribute__ = _reading(section, {spec.name for spec in fields(kind)}, found)  # type: ignore[assignment]
+        kind.__getattribute__ = _reading(section, {spec.name for spec in fields(kind)}, found)  # type: ignore[assignment]  # a hook in place of the slot wrapper
     try:
         yield
     finally:
