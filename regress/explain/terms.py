@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,84 +68,99 @@ def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
 
 
 def factors(mask: Mask, known: Policies) -> list[Factor]:
-    """Return every factor that the recorded log-probs allow."""
+    """Return every factor that a loss of the catalogue has, as far as the recorded log-probs tell it."""
     ones = np.ones(mask.update.frame.size)
     found = [Factor("1: on policy, or without a ratio", ones)]
     ratio = known.log_ratio()
-    if known.on_policy(mask.effective) is False and ratio is not None:
-        found += _off_policy(mask, ratio)
-    else:
-        found.append(_product(mask, np.zeros_like(ones), False))
+    off = known.on_policy(mask.effective) is False and ratio is not None
+    base = ratio if off and ratio is not None else np.zeros_like(ones)
+    for words, fields in _losses() if off else [(PRODUCT, _PRODUCT)]:
+        up, ratios = _derivative(mask, base, fields, 1.0)
+        down, _ = _derivative(mask, base, fields, -1.0)
+        one_sided = np.allclose(up, down, rtol=1e-12, atol=0)
+        clips = off and fields.get("loss", "ppo_clip") in ("ppo_clip", "geo_mean")
+        told = {} if fields.items() >= _DETACHED.items() else fields
+        found.append(Factor(words, up, clips, told, ratio=ratios, negative=None if one_sided else down))
     if known.own is not None:
-        r = 1.0 if ratio is None or known.on_policy(mask.effective) else np.exp(ratio)
+        r = 1.0 if ratio is None or not off else np.exp(ratio)
         wrong = "the ratio that weighs the log-prob is not detached: its own derivative is added"
         found.append(Factor("r (1 + log p)", r * (1 + known.own), departure=wrong))
     return found
 
 
-def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
-    yield Factor("the ratio of the token", np.exp(ratio), True, {"importance_level": "token"})
-    mean = np.exp(sample_mean(mask, ratio))
-    yield Factor("the mean ratio of the sample", mean, True, {"importance_level": "sequence"})
-    yield _product(mask, ratio, True)
-    product = np.exp(sample_mean(mask, ratio, total=True))
-    yield Factor(f"{PRODUCT}, detached", product, True)
-    up, down = (_gate(np.exp(ratio), tau) for tau in (1.0, 1.05))
-    yield Factor(
-        "SAPO's gate of the ratio, with temperatures 1 and 1.05", up, negative=down, fields={"loss": "sapo"}
-    )
-    up, down = (_vespo(product, k, decay) for k, decay in ((2.0, 3.0), (3.0, 2.0)))
-    words = "VESPO's weight of the sample, with exponents 2 and 3 and decays 3 and 2"
-    yield Factor(words, up, negative=down, fields={"loss": "vespo"})
-    yield from _geometric(mask, ratio)
-
-
-def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
-    """Return the product of a sample's ratios: each of its n tokens moves the loss of all of them."""
-    length = np.maximum(mask.lengths, 1)[mask.update.sample]
-    product = np.exp(sample_mean(mask, ratio, total=True))
-    return Factor(PRODUCT, product * length, clips, {"importance_level": "sequence_product"}, ratio=product)
-
-
-def _gate(ratio: Floats, tau: float) -> Floats:
-    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob."""
-    opened = 1 / (1 + np.exp(-tau * (ratio - 1)))
-    return np.asarray(4 * opened * (1 - opened) * ratio, np.float64)
-
-
-def _vespo(weight: Floats, k: float, decay: float) -> Floats:
-    """Return VESPO's weight of a sample whose ratios have this product (arXiv 2602.10693)."""
-    bounded = np.clip(weight, 1e-8, np.exp(20.0))
-    return np.asarray(np.exp(decay + k * np.log(bounded) - decay * bounded), np.float64)
-
-
-def _geometric(mask: Mask, ratio: Floats) -> Iterator[Factor]:
-    """Yield GMPO's mean ratio (arXiv 2507.20673), whose log-ratios are clipped on the side of the advantage."""
+def _losses() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield losses whose derivative is the advantage times a factor, in words and as fields of the objective."""
+    yield "the ratio of the token", {"importance_level": "token"}
+    yield "the mean ratio of the sample", {"importance_level": "sequence"}
+    yield PRODUCT, _PRODUCT
+    yield f"{PRODUCT}, detached", _PRODUCT | _DETACHED
+    yield "SAPO's gate of the ratio, with temperatures 1 and 1.05", {"loss": "sapo"}
+    yield "VESPO's weight of the sample, with exponents 2 and 3 and decays 3 and 2", {"loss": "vespo"}
     for bound in GMPO_BOUNDS:
-        up = np.exp(sample_mean(mask, np.minimum(ratio, bound)))
-        down = np.exp(sample_mean(mask, np.maximum(ratio, -bound)))
         words = f"the mean ratio of the sample, of log-ratios clipped at {bound:g} (GMPO)"
-        fields = {"loss": "geo_mean", "clip_low": bound, "clip_high": bound}
-        yield Factor(words, up, True, fields, ratio=np.exp(ratio), negative=down)
+        yield words, {"loss": "geo_mean", "clip_low": bound, "clip_high": bound}
+
+
+_PRODUCT = {"importance_level": "sequence_product"}
+_DETACHED = {"sequence_gradient": "token"}
+_UNCLIPPED = {"clip_low": np.inf, "clip_high": np.inf}
+
+
+def _derivative(
+    mask: Mask, log_ratio: Floats, fields: dict[str, Any], advantage: float
+) -> tuple[Floats, Floats]:
+    """Return minus the derivative of a loss over the advantage, and the ratio, ``[frame.size]`` each."""
+    import torch
+
+    from regress.grpo.evaluate import Samples, gradients_of, loss_of
+    from regress.grpo.fields import ObjectiveFields
+
+    tokens = np.flatnonzero(mask.effective)
+    own = torch.from_numpy(log_ratio[tokens])
+    ones = torch.ones_like(own)
+    values = {"log_probs": own, "old_log_probs": 0 * own, "advantages": advantage * ones, "weights": ones}
+    samples = Samples(torch.from_numpy(mask.update.sample[tokens].astype(np.int64)), len(mask.lengths))
+    objective = ObjectiveFields(**{**_UNCLIPPED, **fields})
+    slope, out = np.ones(log_ratio.size), np.ones(log_ratio.size)
+    slope[tokens] = -gradients_of(values, samples, objective)["token_gradient"].numpy() / advantage
+    out[tokens] = loss_of(values, samples, objective)["ratio"].numpy()
+    return slope, np.exp(log_ratio) if fields.get("loss") == "geo_mean" else out
 
 
 def penalties(mask: Mask, known: Policies) -> list[Penalty]:
-    """Return every KL derivative that the recorded log-probs allow; none without those of a reference."""
+    """Return the derivative of every KL estimate by the token's log-prob; none without a reference."""
     if known.own is None or known.reference is None:
         return []
     x = known.own - known.reference
-    found = [Penalty(name, rule(x), {"kl_estimator": name}) for name, rule in _ESTIMATORS.items()]
-    found.append(Penalty("the absolute value of k1", np.sign(x)))
-    ratio = known.log_ratio()
-    if known.on_policy(mask.effective) is not False:
-        ratio = np.zeros_like(x)
-    if ratio is not None:
-        r = np.exp(ratio)
-        for name, rule in _ESTIMATORS.items():
-            fields = {"kl_estimator": name, "kl_bias_correction": True}
-            found.append(Penalty(f"{name} times the ratio", r * (rule(x) + _VALUES[name](x)), fields))
-            found.append(Penalty(f"{name} times the detached ratio", r * rule(x)))
+    ratio = np.zeros_like(x) if known.on_policy(mask.effective) is not False else known.log_ratio()
+    slopes = {name: _kl_slope(x, 0 * x, {"kl_estimator": name}) for name in ("k1", "k2", "k3", "abs")}
+    absolute = Penalty("the absolute value of k1", slopes.pop("abs"))
+    found = [*(Penalty(name, slope, {"kl_estimator": name}) for name, slope in slopes.items()), absolute]
+    if ratio is None:
+        return found
+    for name, slope in slopes.items():
+        fields = {"kl_estimator": name, "kl_bias_correction": True}
+        found.append(Penalty(f"{name} times the ratio", _kl_slope(x, ratio, fields), fields))
+        found.append(Penalty(f"{name} times the detached ratio", np.exp(ratio) * slope))
     return found
+
+
+def _kl_slope(x: Floats, ratio: Floats, fields: dict[str, Any]) -> Floats:
+    """Return d KL / d log p where log p - log p_ref is x, and log p - log p_old the log-ratio."""
+    import torch
+
+    from regress.grpo.evaluate import Samples, gradients_of
+    from regress.grpo.fields import ObjectiveFields
+
+    at = np.flatnonzero(np.isfinite(x) & np.isfinite(ratio))
+    own = torch.from_numpy(x[at])
+    values = {"log_probs": own, "ref_log_probs": 0 * own, "old_log_probs": own - torch.from_numpy(ratio[at])}
+    values |= {"advantages": 0 * own, "weights": 0 * own + 1}
+    objective = ObjectiveFields(kl_coef=1.0, **fields)
+    samples = Samples(torch.arange(len(at)), len(at))
+    out = np.full(x.shape, np.nan)
+    out[at] = gradients_of(values, samples, objective)["token_gradient"].numpy()
+    return out
 
 
 def shifts(penalty: Penalty, factor: Factor, tokens: Ints) -> bool:
@@ -155,15 +170,3 @@ def shifts(penalty: Penalty, factor: Factor, tokens: Ints) -> bool:
     with np.errstate(all="ignore"):
         quotient = penalty.values[tokens] / factor.values[tokens]
     return bool(np.ptp(quotient) <= ON_POLICY * np.abs(quotient).max())
-
-
-_ESTIMATORS: dict[str, Callable[[Floats], Floats]] = {
-    "k1": np.ones_like,
-    "k2": lambda x: x,
-    "k3": lambda x: 1 - np.exp(-x),
-}
-_VALUES: dict[str, Callable[[Floats], Floats]] = {
-    "k1": lambda x: x,
-    "k2": lambda x: x**2 / 2,
-    "k3": lambda x: np.exp(-x) + x - 1,
-}

@@ -155,7 +155,9 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
         return None
     if any(_found(id, divergence) for id in rule.without) or not set(rule.holds) <= {*divergence.held}:
         return None
-    said = [p for p in divergence.patterns if rule.what and re.search(rule.what, p.words)]
+    said = [
+        p for p in divergence.patterns if rule.what and any(re.search(rule.what, said) for said in p.said)
+    ]
     if (rule.what and not said) or not all(met(divergence, scene) for met in rule.when):
         return None
     if not may_speak(rule, divergence, scene):

@@ -146,8 +146,8 @@ class FailureContext:
                 continue
             hits[found.id] = int((over & np.isfinite(found.values)).sum())
             if found.id == "formula":  # several that say the same of these values: any may be meant
-                titles = [*known.get("formula", {"titles": ()})["titles"], found.numbers["what"]]
-                known["formula"] = {"titles": titles}
+                said = known.get("formula", {"changes": {}})["changes"]
+                known["formula"] = {"changes": {**said, found.numbers["what"]: _change(found)}}
             else:
                 known[found.id] = dict(found.numbers)
         if "formula" in known:  # which says the same without a number that was fitted
@@ -237,6 +237,11 @@ class FailureContext:
             return False
         chance = min(2 * slack * logits.shape[1] / max(float(np.ptp(known)), 1e-300), 1.0)
         return np.unique(wrong).size * math.log(max(chance, 1e-300)) < math.log(CHANCE)
+
+
+def _change(found: Hypothesis) -> list[Any]:
+    """Return how far a formula is changed, and the id of its change."""
+    return [found.numbers.get("change", 0), found.numbers.get("id", found.numbers["what"])]
 
 
 def _spread(compared: NDArray[np.bool_] | None, ndim: int) -> NDArray[np.bool_] | None:

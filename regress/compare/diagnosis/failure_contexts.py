@@ -19,7 +19,8 @@ from regress.compare.diagnosis.hypotheses import Hypothesis, Truth
 from regress.compare.diagnosis.terms import Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes, token_classes, traits_of
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
-from regress.compare.quantities import EVERYWHERE, Source
+from regress.compare.quantities import EVERYWHERE, Source, order_of
+from regress.grpo.presets import PRESETS
 from regress.layout import TokenFrame, TokenLayout
 
 _OF_LOGITS = ("log_probs", "entropy")
@@ -46,6 +47,7 @@ class FailureContexts:
     beside: Beside = NOTHING
     of_update: Truth = field(default_factory=dict)
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
+    _least: list[int] = field(default_factory=list)
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
         """Return the context of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
@@ -60,7 +62,8 @@ class FailureContexts:
             return out
 
         def guesses() -> Iterator[Hypothesis]:
-            for guess in self._guesses.of(source.quantity, source.name):
+            first = self._is_first(source.quantity)
+            for guess in self._guesses.of(source.quantity, source.name) if first else ():
                 values = placed(guess.values, math.nan)
                 yield replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
             if source.name == "position_ids":
@@ -140,7 +143,7 @@ class FailureContexts:
             whole[self.loss_mask] = values
             for by in (1, -1):
                 yield Hypothesis("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
-            for guess in self._guesses.gradients(source.quantity):
+            for guess in self._guesses.gradients(source.quantity) if self._is_first(source.quantity) else ():
                 yield replace(guess, values=guess.values[tokens].reshape(shape))
 
         def sums() -> Iterator[Terms]:
@@ -154,8 +157,17 @@ class FailureContexts:
         """Return the context of a full tensor of the update."""
         known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {}, self.beside)
         return FailureContext(
-            guesses=lambda: known.of(quantity, name), sums=lambda: known.sums(quantity, name)
+            guesses=lambda: known.of(quantity, name) if self._is_first(quantity) else (),
+            sums=lambda: known.sums(quantity, name),
         )
+
+    def _is_first(self, quantity: str) -> bool:
+        """Return True unless a quantity before this one fails: a diagnosis is about the first."""
+        order = order_of(quantity)
+        if self._least and order > self._least[0]:
+            return False
+        self._least[:] = [order]
+        return True
 
     def traits(self, layout: TokenLayout) -> TokenAttributes:
         """Return the attributes of the tokens of a layout."""
@@ -170,8 +182,10 @@ class FailureContexts:
 
     @cached_property
     def _guesses(self) -> TokenGuesses:
-        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective, self.beside)
+        length = (self.config.get("data") or {}).get("max_completion_length") or 0
+        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective, self.beside, int(length))
 
     @property
     def _objective(self) -> Mapping[str, Any]:
-        return self.config.get("algorithm") or {}
+        section = self.config.get("algorithm") or {}
+        return {**PRESETS.get(str(section.get("preset")), {}), **section}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from regress.compare.metrics.ulps import spacing
 from regress.dump.arrays import Array, is_float
 
+if TYPE_CHECKING:
+    from regress.compare.diagnosis.counterfactual import Counterfactual
+
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
 Floats = NDArray[np.float64]
 
-CHANCE = 1e-6
-"""Largest probability that chance makes values equal to those of a hypothesis."""
+CHANCE = 1e-9
+"""Largest probability that chance makes values equal to those of a hypothesis, of which a thousand may be tried."""
 _AT_LEAST = 2
 _ZERO = 1e-12
 """Largest multiple of a direction that is none, but rounding."""
@@ -49,6 +52,12 @@ class Hypothesis:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
     partial: bool = False
+
+
+def changed(found: Counterfactual, values: Floats) -> Hypothesis:
+    """Return what a counterfactual says of a tensor, whose places its values were put to."""
+    said = {"what": f"that {found.words}", "id": found.id, "change": int(found.change)}
+    return Hypothesis("formula", values, said)
 
 
 def told_apart(guess: Hypothesis, plain: Floats | None) -> Hypothesis:

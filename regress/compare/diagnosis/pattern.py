@@ -21,6 +21,14 @@ class Pattern:
     words: str
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def said(self) -> list[str]:
+        """What rules search: the ids of the changes that explain the values, or its words."""
+        return [
+            *self.numbers.get("changes", ()),
+            *([self.numbers["id"]] if "id" in self.numbers else []),
+        ] or [self.words]
+
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict; ``Pattern(**data)`` is its inverse."""
         return asdict(self)

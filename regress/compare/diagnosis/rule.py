@@ -27,7 +27,7 @@ class Rule:
         says: expression that the detail of the first verdict must contain.
         patterns: ids of patterns that must all have been found; one that ends in ``*`` stands for all that begin so.
         any_of: ids of patterns, at least one of which must have been found.
-        what: expression that the words of a found pattern must contain.
+        what: expression that the words of a found pattern must contain, or the id of a change that explains the values.
         without: patterns that must not have been found.
         holds: quantities that must have been judged before it and hold.
         when: further conditions, all of which must be met.

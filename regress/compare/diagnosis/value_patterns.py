@@ -73,7 +73,7 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
         if key != "targets" and not proven([item.hits.get(key, item.total.hits) for item in own]):
             continue  # a log-prob of another token is none by chance
         if key == "formula":
-            yield from _formulas([item.held[key]["titles"] for item in own])
+            yield from _formulas([item.held[key]["changes"] for item in own])
             continue
         numbers = own[0].held[key]
         if all(item.held[key] == numbers for item in own):
@@ -85,12 +85,14 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
             yield Pattern("fitted_each", words, {"what": numbers["what"], "values": [*values]})
 
 
-def _formulas(titles: Sequence[Sequence[str]]) -> Iterator[Pattern]:
-    """Yield the formulas that explain every tensor; several of them may say the same of all values."""
-    common = [title for title in titles[0] if all(title in others for others in titles)]
+def _formulas(found: Sequence[Mapping[str, Sequence[Any]]]) -> Iterator[Pattern]:
+    """Yield the formulas that explain every tensor, of several the simplest: they say the same of all values."""
+    common = {words: told for words, told in found[0].items() if all(words in others for others in found)}
     if common:
-        what = ", or ".join(common[:_TOLD])
-        yield Pattern("formula", f"equal to {what}", {"what": what})
+        least = min(change for change, _ in common.values())
+        told = {words: id for words, (change, id) in common.items() if change == least}
+        what = ", or ".join([*told][:_TOLD])
+        yield Pattern("formula", f"equal to {what}", {"what": what, "changes": [*told.values()]})
 
 
 def proven(hits: Sequence[int]) -> bool:

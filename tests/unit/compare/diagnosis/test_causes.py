@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.replay.names import choose
 from regress.replay.session import spelled_out, variant_table
 from tests.as_subtests import as_subtests
+from tests.unit.compare.diagnosis.synthetic_update import changes
 
 NAMES = (
     *(
@@ -73,76 +75,14 @@ DETAILS = (
     f"{SAMPLED}: tokens and masks repeat",
 )
 WORDS = (
-    *(
-        "log-probs of the token before",
-        "logits, not normalized",
-        "log_probs",
-        "1 everywhere",
-        "the estimator k1",
-    ),
-    *(
-        "the divergence the other way round",
-        "the ratio of each token",
-        "its inverse",
-        "the loss without a clip",
-    ),
-    *(
-        "the clip range with its sides swapped",
-        "the clipped term alone",
-        "the minimum taken before the advantage",
-    ),
-    *(
-        "the maximum in place of the minimum",
-        "the advantage without a ratio",
-        "x without the sampler's weights",
-    ),
-    *(
-        "the loss with its KL term reversed",
-        "the state after a gradient that was not clipped",
-        "a decay of 0.9",
-    ),
-    *(
-        "the state after the gradient times 2",
-        "the state after the gradient plus its parameters times 0.01",
-        "the parameters before this update",
-        "the update without weight decay",
-    ),
-    *(
-        "the update with eps inside of the bias correction",
-        "the update without bias correction",
-        "the update twice",
-    ),
-    "the golden update times 2",
-    *(
-        "the gradient without that of its KL term",
-        "the gradient of the KL term alone",
-        "the gradient with that of its KL term twice",
-    ),
-    *("the gradient of the estimator k2", "the gradient of the loss without a clip"),
-    *(
-        "the gradient that stops at every ratio beyond the clip range",
-        "the gradient that stops on the wrong side of the clip",
-    ),
-    *(
-        "the gradient of the advantage without a ratio",
-        "the gradient with that of the ratio, which is a weight",
-    ),
-    *(
-        "the gradient of each token's own log-prob, not of its sample's",
-        "the gradient with that of the sampler's weights",
-    ),
-    *("the gradient without the sampler's weights", "the gradient of a sum without weights"),
-    *("the gradient of a loss with entropy_coef 0.02", "the gradient without that of the normalization"),
-    "the gradient without that of the entropy",
-    *("that of the log-probs rounded to bfloat16", "the loss with clip_high moved, a bound of 1.1"),
-    "the loss with the coefficients of KL and entropy exchanged",
-    *("the gradient of the policy loss counts twice", "the gradient plus that of the last update"),
-    *("the gradient of the last update", "the gradient plus its parameters times 0.1"),
-    *("the gradient after it was clipped", "one scaled by 2", "the 2 parts of the tensor added up"),
-    "the state after the gradient times -1",
-    *("the state after a gradient of zero", "the weight decay alone"),
-    *("the loss with kl_coef 0.02", "the state of a first update", "the state after this update made twice"),
+    *("equal to log_probs", "equal to policy_loss", "equal to 1 everywhere", "rounded to bfloat16"),
+    *("a sum in which the policy loss counts not at all", "a sum in which the policy loss counts twice"),
+    *("a sum in which the KL term counts 0.5 times", "a sum in which the gradient counts 2 times"),
+    *("equal to the gradient plus that of the last update", "the gradient of the last update"),
+    *("equal to the gradient plus its parameters times 0.1", "equal to the gradient after it was clipped"),
+    *("one scaled by 2", "equal to the 2 parts of the tensor added up"),
 )
+"""Words of patterns whose changes have no ids."""
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
 SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG, precisions=("float32", "bfloat16"))
@@ -155,11 +95,13 @@ def examples(rule: Rule) -> Iterator[Divergence]:
     quantities = [*rule.at] or ["activations"]
     statuses = [*rule.status] or [Status.DRIFT, Status.COVERAGE]
     patterns = [Pattern(id.replace("*", "x"), id) for id in (*rule.patterns, *[*rule.any_of][:1])]
-    words = [f"equal to {word}" for word in WORDS] if rule.what else [""]
+    ids = sorted(id for quantity, id in changes() if quantity in quantities)
+    words = [word for word in (*WORDS, *ids) if re.search(rule.what, word)] if rule.what else [""]
     held = (*dict.fromkeys((*rule.holds, *INPUTS.get(quantities[0], ()))), "gradient lm_head.weight")
     for name, detail, word, status in itertools.product(NAMES, DETAILS, words, statuses):
         first = Verdict(status, quantities[0], name, Place(1, None, 0, 0), detail, max_ulp=3.0)
-        told = (*patterns, *([Pattern("formula", word)] if word else []))
+        own = Pattern("formula", word, {} if word in WORDS else {"changes": [word]})
+        told = (*patterns, *([own] if word else []))
         base = Divergence(first, held, (), (3, 3), patterns=told, kinds=KINDS)
         yield base
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))

@@ -310,7 +310,7 @@ def test_weight_decay_that_enters_the_moments(kind: str) -> None:
     entered = truth["gradient"]["w"] + 0.03 * before
     wrong = 0.1 * entered if kind == "exp_avg" else 0.01 * entered**2
     found = patterns_of("optimizer", f"w/{kind}", wrong)
-    assert "weight decay" in found["formula"]
+    assert "coupled=True" in found["formula"]
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

@@ -1,0 +1,206 @@
+"""Counterfactuals of a formula: what a quantity would be, had one thing been other than it is.
+
+One setting has another value, two settings are exchanged, one input is another one, or one operation of the formula is
+another one. Each is made by running the formula: nothing here knows whether it is the objective, log-softmax or AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regress.compare.diagnosis.operations import OPERATIONS, Operation
+from regress.errors import RegressError
+
+Floats = NDArray[np.float64]
+Values = Mapping[str, Tensor]
+Compute = Callable[[Values, Any], Mapping[str, Tensor]]
+SAME = 1e-9
+"""Relative difference up to which a counterfactual is the value itself, or a formula gives the golden one."""
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_UNCHANGED: AbstractContextManager[Any] = nullcontext()
+
+
+class Change(IntEnum):
+    """Kinds of changes, the simplest first: where several explain the same values, the simplest is told."""
+
+    OFF = 0
+    SETTING = 1
+    EXCHANGE = 2
+    INPUT = 3
+    MISTAKE = 4
+    OPERATION = 5
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Quantities as a function of inputs and settings.
+
+    Attributes:
+        settings: a dataclass.
+        choices: field of the settings -> other values that it may have had.
+        exchanges: fields whose values may have been taken for each other's.
+        swaps: input -> inputs that may have been taken for it.
+        mistakes: id -> what people are known to compute in its place, where that is more than one change.
+    """
+
+    compute: Compute
+    inputs: Values
+    settings: Any
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    exchanges: Iterable[tuple[str, str]] = ()
+    swaps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mistakes: Mapping[str, Compute] = field(default_factory=dict)
+
+    def values(self, quantity: str, mode: AbstractContextManager[Any] = _UNCHANGED) -> Tensor | None:
+        """Return what the formula gives; None where an input is missing or the settings are no valid ones."""
+        try:
+            with mode, torch.enable_grad():
+                found = self.compute(self.inputs, self.settings).get(quantity)
+        except (RegressError, LookupError, ValueError, RuntimeError, AssertionError, TypeError):
+            return None  # a changed formula need not make sense
+        return None if found is None else found.detach()
+
+    def changed(self, **settings: Any) -> Formula:
+        """Return the formula with other settings."""
+        return replace(self, settings=replace(self.settings, **settings))
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """The values of a formula with one thing changed.
+
+    Attributes:
+        id: what was changed, such as ``kl_estimator=k1``, ``input:weights=1``, ``op:minimum/maximum@ppo_clip``.
+        words: the same, for people.
+    """
+
+    id: str
+    change: Change
+    words: str
+    values: Floats
+
+
+def counterfactuals(formula: Formula, quantity: str, golden: Floats) -> Iterator[Counterfactual]:
+    """Yield what a quantity would be; nothing where the formula does not give the golden values.
+
+    Args:
+        golden: in the shape of what the formula gives.
+    """
+    base = formula.values(quantity)
+    if base is None or not _same(base.double().numpy(), golden):
+        return
+    for id, change, words, other, mode in _changes(formula, quantity):
+        values = other.values(quantity, mode)
+        if values is None or values.shape != base.shape or not bool(torch.isfinite(values).all()):
+            continue
+        if not _same(values.double().numpy(), base.double().numpy()):
+            yield Counterfactual(id, change, words, values.double().numpy())
+
+
+def gives(formula: Formula, quantity: str, golden: Floats) -> bool:
+    """Return True if a formula gives these values."""
+    found = formula.values(quantity)
+    return found is not None and _same(found.double().numpy(), golden)
+
+
+def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] | None:
+    """Return a quantity where a setting is 0, and what each unit of it adds.
+
+    None where the quantity is no linear function of the setting, or does not depend on it.
+    """
+    values = [formula.changed(**{key: value}).values(quantity) for value in (0.0, 1.0, 2.0)]
+    none, one, two = (None if each is None else each.double().numpy() for each in values)
+    if none is None or one is None or two is None or _same(one, none) or not _same(one - none, two - one):
+        return None
+    return none, one - none
+
+
+def _same(values: Floats, other: Floats) -> bool:
+    if values.shape != other.shape:
+        return False
+    size = float(np.abs(other).max(initial=0.0))
+    return float(np.abs(values - other).max(initial=0.0)) <= SAME * max(size, 1e-300)
+
+
+_Changed = tuple[str, Change, str, Formula, AbstractContextManager[Any]]
+
+
+def _changes(formula: Formula, quantity: str) -> Iterator[_Changed]:
+    yield from _of_settings(formula)
+    yield from _exchanges(formula)
+    yield from _of_inputs(formula)
+    for id, compute in formula.mistakes.items():
+        words = f"with {id.replace('_', ' ')}"
+        yield f"mistake:{id}", Change.MISTAKE, words, replace(formula, compute=compute), _UNCHANGED
+    recorder = Operation()
+    formula.values(quantity, recorder)
+    for number, (name, source, function) in enumerate(recorder.calls):
+        for other, words, call in OPERATIONS[name]:
+            id, told = f"op:{name}/{other}@{function}", words.format(f"{source} of {function}")
+            yield id, Change.OPERATION, told, formula, Operation(number, call)
+
+
+def _of_settings(formula: Formula) -> Iterator[_Changed]:
+    for key, others in formula.choices.items():
+        known = getattr(formula.settings, key)
+        for value in dict.fromkeys(others):
+            if value != known:
+                change = Change.SETTING if value or value is False else Change.OFF
+                words = f"with {key}={_told(value)} in place of {_told(known)}"
+                other = formula.changed(**{key: value})
+                yield f"{key}={_told(value)}", change, words, other, _UNCHANGED
+
+
+def _exchanges(formula: Formula) -> Iterator[_Changed]:
+    for one, two in formula.exchanges:
+        first, second = getattr(formula.settings, one), getattr(formula.settings, two)
+        if first != second:
+            other = formula.changed(**{one: second, two: first})
+            words = f"with {one} and {two} exchanged"
+            yield f"exchange:{one},{two}", Change.EXCHANGE, words, other, _UNCHANGED
+
+
+def _of_inputs(formula: Formula) -> Iterator[_Changed]:
+    inputs = formula.inputs
+    for name, others in formula.swaps.items():
+        if name not in inputs:
+            continue
+        known, said = inputs[name], name.replace("_", " ")
+        forms = {
+            other: (f"with {other.replace('_', ' ')} in place of {said}", inputs[other])
+            for other in others
+            if other in inputs and inputs[other].shape == known.shape
+        }
+        for form, (words, values) in {**forms, **_forms(known)}.items():
+            other = replace(formula, inputs={**inputs, name: values})
+            yield f"input:{name}={form}", Change.INPUT, words.format(said), other, _UNCHANGED
+
+
+def _forms(known: Tensor) -> dict[str, tuple[str, Tensor]]:
+    """Return an input rounded, left out, reversed, or of another token, by name, with words for it."""
+    if not known.is_floating_point():
+        return {}
+    found = {
+        name: (f"that of {{}} rounded to {name}", known.to(dtype).to(known.dtype))
+        for name, dtype in _DTYPES.items()
+    }
+    found["1"] = "with {} of 1", torch.ones_like(known)
+    found["0"] = "with {} of 0", torch.zeros_like(known)
+    found["reversed"] = "with {} reversed", -known
+    if known.dim() == 1 and len(known) > 1:
+        found["next"] = "with {} one place on", known.roll(-1)
+        found["previous"] = "with {} one place back", known.roll(1)
+    return found
+
+
+def _told(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

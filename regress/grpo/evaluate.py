@@ -1,0 +1,127 @@
+"""The objective as one function: from what is known of an update to every quantity that it makes of it.
+
+The trainer calls the parts one by one; whoever asks what an objective would have made of recorded values (diagnosis,
+`regress explain`, the oracle, the signal of a golden case) asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regress.grpo.advantages import token_advantages
+from regress.grpo.aggregation import batch_weights
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.kl import kl_penalty
+from regress.grpo.losses import entropy_in_loss, token_loss
+from regress.grpo.policy_losses import LOSSES
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of an update, and of the rollout that it is of.
+
+    Attributes:
+        sequence: [K] sample of each loss token; ``count`` samples, those without loss tokens included.
+        own: [count] numbers of the update's samples in the rollout.
+        whole: True if the update has all samples of the rollout, in its order.
+        length: longest completion that is allowed; 0 where nobody knows it.
+        microbatches: samples of each microbatch; none where nobody knows them, or there is one.
+    """
+
+    sequence: Tensor
+    count: int
+    own: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    whole: bool = False
+    length: int = 0
+    microbatches: Sequence[Sequence[int]] = ()
+
+
+Values = Mapping[str, Tensor]
+"""Name -> values of the K loss tokens; ``rewards`` and ``groups`` are those of the M samples of the rollout."""
+
+Compute = Callable[[Values, Samples, ObjectiveFields], dict[str, Tensor]]
+
+
+def loss_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
+    """Return ratio, sampler_weights, kl, policy_loss, entropy_loss and token_loss, those that the objective has.
+
+    Raises:
+        InputError: for values that the objective needs and that are not there.
+    """
+    found = token_loss(
+        values["log_probs"],
+        values["old_log_probs"],
+        values["advantages"],
+        samples.sequence,
+        samples.count,
+        o,
+        ref_log_probs_K=values.get("ref_log_probs"),
+        sampler_log_probs_K=values.get("sampler_log_probs"),
+        entropy_K=values.get("entropy"),
+        entropy_scale_K=values.get("entropy_scale"),
+    )
+    entropy = entropy_in_loss(found)
+    named = {
+        "ratio": found.ratio_K,
+        "sampler_weights": None if LOSSES[o.loss].weighs else found.correction_K,
+        "kl": found.kl_K,
+        "policy_loss": found.policy_K,
+        "entropy_loss": entropy if o.entropy_coef else None,
+        "token_loss": found.loss_K,
+    }
+    return {name: each for name, each in named.items() if each is not None}
+
+
+def gradients_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
+    """Return token_gradient and entropy_gradient: of the weighted sum of the loss by log-probs and entropies."""
+    asked = {
+        name: values[name].detach().requires_grad_() for name in ("log_probs", "entropy") if name in values
+    }
+    total = (values["weights"] * loss_of({**values, **asked}, samples, o)["token_loss"]).sum()
+    names = ["token_gradient", "entropy_gradient"][: len(asked)]
+    if not total.requires_grad:
+        return {name: torch.zeros_like(values["weights"]) for name in names}
+    found = torch.autograd.grad(total, [*asked.values()], allow_unused=True, materialize_grads=True)
+    return dict(zip(names, found, strict=True))
+
+
+def advantages_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
+    """Return the advantages of the loss tokens, from the rewards of the rollout."""
+    rewards = values["rewards"]
+    if samples.whole:
+        penalty = None
+        if o.kl_in_reward:
+            penalty = kl_penalty(values["old_log_probs"], values.get("ref_log_probs"), o)
+        return {"advantages": token_advantages(rewards, values["groups"], samples.sequence, o, penalty)}
+    each = token_advantages(rewards, values["groups"], torch.arange(len(rewards)), o)
+    return {"advantages": each[samples.own[samples.sequence]]}
+
+
+def weights_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
+    """Return the weights of the loss tokens."""
+    weights = batch_weights(
+        samples.sequence,
+        samples.count,
+        o,
+        max_completion_length=max(samples.length, 1),
+        partition=samples.microbatches or [[*range(samples.count)]],
+    )
+    return {"weights": weights}
+
+
+def mistakes(
+    compute: Compute, samples: Samples, o: ObjectiveFields
+) -> dict[str, Callable[[Values, ObjectiveFields], dict[str, Tensor]]]:
+    """Return by id what people compute in place of a part of this objective, where that is more than one change."""
+    if compute is not loss_of or o.loss not in ("ppo_clip", "clip_cov"):
+        return {}
+
+    def minimum_first(values: Values, own: ObjectiveFields) -> dict[str, Tensor]:
+        bare = loss_of({**values, "advantages": torch.ones_like(values["advantages"])}, samples, own)
+        return {"policy_loss": bare["policy_loss"] * values["advantages"]}
+
+    return {"the_minimum_before_the_advantage": minimum_first}

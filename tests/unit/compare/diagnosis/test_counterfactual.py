@@ -1,0 +1,160 @@
+"""A wrong value is explained by the one change of its formula that gives it, whatever the objective."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regress.compare.diagnosis.counterfactual import Change, Formula, affine, counterfactuals
+from regress.compare.diagnosis.rules.table import RULES
+from regress.grpo.catalogue import KL_ESTIMATORS
+from regress.grpo.evaluate import gradients_of, loss_of
+from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import LOSSES
+from tests.as_subtests import as_subtests
+from tests.unit.compare.diagnosis.synthetic_update import (
+    changes,
+    counterfactuals_of,
+    made,
+    objective_of,
+    samples_of,
+)
+
+
+def explained(
+    quantity: str, wrong: np.ndarray[Any, Any], objective: Objective, *, known: bool = True
+) -> list[str]:
+    """Return the ids of the changes of a quantity that give these values."""
+    found = counterfactuals_of(objective, made(objective), known=known).of(quantity)
+    return [
+        str(guess.numbers["id"])
+        for guess in found
+        if guess.id == "formula" and np.allclose(guess.values, wrong, rtol=1e-12, atol=1e-14)
+    ]
+
+
+def values_of(objective: Objective) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(one[name]) for name, one in made(objective).items() if name in one}
+
+
+@as_subtests("loss", list(LOSSES))
+def test_the_values_of_another_setting_are_explained(loss: str) -> None:
+    objective = objective_of(loss=loss)
+    other = replace(objective, entropy_coef=0.0)
+    wrong = loss_of(values_of(objective), samples_of(), other)["token_loss"].numpy()
+    assert "entropy_coef=0" in explained("token_loss", wrong, objective)
+
+
+@pytest.mark.parametrize("actual", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+def test_the_gradient_of_another_estimator_is_told(estimator: str, actual: str) -> None:
+    objective = objective_of(kl_estimator=estimator)
+    other = gradients_of(values_of(objective), samples_of(), replace(objective, kl_estimator=actual))
+    found = explained("token_gradient", other["token_gradient"].numpy(), objective)
+    same = actual == estimator or (actual == "k2" and estimator.endswith("+"))  # which takes its gradient
+    assert (f"kl_estimator={actual}" in found) is not same
+
+
+def _clipped_term_alone(t: dict[str, Tensor], ratio: Tensor) -> Tensor:
+    return -ratio.clamp(0.8, 1.2) * t["advantages"]
+
+
+def _larger_term(t: dict[str, Tensor], ratio: Tensor) -> Tensor:
+    return -torch.maximum(ratio * t["advantages"], ratio.clamp(0.8, 1.2) * t["advantages"])
+
+
+def _minimum_first(t: dict[str, Tensor], ratio: Tensor) -> Tensor:
+    return -torch.minimum(ratio, ratio.clamp(0.8, 1.2)) * t["advantages"]
+
+
+def _not_exponentiated(t: dict[str, Tensor], ratio: Tensor) -> Tensor:
+    return -torch.minimum(ratio.log() * t["advantages"], ratio.log().clamp(0.8, 1.2) * t["advantages"])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["configured", "hidden"])
+@pytest.mark.parametrize(
+    ("wrong", "id"),
+    [
+        (_clipped_term_alone, "op:minimum/second@ppo_clip"),
+        (_larger_term, "op:minimum/maximum@ppo_clip"),
+        (_minimum_first, "mistake:the_minimum_before_the_advantage"),
+        (_not_exponentiated, "op:exp/none@importance_ratio"),
+    ],
+)
+def test_a_loss_that_somebody_wrote_wrongly(
+    wrong: Callable[[dict[str, Tensor], Tensor], Tensor], id: str, known: bool
+) -> None:
+    objective = objective_of()
+    values = values_of(objective)
+    found = wrong(values, (values["log_probs"] - values["old_log_probs"]).exp()).numpy()
+    assert id in explained("policy_loss", found, objective, known=known)
+
+
+def test_golden_values_that_the_objective_does_not_give_have_no_counterfactuals() -> None:
+    objective = objective_of()
+    truth = made(objective)
+    truth["policy_loss"]["policy_loss"] = truth["policy_loss"]["policy_loss"] * (1 + 1e-6)
+    found = counterfactuals_of(objective, truth).of("policy_loss")
+    assert not [guess for guess in found if guess.id == "formula"]
+
+
+@as_subtests("rule", [rule for rule in RULES if "^" in rule.what], ids=lambda rule: rule.id)
+def test_every_id_that_a_rule_names_is_one_that_a_formula_gives(rule: Any) -> None:
+    """Functions and expressions of formulas are renamed; rules that name them would fall silent."""
+    given = {id for quantity, id in changes() if quantity in rule.at}
+    for named in re.split(r"\|(?=\^)", rule.what):
+        if named.startswith("^") and not named.startswith(("^rounded", "^the gradient of the last")):
+            assert any(re.search(named, id) for id in given), named
+
+
+# any formula
+
+
+@dataclass(frozen=True)
+class Line:
+    slope: float = 2.0
+    offset: float = 3.0
+
+
+def _line(values: Any, s: Line) -> dict[str, Tensor]:
+    return {"y": s.slope * values["x"] + s.offset, "z": 1 - values["x"].exp()}
+
+
+LINE = Formula(
+    _line, {"x": torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)}, Line(), {"offset": (0.0, 3.0)}
+)
+
+
+def test_each_change_is_made_by_itself_and_told_with_its_source() -> None:
+    golden = LINE.values("y")
+    assert golden is not None
+    found = {one.id: one for one in counterfactuals(LINE, "y", golden.numpy())}
+    np.testing.assert_array_equal(found["offset=0"].values, [2.0, 4.0, 8.0])
+    assert found["offset=0"].change is Change.OFF
+    np.testing.assert_array_equal(found["op:add/sub@_line"].values, [-1.0, 1.0, 5.0])
+    assert found["op:add/sub@_line"].words == (
+        'with a difference in place of `s.slope * values["x"] + s.offset of _line`'
+    )
+    assert "offset=3" not in found
+
+
+def test_a_number_less_a_tensor_is_an_operation_too() -> None:
+    golden = LINE.values("z")
+    assert golden is not None
+    found = {one.id: one.values for one in counterfactuals(LINE, "z", golden.numpy())}
+    np.testing.assert_allclose(found["op:sub/exchanged@_line"], -golden.numpy())
+
+
+def test_a_coefficient_is_told_by_its_line() -> None:
+    line = affine(LINE, "y", "slope")
+    assert line is not None
+    np.testing.assert_array_equal(line[0], [3.0, 3.0, 3.0])
+    np.testing.assert_array_equal(line[1], [1.0, 2.0, 4.0])
+    assert affine(LINE, "z", "slope") is None
