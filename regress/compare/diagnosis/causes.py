@@ -202,9 +202,16 @@ def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunCon
         gaps = [gap.replace("the golden dump", f"the {other} dump") for gap in scene.lacks(of)]
         evidence = [*evidence, *(f"the {of} dump lacks {gap}" for gap in gaps)]
     cites = {"quantity": divergence.first.quantity, "tensor": divergence.first.name}
-    return Diagnosis(
-        rule.id, rule.cause, tuple(evidence), next_command(scene, quantity, rule.variants), cites, of
-    )
+    following = next_command(scene, quantity, rule.variants)
+    return Diagnosis(rule.id, _cause(rule, divergence), tuple(evidence), following, cites, of)
+
+
+def _cause(rule: Rule, divergence: Divergence) -> str:
+    """Return the cause that a rule names or, where it names none in particular, the change that was proven."""
+    formula = divergence.pattern("formula")
+    if formula is None or "changes" not in formula.numbers or proven(rule):
+        return rule.cause
+    return f"{divergence.first.quantity} is {formula.numbers['what']}"
 
 
 def _unknown(divergence: Divergence, scene: RunContext) -> Diagnosis:

@@ -177,15 +177,17 @@ class FailureContexts:
 
     @cached_property
     def _classes(self) -> dict[str, NDArray[np.bool_]]:
-        clip, sampled = clip_range(self._objective), self.beside.sampled()
-        return token_classes(self.truth, self.frame, self.loss_mask, clip, sampled)
+        found = self._guesses.counterfactuals
+        clip = clip_range(self._section or ({} if found is None else found.searched))
+        return token_classes(self.truth, self.frame, self.loss_mask, clip, self.beside.sampled())
 
     @cached_property
     def _guesses(self) -> TokenGuesses:
         length = (self.config.get("data") or {}).get("max_completion_length") or 0
-        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective, self.beside, int(length))
+        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._section, self.beside, int(length))
 
     @property
-    def _objective(self) -> Mapping[str, Any]:
+    def _section(self) -> Mapping[str, Any]:
+        """Section ``algorithm`` of the configuration, with the fields of its preset."""
         section = self.config.get("algorithm") or {}
         return {**PRESETS.get(str(section.get("preset")), {}), **section}

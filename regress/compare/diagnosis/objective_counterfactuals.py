@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, cast
@@ -203,6 +203,12 @@ class ObjectiveCounterfactuals:
             if spec.name in self.section
         }
         return cast("Objective", ObjectiveFields(**known)) if known else None
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """Fields of an objective that gives the golden policy loss; none where no such objective is known."""
+        formula = self.formula("policy_loss")
+        return {} if formula is None else asdict(formula.settings)
 
     def _found(self, quantity: str, compute: Callable[..., Mapping[str, Tensor]]) -> Objective | None:
         """Return an objective that gives the golden values of a quantity: a preset, or a choice of a few fields."""
