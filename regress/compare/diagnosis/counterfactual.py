@@ -6,7 +6,7 @@ another one. Each is made by running the formula: nothing here knows whether it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -89,16 +89,21 @@ class Counterfactual:
     values: Floats
 
 
-def counterfactuals(formula: Formula, quantity: str, golden: Floats) -> Iterator[Counterfactual]:
+def counterfactuals(
+    formula: Formula, quantity: str, golden: Floats, only: Collection[str] | None = None
+) -> Iterator[Counterfactual]:
     """Yield what a quantity would be; nothing where the formula does not give the golden values.
 
     Args:
         golden: in the shape of what the formula gives.
+        only: ids of the changes that are asked for; None for all.
     """
     base = formula.values(quantity)
     if base is None or not _same(base.double().numpy(), golden):
         return
     for id, change, words, other, mode in _changes(formula, quantity):
+        if only is not None and id not in only:
+            continue
         values = other.values(quantity, mode)
         if values is None or values.shape != base.shape or not bool(torch.isfinite(values).all()):
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,9 @@ from regress.compare.verdicts.affected import Affected, Count
 from regress.dump.arrays import Array, is_float
 from regress.layout import ShardLayout
 
+_SPEAKS = 8
+"""Fewest affected elements that rule out the changes which do not explain them."""
+
 
 @dataclass(frozen=True)
 class FailureContext:
@@ -44,6 +47,7 @@ class FailureContext:
         shards: the part of the tensor that is at hand; None for all of it.
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
         grouped: True for values that are made of statistics of groups.
+        explained: told the ids of the changes of a formula that explain the tensor: no other explains all tensors.
     """
 
     traits: Callable[[], TokenAttributes] | None = None
@@ -56,6 +60,7 @@ class FailureContext:
     shards: ShardLayout | None = None
     usual: NDArray[np.bool_] | None = None
     grouped: bool = False
+    explained: Callable[[Collection[str]], None] = lambda _: None
 
     def part(self, shards: ShardLayout) -> FailureContext:
         """Return the context of a part of the tensor."""
@@ -136,6 +141,15 @@ class FailureContext:
         for guess in self.guesses():
             if guess.id in known and guess.id != "formula":
                 continue
+            if guess.rows is not None:  # a few rows are asked first: there may be hundreds of changes
+                asked = (
+                    None
+                    if self.shards is None and not _fits_rows(guess, actual, golden, over, bound)
+                    else guess.whole()
+                )
+                if asked is None:
+                    continue
+                guess = asked
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
@@ -150,6 +164,8 @@ class FailureContext:
                 known["formula"] = {"changes": {**said, found.numbers["what"]: _change(found)}}
             else:
                 known[found.id] = dict(found.numbers)
+        if int(over.sum()) >= _SPEAKS:
+            self.explained([id for _, id in known.get("formula", {"changes": {}})["changes"].values()])
         if "formula" in known:  # which says the same without a number that was fitted
             known.pop("fitted", None)
         pool = None if self.pool is None or known else self.pool()
@@ -237,6 +253,15 @@ class FailureContext:
             return False
         chance = min(2 * slack * logits.shape[1] / max(float(np.ptp(known)), 1e-300), 1.0)
         return np.unique(wrong).size * math.log(max(chance, 1e-300)) < math.log(CHANCE)
+
+
+def _fits_rows(
+    guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
+) -> bool:
+    """Return True if some rows of a tensor are as a hypothesis says, and not as they must be."""
+    shape = (-1, *guess.values.shape[1:])
+    wrong, right, beyond = (array.reshape(shape)[guess.rows] for array in (actual, golden, over))
+    return explains(replace(guess, partial=True), wrong, right, beyond, bound, beyond)
 
 
 def _change(found: Hypothesis) -> list[Any]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,19 @@ class FailureContexts:
             out[local] = values[canonical]
             return out
 
+        def spread(guess: Hypothesis) -> Hypothesis:
+            values = placed(guess.values, math.nan)
+            return replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
+
         def guesses() -> Iterator[Hypothesis]:
             first = self._is_first(source.quantity)
-            for guess in self._guesses.of(source.quantity, source.name) if first else ():
-                values = placed(guess.values, math.nan)
-                yield replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
+            for guess in self._guesses.of(source.quantity, source.name, canonical) if first else ():
+                if guess.rows is None:
+                    yield spread(guess)
+                else:
+                    place = np.full(self.frame.size, -1, np.int64)
+                    place[canonical] = local
+                    yield guess.at(place, spread)
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
                 own = self.traits(layout).position.reshape(layout.shape)
@@ -97,6 +105,7 @@ class FailureContexts:
             (lambda: self.pool(source)) if known.ndim == 1 else None,
             usual=self._usual(source, placed, leading),
             grouped=source.quantity == "advantages",
+            explained=partial(self._guesses.explained, source.quantity),
         )
 
     def _of_columns(
@@ -135,6 +144,9 @@ class FailureContexts:
             place[known.token[there]] = there
             return known.at(place[tokens])
 
+        def spread(guess: Hypothesis) -> Hypothesis:
+            return replace(guess, values=guess.values[tokens].reshape(shape))
+
         def guesses() -> Iterator[Hypothesis]:
             values = self.truth.get(source.quantity, {}).get(source.name)
             if values is None or self.loss_mask is None:
@@ -143,15 +155,22 @@ class FailureContexts:
             whole[self.loss_mask] = values
             for by in (1, -1):
                 yield Hypothesis("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
-            for guess in self._guesses.gradients(source.quantity) if self._is_first(source.quantity) else ():
-                yield replace(guess, values=guess.values[tokens].reshape(shape))
+            first, flat = self._is_first(source.quantity), tokens.reshape(-1)
+            for guess in self._guesses.gradients(source.quantity, flat) if first else ():
+                if guess.rows is None:
+                    yield spread(guess)
+                else:
+                    place = np.full(self.frame.size, -1, np.int64)
+                    place[flat] = np.arange(flat.size)
+                    yield guess.at(place, spread)
 
         def sums() -> Iterator[Terms]:
             for found in self._guesses.sums(source.quantity):
                 own = [replace(t, values=t.values[tokens].reshape(shape)) for t in found.terms]
                 yield replace(found, terms=own)
 
-        return FailureContext(traits, shape[:-1], guesses, sums)
+        told = partial(self._guesses.explained, source.quantity)
+        return FailureContext(traits, shape[:-1], guesses, sums, explained=told)
 
     def whole(self, quantity: str, name: str) -> FailureContext:
         """Return the context of a full tensor of the update."""
@@ -177,7 +196,7 @@ class FailureContexts:
 
     @cached_property
     def _classes(self) -> dict[str, NDArray[np.bool_]]:
-        found = self._guesses.counterfactuals
+        found = self._guesses.formulas
         clip = clip_range(self._section or ({} if found is None else found.searched))
         return token_classes(self.truth, self.frame, self.loss_mask, clip, self.beside.sampled())
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, told_apart
-from regress.compare.diagnosis.objective_counterfactuals import ObjectiveCounterfactuals
 from regress.compare.diagnosis.terms import Terms
+from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
 from regress.layout import TokenFrame
+
+if TYPE_CHECKING:
+    from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 
 _TOKENS = (
     *(
@@ -63,10 +66,10 @@ class TokenGuesses:
     beside: Beside = NOTHING
     length: int = 0
 
-    def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """Yield hypotheses about a tensor of token values, each where it changes what the objective makes of them."""
+    def of(self, quantity: str, name: str, tokens: NDArray[np.int64]) -> Iterator[Hypothesis]:
+        """Yield hypotheses about a tensor of these tokens, each where it changes what the objective makes of them."""
         plain = self._plain(quantity, name)
-        for guess in self._changes(quantity, name):
+        for guess in self._changes(quantity, name, tokens):
             yield told_apart(guess, plain)
 
     def _plain(self, quantity: str, name: str) -> Floats | None:
@@ -78,7 +81,7 @@ class TokenGuesses:
             return next(iter(self.truth.get("log_probs", {}).values()), None)
         return None if self.counterfactuals is None else self.counterfactuals.plain(quantity)
 
-    def _changes(self, quantity: str, name: str) -> Iterator[Hypothesis]:
+    def _changes(self, quantity: str, name: str, tokens: NDArray[np.int64]) -> Iterator[Hypothesis]:
         values = self.truth[quantity][name]
         inside = self.loss_mask if quantity in _TOKENS else None
         known = np.where(inside, values, np.nan) if inside is not None else values
@@ -86,13 +89,18 @@ class TokenGuesses:
             yield Hypothesis("shifted", shifted(known, self.frame, by), {"by": by})
         yield from self._others(quantity, values)
         if self.counterfactuals is not None:
-            yield from self.counterfactuals.of(quantity)
+            yield from self.counterfactuals.of(quantity, tokens)
 
-    def gradients(self, quantity: str) -> Iterator[Hypothesis]:
+    def explained(self, quantity: str, ids: Collection[str]) -> None:
+        """Leave out, from now on, all changes of a quantity's formula but those that explain one of its tensors."""
+        if self.counterfactuals is not None:
+            self.counterfactuals.keep(quantity, ids)
+
+    def gradients(self, quantity: str, tokens: NDArray[np.int64]) -> Iterator[Hypothesis]:
         """Yield hypotheses about the gradient of the loss by a token quantity; none for other quantities."""
         if quantity in TOKEN_GRADIENTS and self.counterfactuals is not None:
             plain = self.counterfactuals.plain(quantity)
-            yield from (told_apart(guess, plain) for guess in self.counterfactuals.of(quantity))
+            yield from (told_apart(guess, plain) for guess in self.counterfactuals.of(quantity, tokens))
 
     def sums(self, quantity: str) -> Iterator[Terms]:
         """Yield decompositions of a token quantity into terms of the loss."""
@@ -113,11 +121,18 @@ class TokenGuesses:
                     yield Hypothesis("equals", values.astype(np.float64), {"what": other})
 
     @cached_property
-    def counterfactuals(self) -> ObjectiveCounterfactuals | None:
+    def counterfactuals(self) -> TokenCounterfactuals | None:
         """What the objective would give, had one thing of it been another; None without a loss mask."""
+        from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
+
+        return None if self.formulas is None else TokenCounterfactuals(self.formulas)
+
+    @cached_property
+    def formulas(self) -> TokenFormulas | None:
+        """Formulas of the update's quantities; None without a loss mask."""
         if self.loss_mask is None or not self.loss_mask.any():
             return None
-        return ObjectiveCounterfactuals(
+        return TokenFormulas(
             self.truth, self.frame, self.loss_mask, self.objective, self.beside, self.logits, self.length
         )
 

@@ -7,7 +7,7 @@ for chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ class Hypothesis:
         values: in the shape of the golden tensor, NaN where it says nothing.
         direction: array of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
         partial: True if it may say nothing of most of the affected values.
+        rows: ``[n]`` the rows of the tensor, its leading dimensions flat, that ``values`` are of; None for all.
+        whole: returns the same hypothesis about all rows, which is to be asked where these are explained.
     """
 
     id: str
@@ -52,6 +54,19 @@ class Hypothesis:
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
     partial: bool = False
+    rows: NDArray[np.int64] | None = None
+    whole: Callable[[], Hypothesis | None] = lambda: None
+
+    def at(self, place: NDArray[np.int64], finish: Callable[[Hypothesis], Hypothesis]) -> Hypothesis:
+        """Return the hypothesis about rows that lie elsewhere; ``place`` is -1 for those that are not there."""
+        rows = place[self.rows]
+        there = rows >= 0
+
+        def whole() -> Hypothesis | None:
+            found = self.whole()
+            return None if found is None else finish(found)
+
+        return replace(self, values=self.values[there], rows=rows[there], whole=whole)
 
 
 def changed(found: Counterfactual, values: Floats) -> Hypothesis:

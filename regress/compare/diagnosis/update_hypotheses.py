@@ -15,7 +15,7 @@ from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.dumps.adam import CLIP_EPS
 
 if TYPE_CHECKING:
-    from regress.compare.diagnosis.counterfactual import Formula
+    from regress.compare.diagnosis.counterfactual import Counterfactual, Formula
 
 _PARTS = (2, 3, 4, 8)
 """Numbers of parts that ranks may hold of a tensor."""
@@ -23,6 +23,8 @@ _NOTHING = 1e-6
 """Size of a sum, relative to its parts, that is zero but for rounding."""
 _BEGINS = 0.1
 """Part of an update by which its beginning may differ from the end of the last one, in other precision."""
+_FEW = 1 << 14
+"""Most elements of a tensor that all changes are made of: of more, as many are asked first."""
 _LAST = "the gradient plus that of the last update"
 
 
@@ -106,8 +108,10 @@ class UpdateHypotheses:
         golden, formula = self._values(quantity, name), self._formula(parameter)
         if golden is None or formula is None or kind not in STATE:
             return
-        for found in counterfactuals(formula, kind, golden):
-            yield changed(found, found.values)
+        if golden.size <= _FEW:
+            yield from (changed(found, found.values) for found in counterfactuals(formula, kind, golden))
+        else:
+            yield from _screened(formula, kind, golden)
         for key in ("learning_rate", "weight_decay", "beta1", "beta2"):
             line = affine(formula, kind, key)
             if line is not None:
@@ -194,3 +198,18 @@ class UpdateHypotheses:
         if norm is None or not isinstance(bound, int | float):
             return 1.0
         return min(bound / (float(norm) + CLIP_EPS), 1.0)
+
+
+def _screened(formula: Formula, kind: str, golden: Floats) -> Iterator[Hypothesis]:
+    """Yield what a few elements of a tensor would be, and all of it where that explains them."""
+    from regress.compare.diagnosis.counterfactual import counterfactuals
+
+    rows = np.arange(0, golden.size, -(-golden.size // _FEW))
+    inputs = {name: one.reshape(-1)[rows] if one.dim() else one for name, one in formula.inputs.items()}
+    for few in counterfactuals(replace(formula, inputs=inputs), kind, golden.reshape(-1)[rows]):
+
+        def whole(few: Counterfactual = few) -> Hypothesis | None:
+            every = counterfactuals(formula, kind, golden, {few.id})
+            return next((changed(one, one.values) for one in every if one.words == few.words), None)
+
+        yield replace(changed(few, few.values), partial=True, rows=rows, whole=whole)

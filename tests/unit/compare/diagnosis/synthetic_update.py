@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from regress.compare.diagnosis.beside import Beside
-from regress.compare.diagnosis.objective_counterfactuals import ObjectiveCounterfactuals
+from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
+from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.grpo.evaluate import Samples, advantages_of, gradients_of, loss_of, weights_of
 from regress.grpo.objective import Objective
@@ -70,15 +71,14 @@ def samples_of() -> Samples:
 
 def counterfactuals_of(
     objective: Objective, truth: Mapping[str, Mapping[str, Any]], *, known: bool = True
-) -> ObjectiveCounterfactuals:
+) -> TokenCounterfactuals:
     """Return the counterfactuals of an update; ``known=False`` for one whose configuration nobody tells."""
     rewards = dict(zip(KEYS, REWARDS, strict=True))
     beside = Beside(rewards, sampler=truth["sampler_log_probs"]["sampler_log_probs"])
     logits = truth["activations"]["lm_head"], truth["batch_inputs"]["input_ids"]
     section = asdict(objective) if known else {}
-    return ObjectiveCounterfactuals(
-        truth, FRAME, np.ones(FRAME.size, bool), section, beside, logits, length=9
-    )
+    mask = np.ones(FRAME.size, bool)
+    return TokenCounterfactuals(TokenFormulas(truth, FRAME, mask, section, beside, logits, length=9))
 
 
 def updated(*, coupled: bool = False, counter: int = 0) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Counterfactuals of the objective for the quantities of an update's tokens: `regress.grpo` with one thing changed."""
+"""Formulas of the token quantities of an update: the objective and log-softmax, with golden inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, cast
@@ -12,21 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.beside import Beside
-from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, changed
-from regress.compare.diagnosis.temperature import temperature
-from regress.compare.diagnosis.terms import Term, Terms
+from regress.compare.diagnosis.hypotheses import Floats, Truth
+from regress.compare.diagnosis.softmax import TOKEN_GRADIENTS, softmax_formula
+from regress.dump.arrays import Array
 from regress.layout import TokenFrame
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regress.compare.diagnosis.counterfactual import Counterfactual, Formula
+    from regress.compare.diagnosis.counterfactual import Formula
     from regress.grpo.evaluate import Samples
     from regress.grpo.objective import Objective
 
+WHOLE = ("advantages", "weights")
+"""Quantities whose values depend on all samples of an update."""
+FEW = 1 << 14
+"""Most values of a quantity that all its changes are made of: of more, a few samples are asked first."""
 _LOSS = ("ratio", "sampler_weights", "kl", "policy_loss", "entropy_loss", "token_loss")
-_GRADIENTS = ("token_gradient", "entropy_gradient")
-_OF_LOGITS = ("log_probs", "entropy", "logit_gradient")
+OF_LOGITS = ("log_probs", "entropy", "logit_gradient")
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs", "sampler_log_probs")
 _CONSTANTS: Mapping[str, tuple[Any, ...]] = {
     "eps": (0.0, 1e-8, 1e-6, 1e-4),
@@ -42,20 +45,15 @@ _SEARCHED: Mapping[str, tuple[str, ...]] = {
     "weights": ("aggregation", "count_empty_rows"),
     "kl": ("kl_estimator", "kl_bias_correction"),
     "ratio": ("importance_level",),
-    **dict.fromkeys(("policy_loss", "token_loss", *_GRADIENTS), ("loss", "importance_level")),
+    **dict.fromkeys(("policy_loss", "token_loss", *TOKEN_GRADIENTS), ("loss", "importance_level")),
 }
 """Fields that are tried for a quantity where nothing tells the objective."""
-_COEFFICIENTS = {"kl_coef": "KL", "entropy_coef": "entropy"}
-_REMEMBERED = 1 << 18
-"""Most values of a quantity whose counterfactuals are kept: beyond that, hundreds of them fill gigabytes."""
-
-
 _GROUPS = ("interleaved_groups", "one_group", "groups_one_sample_later", "groups_one_sample_earlier")
 
 
 @dataclass(frozen=True)
-class ObjectiveCounterfactuals:
-    """Counterfactuals of the token quantities of an update.
+class TokenFormulas:
+    """Formulas of the token quantities of an update.
 
     Attributes:
         loss_mask: ``[frame.size]``.
@@ -71,74 +69,7 @@ class ObjectiveCounterfactuals:
     beside: Beside
     logits: tuple[Floats, NDArray[np.int64]] | None = None
     length: int = 0
-    _made: dict[str, list[Counterfactual]] = field(default_factory=dict)
     _formulas: dict[str, Formula | None] = field(default_factory=dict)
-
-    def of(self, quantity: str) -> Iterator[Hypothesis]:
-        """Yield what a quantity would be, ``[frame.size]`` or ``[frame.size, V]``."""
-        from regress.compare.diagnosis.counterfactual import counterfactuals, gives
-
-        golden = self._golden(quantity)
-        formula = None if golden is None else self.formula(quantity)
-        if golden is None or formula is None:
-            return
-        made: Iterable[Counterfactual] = counterfactuals(formula, quantity, golden)
-        if golden.size <= _REMEMBERED:  # many tensors of one quantity ask: one for each rank and microbatch
-            made = self._made.setdefault(quantity, [*made] if quantity not in self._made else [])
-        for found in made:
-            yield changed(found, self._placed(found.values))
-        for key, coefficient, each in self._terms(quantity):
-            without = golden - coefficient * each
-            words = f"that with {key} in place of {coefficient:g}:"
-            placed = self._placed(without), self._placed(each)
-            yield Hypothesis("fitted", placed[0], {"what": words, "id": f"fit:{key}"}, placed[1])
-            if coefficient and not gives(
-                formula, quantity, golden
-            ):  # the golden values are not those of the objective, whatever else it is
-                said = {"what": f"that with {key}=0 in place of {coefficient:g}", "id": f"{key}=0"}
-                yield Hypothesis("formula", placed[0], said)
-
-    def plain(self, quantity: str) -> Floats | None:
-        """Return what the objective makes of the golden inputs; None where that is unknown."""
-        formula = self.formula(quantity)
-        found = None if formula is None else formula.values(quantity)
-        return None if found is None else self._placed(found.double().numpy())
-
-    def sums(self, quantity: str) -> Iterator[Terms]:
-        """Yield a quantity as the sum of what each coefficient of the objective adds to it, and of the rest."""
-        golden = self._golden(quantity)
-        if golden is None or quantity not in ("token_loss", "token_gradient") or not self.formula(quantity):
-            return
-        rest, terms = golden, []
-        for key, coefficient, each in self._terms(quantity):
-            if coefficient or key == "entropy_coef":
-                rest = rest - coefficient * each
-                own = self._placed(coefficient * each if coefficient else each)
-                terms.append(Term(f"the {_COEFFICIENTS[key]} term", own, 1.0 if coefficient else 0.0))
-        yield Terms("terms", [Term("the policy loss", self._placed(rest)), *terms])
-
-    def _terms(self, quantity: str) -> Iterator[tuple[str, float, Floats]]:
-        """Yield each coefficient of the objective, its value, and what each unit of it adds to a quantity."""
-        from regress.compare.diagnosis.counterfactual import affine
-
-        formula = self.formula(quantity)
-        for key in _COEFFICIENTS if formula is not None and quantity in ("token_loss", *_GRADIENTS) else ():
-            line = None if formula is None else affine(formula, quantity, key)
-            if formula is not None and line is not None:
-                yield key, float(getattr(formula.settings, key)), line[1]
-
-    def _golden(self, quantity: str) -> Floats | None:
-        values = next(iter(self.truth.get(quantity, {}).values()), None)
-        if values is None:
-            return None
-        if values.shape[:1] == (self.frame.size,):
-            return np.asarray(values[self.loss_mask], np.float64)
-        return np.asarray(values, np.float64) if values.shape[:1] == (int(self.loss_mask.sum()),) else None
-
-    def _placed(self, values: Floats) -> Floats:
-        whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
-        whole[self.loss_mask] = values
-        return whole
 
     def formula(self, quantity: str) -> Formula | None:
         """Return the formula that gives a quantity; None where something that it is made of is unknown."""
@@ -149,7 +80,7 @@ class ObjectiveCounterfactuals:
     def _formula(self, quantity: str) -> Formula | None:
         from regress.compare.diagnosis.counterfactual import Formula
 
-        if quantity in _OF_LOGITS:
+        if quantity in OF_LOGITS:
             return self._of_logits
         from regress.grpo import evaluate
         from regress.grpo.fields.advantages import AdvantageFields
@@ -164,7 +95,7 @@ class ObjectiveCounterfactuals:
         }
         parts |= dict.fromkeys(_LOSS, (evaluate.loss_of, (LossFields, TermFields, CorrectionFields)))
         parts |= dict.fromkeys(
-            _GRADIENTS, (evaluate.gradients_of, (LossFields, TermFields, CorrectionFields))
+            TOKEN_GRADIENTS, (evaluate.gradients_of, (LossFields, TermFields, CorrectionFields))
         )
         if quantity not in parts or (quantity == "advantages" and "rewards" not in self.values):
             return None
@@ -175,12 +106,12 @@ class ObjectiveCounterfactuals:
             found: Mapping[str, Tensor] = of_samples(values, samples, settings)
             return found
 
-        objective = self.objective or self._found(quantity, compute)
+        objective = self.objective or self._found(quantity, of_samples)
         if objective is None:
             return None
         swaps = {name: tuple(other for other in _LOG_PROBS if other != name) for name in _LOG_PROBS}
         swaps |= {"advantages": (), "rewards": (), "groups": _GROUPS}
-        if quantity in _GRADIENTS:
+        if quantity in TOKEN_GRADIENTS:
             swaps["weights"] = ()
         return Formula(
             compute,
@@ -210,25 +141,84 @@ class ObjectiveCounterfactuals:
         formula = self.formula("policy_loss")
         return {} if formula is None else asdict(formula.settings)
 
-    def _found(self, quantity: str, compute: Callable[..., Mapping[str, Tensor]]) -> Objective | None:
+    def _found(self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]]) -> Objective | None:
         """Return an objective that gives the golden values of a quantity: a preset, or a choice of a few fields."""
-        from regress.compare.diagnosis.counterfactual import Formula, gives
         from regress.grpo.fields import ObjectiveFields
         from regress.grpo.presets import PRESETS
 
-        golden, searched = self._golden(quantity), _SEARCHED.get(quantity, ())
+        golden, searched = self.golden(quantity), _SEARCHED.get(quantity, ())
+        if golden is None:
+            return None
         spec = {one.name: one for one in fields(ObjectiveFields)}
         values = [
             spec[key].metadata.get("choices") or _CONSTANTS.get(key) or (False, True) for key in searched
         ]
         chosen = [dict(zip(searched, row, strict=True)) for row in product(*values)]
         counts = {"kl_coef": 1.0} if quantity == "kl" else {}
+        asked = [self]
+        if golden.size > FEW and quantity not in WHOLE:
+            asked = [self.part(np.flatnonzero(self.loss_mask), FEW, {})[0], self]
         for row in (*PRESETS.values(), *({**counts, **row} for row in chosen)):
             objective = cast("Objective", ObjectiveFields(**row))
-            formula = Formula(compute, self.values, objective)
-            if golden is not None and gives(formula, quantity, golden):
+            if all(one._gives(quantity, of_samples, objective) for one in asked):
                 return objective
         return None
+
+    def _gives(
+        self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]], objective: Objective
+    ) -> bool:
+        from regress.compare.diagnosis.counterfactual import Formula, gives
+
+        golden, samples = self.golden(quantity), self.samples
+        formula = Formula(
+            lambda values, settings: of_samples(values, samples, settings), self.values, objective
+        )
+        return golden is not None and gives(formula, quantity, golden)
+
+    def golden(self, quantity: str) -> Floats | None:
+        values = next(iter(self.truth.get(quantity, {}).values()), None)
+        if values is None:
+            return None
+        if values.shape[:1] == (self.frame.size,):
+            return np.asarray(values[self.loss_mask], np.float64)
+        return np.asarray(values, np.float64) if values.shape[:1] == (int(self.loss_mask.sum()),) else None
+
+    def placed(self, values: Floats) -> Floats:
+        """Return values of loss tokens in the places of all tokens, NaN elsewhere."""
+        whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
+        whole[self.loss_mask] = values
+        return whole
+
+    def part(
+        self, tokens: NDArray[np.int64], most: int, section: Mapping[str, Any]
+    ) -> tuple[TokenFormulas, NDArray[np.int64]]:
+        """Return the formulas of the first samples with these tokens, and the tokens of these samples."""
+        sample = np.repeat(np.arange(len(self.frame.samples)), self.frame.lengths)
+        there = [*dict.fromkeys(sample[tokens].tolist())]
+        sizes = np.cumsum([self.frame.lengths[one] for one in there])
+        chosen = sorted(there[: max(1, int((sizes <= most).sum()))])
+        rows = np.flatnonzero(np.isin(sample, chosen))
+        frame = TokenFrame(
+            tuple(self.frame.samples[one] for one in chosen), tuple(self.frame.lengths[one] for one in chosen)
+        )
+        size, loss = self.frame.size, self.loss_mask[rows]
+        of_loss = np.flatnonzero(np.isin(np.flatnonzero(self.loss_mask), rows))
+
+        def cut(values: Array) -> Array:
+            return values[rows] if values.shape[:1] == (size,) else values[of_loss]
+
+        lengths = (size, int(self.loss_mask.sum()))
+        truth = {
+            quantity: {
+                name: cut(values)
+                for name, values in tensors.items()
+                if values.shape[:1] in ((n,) for n in lengths)
+            }
+            for quantity, tensors in self.truth.items()
+        }
+        logits = None if self.logits is None else (self.logits[0][rows], self.logits[1][rows])
+        beside = replace(self.beside.of_tokens(rows), microbatches={})
+        return TokenFormulas(truth, frame, loss, section, beside, logits, self.length), rows
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
@@ -236,7 +226,7 @@ class ObjectiveCounterfactuals:
         import torch
 
         names = ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "advantages", "weights")
-        found: dict[str, NDArray[Any] | None] = {name: self._golden(name) for name in names}
+        found: dict[str, NDArray[Any] | None] = {name: self.golden(name) for name in names}
         if self.beside.sampler is not None:
             found["sampler_log_probs"] = self.beside.sampler[self.loss_mask]
         if self.beside.rewards and {*self.frame.samples} <= {*self.beside.rewards}:
@@ -273,56 +263,11 @@ class ObjectiveCounterfactuals:
 
     @cached_property
     def _of_logits(self) -> Formula | None:
-        """Log-probs, entropies and the gradient of logits, at the temperature of the golden log-probs."""
-        import torch
-
-        from regress.compare.diagnosis.counterfactual import Formula
-
-        policy = self._golden("log_probs")
+        policy = self.golden("log_probs")
         if self.logits is None or policy is None or not policy.size:
             return None
-        z, ids = self.logits[0][self.loss_mask], self.logits[1]
-        rows = np.flatnonzero(self.loss_mask)
-        t, _ = temperature(policy, z, ids[rows])
-        inputs = {"logits": torch.from_numpy(z.copy()), "targets": torch.from_numpy(ids[rows])}
-        for name, step in (("token_before", -1), ("token_after", 1)):
-            inputs[name] = torch.from_numpy(ids[np.clip(rows + step, 0, len(ids) - 1)])
-        for name in _GRADIENTS:
-            own = self._golden(name)
-            if own is not None:
-                inputs[name] = torch.from_numpy(own.copy())
-        choices = {"temperature": (1.0, t * t, 1 / t)}
-        swaps = {"targets": ("token_before", "token_after"), "logits": (), **dict.fromkeys(_GRADIENTS, ())}
-        return Formula(_softmax, inputs, _Softmax(t), choices, swaps=swaps)
-
-
-@dataclass(frozen=True)
-class _Softmax:
-    temperature: float
-
-
-def _entropy(normalized: Tensor) -> Tensor:
-    return -(normalized.exp() * normalized).sum(-1)
-
-
-def _softmax(values: Mapping[str, Tensor], settings: _Softmax) -> dict[str, Tensor]:
-    """Return log_probs and entropy [K] of logits [K, V], and logit_gradient [K, V] where those by both are known."""
-    import torch
-
-    logits = values["logits"].detach().requires_grad_()
-    z = logits / settings.temperature
-    normalized = z - z.logsumexp(-1, keepdim=True)
-    own = normalized.gather(1, values["targets"][:, None])[:, 0]
-    entropy = _entropy(normalized)
-    found = {"log_probs": own, "entropy": entropy}
-    if "token_gradient" not in values:
-        return found
-    total = (values["token_gradient"] * own).sum()
-    if "entropy_gradient" in values:
-        total = total + (values["entropy_gradient"] * entropy).sum()
-    if not total.requires_grad:
-        return found
-    return {**found, "logit_gradient": torch.autograd.grad(total, logits)[0]}
+        gradients = {name: one for name in TOKEN_GRADIENTS if (one := self.golden(name)) is not None}
+        return softmax_formula(*self.logits, np.flatnonzero(self.loss_mask), policy, gradients)
 
 
 def _numbers(objective: Objective) -> list[str]:
