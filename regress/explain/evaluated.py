@@ -109,28 +109,19 @@ class Evaluated:
         """Return d loss / d log-prob of each loss token, by autograd."""
         import torch
 
-        from regress.grpo.losses import token_loss
+        from regress.grpo.evaluate import Samples, gradients_of
 
-        advantages = self._advantages(objective)
         own, old, reference = self._policies(objective)
         sequence = self._mask.update.sample[self._tokens]
-        out, weights = np.zeros(len(own)), self._weights(objective, sequence)
+        known = {"log_probs": own, "old_log_probs": old, "advantages": self._advantages(objective)}
+        known |= {"weights": self._weights(objective, sequence)}
+        known |= {} if reference is None else {"ref_log_probs": reference}
+        known |= {"sampler_log_probs": old} if objective.old_log_probs == "sampler" else {}
+        out = np.zeros(len(own))
         for part in self._compared(objective, sequence):
-            log_probs = torch.from_numpy(own[part]).requires_grad_()
-            terms = token_loss(
-                log_probs,
-                torch.from_numpy(old[part]),
-                torch.from_numpy(advantages[part]),
-                torch.from_numpy(sequence[part]),
-                len(self._mask.update.frame.samples),
-                objective,
-                ref_log_probs_K=None if reference is None else torch.from_numpy(reference[part]),
-                sampler_log_probs_K=torch.from_numpy(old[part])
-                if objective.old_log_probs == "sampler"
-                else None,
-            )
-            (grad,) = torch.autograd.grad((torch.from_numpy(weights[part]) * terms.loss_K).sum(), log_probs)
-            out[part] = grad.numpy()
+            values = {name: torch.from_numpy(array[part]) for name, array in known.items()}
+            samples = Samples(torch.from_numpy(sequence[part]), len(self._mask.update.frame.samples))
+            out[part] = gradients_of(values, samples, objective)["token_gradient"].numpy()
         return out
 
     def _compared(self, objective: Objective, sequence: Ints) -> list[Ints]:
@@ -194,21 +185,20 @@ class Evaluated:
     def _weights(self, objective: Objective, sequence: Ints) -> Floats:
         import torch
 
-        from regress.grpo.aggregation import batch_weights
+        from regress.grpo.evaluate import Samples, weights_of
 
         update, spans = self._mask.update, self._mask.spans.astype(np.int64)
-        weights = batch_weights(
+        samples = Samples(
             torch.from_numpy(sequence),
             len(update.frame.samples),
-            objective,
-            max_completion_length=int(self._length or spans.max(initial=1)),
-            partition=[
+            length=int(self._length or spans.max(initial=1)),
+            microbatches=[
                 np.flatnonzero(self._block == number).tolist() for number in range(len(update.blocks))
             ],
             ranks=len({rank for rank, _ in update.blocks}),
-            completion_lengths=spans.tolist(),
+            spans=spans.tolist(),
         )
-        return np.asarray(weights.numpy(), np.float64)
+        return np.asarray(weights_of({}, samples, objective)["weights"].numpy(), np.float64)
 
     @cached_property
     def _block(self) -> Ints:

@@ -30,6 +30,8 @@ class Samples:
         whole: True if the update has all samples of the rollout, in its order.
         length: longest completion that is allowed; 0 where nobody knows it.
         microbatches: samples of each microbatch; none where nobody knows them, or there is one.
+        ranks: ranks that hold different samples.
+        spans: tokens of each sample's completion, tools' answers included.
     """
 
     sequence: Tensor
@@ -38,6 +40,8 @@ class Samples:
     whole: bool = False
     length: int = 0
     microbatches: Sequence[Sequence[int]] = ()
+    ranks: int = 1
+    spans: Sequence[int] | None = None
 
 
 Values = Mapping[str, Tensor]
@@ -109,6 +113,8 @@ def weights_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str
         o,
         max_completion_length=max(samples.length, 1),
         partition=samples.microbatches or [[*range(samples.count)]],
+        ranks=samples.ranks,
+        completion_lengths=samples.spans,
     )
     return {"weights": weights}
 
