@@ -174,7 +174,7 @@ class FailureContext:
         tempered = self._tempered(actual, golden, over, bound)
         if tempered is not None:
             known["tempered"] = tempered
-        elif not known and self._of_other_targets(actual, golden, over, bound):
+        elif {*known} <= {"formula"} and self._of_other_targets(actual, golden, over, bound):
             known["targets"] = {}
         return known, hits
 

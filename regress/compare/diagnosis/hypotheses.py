@@ -24,8 +24,10 @@ Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
 Floats = NDArray[np.float64]
 
-CHANCE = 1e-9
-"""Largest probability that chance makes values equal to those of a hypothesis, of which a thousand may be tried."""
+CHANCE = 1e-6
+"""Largest probability that chance makes values equal to those of a hypothesis."""
+_CHANGES = 1000
+"""Changes of a formula that may be tried on one tensor: any of them has to be as improbable as one hypothesis."""
 _AT_LEAST = 2
 _ZERO = 1e-12
 """Largest multiple of a direction that is none, but rounding."""
@@ -136,7 +138,8 @@ def explains(
         return hits >= 3 or np.unique(values).size > 1
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))
     chance = min(2 * slack / room, 1.0) if room else 1.0
-    return hits * math.log(max(chance, 1e-300)) < math.log(CHANCE)
+    tried = _CHANGES if "change" in guess.numbers else 1
+    return hits * math.log(max(chance, 1e-300)) < math.log(CHANCE / tried)
 
 
 def says_nothing(

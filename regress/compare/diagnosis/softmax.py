@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,19 +29,27 @@ class Softmax:
     temperature: float
 
 
-def _entropy(normalized: Tensor) -> Tensor:
+def _entropy(z: Tensor) -> Tensor:
+    normalized = z - z.logsumexp(-1, keepdim=True)
     return -(normalized.exp() * normalized).sum(-1)
 
 
-def _softmax(values: Mapping[str, Tensor], settings: Softmax) -> dict[str, Tensor]:
+def _not_centred(z: Tensor) -> Tensor:
+    """Return entropies whose gradient is -p log p, not -p (log p + H)."""
+    top = z.logsumexp(-1, keepdim=True).detach()
+    return -((z - top).exp() * (z - top).detach()).sum(-1)
+
+
+def _softmax(
+    values: Mapping[str, Tensor], settings: Softmax, entropy_of: Callable[[Tensor], Tensor] = _entropy
+) -> dict[str, Tensor]:
     """Return log_probs and entropy [K] of logits [K, V], and logit_gradient [K, V] where those by both are known."""
     import torch
 
     logits = values["logits"].detach().requires_grad_()
     z = logits / settings.temperature
-    normalized = z - z.logsumexp(-1, keepdim=True)
-    own = normalized.gather(1, values["targets"][:, None])[:, 0]
-    entropy = _entropy(normalized)
+    own = (z - z.logsumexp(-1, keepdim=True)).gather(1, values["targets"][:, None])[:, 0]
+    entropy = entropy_of(z)
     found = {"log_probs": own, "entropy": entropy}
     if "token_gradient" not in values:
         return found
@@ -77,4 +86,6 @@ def softmax_formula(
         inputs[name] = torch.from_numpy(ids[np.clip(rows + step, 0, len(ids) - 1)])
     inputs |= {name: torch.from_numpy(values.copy()) for name, values in gradients.items()}
     swaps = {"targets": ("token_before", "token_after"), "logits": (), **dict.fromkeys(TOKEN_GRADIENTS, ())}
-    return Formula(_softmax, inputs, Softmax(t), {"temperature": (1.0, t * t, 1 / t)}, swaps=swaps)
+    choices = {"temperature": (1.0, t * t, 1 / t)}
+    mistakes = {"an_entropy_that_is_not_centred": partial(_softmax, entropy_of=_not_centred)}
+    return Formula(_softmax, inputs, Softmax(t), choices, swaps=swaps, mistakes=mistakes)
