@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regress.compare.diagnosis.hypotheses import Floats
-from regress.compare.dumps.adam import CLIP_EPS
+from regress.compare.dumps.adam import CLIP_EPS, Adam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,16 +45,10 @@ class AdamW:
     @classmethod
     def of(cls, section: Mapping[str, Any], count: float) -> AdamW | None:
         """Return the settings that section ``optimizer`` of a configuration tells; None unless it tells all."""
-        names = ("learning_rate", "eps", "weight_decay")
-        betas = section.get("betas")
-        if count < 1 or not isinstance(betas, list | tuple) or len(betas) != 2:
+        told, decay = Adam.of({"optimizer": {**section, "state_path": None}}), section.get("weight_decay")
+        if told is None or count < 1 or not isinstance(decay, int | float) or not math.isfinite(decay):
             return None
-        rate, eps, decay = (section.get(name) for name in names)
-        limit = section.get("max_grad_norm")
-        if not all(isinstance(number, int | float) for number in (rate, eps, decay, *betas)):
-            return None
-        rate, beta1, beta2, eps, decay = map(float, (rate, *betas, eps, decay))
-        return cls(rate, beta1, beta2, eps, decay, float(limit) if limit else None, count)
+        return cls(told.rate, *told.betas, told.eps, float(decay), told.max_norm or None, count)
 
 
 def clip_factor(norm: Tensor, s: AdamW) -> Tensor | float:

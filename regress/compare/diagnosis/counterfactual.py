@@ -26,6 +26,8 @@ Compute = Callable[[Values, Any], Mapping[str, Tensor]]
 SAME = 1e-9
 """Relative difference up to which a counterfactual is the value itself, or a formula gives the golden one."""
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MOVED = ("next", "previous", "token_before", "token_after")
+"""Forms of an input that take the value of another token, and so depend on those around it."""
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
@@ -65,7 +67,15 @@ class Formula:
         try:
             with mode, torch.enable_grad():
                 found = self.compute(self.inputs, self.settings).get(quantity)
-        except (RegressError, LookupError, ValueError, RuntimeError, AssertionError, TypeError):
+        except (
+            RegressError,
+            ArithmeticError,
+            LookupError,
+            ValueError,
+            RuntimeError,
+            AssertionError,
+            TypeError,
+        ):
             return None  # a changed formula need not make sense
         return None if found is None else found.detach()
 
@@ -79,10 +89,12 @@ class Counterfactual:
     """The values of a formula with one thing changed.
 
     Attributes:
+        number: of the change among all of the formula.
         id: what was changed, such as ``kl_estimator=k1``, ``input:weights=1``, ``op:minimum/maximum@ppo_clip``.
         words: the same, for people.
     """
 
+    number: int
     id: str
     change: Change
     words: str
@@ -99,22 +111,22 @@ def counterfactuals(
         only: ids of the changes that are asked for; None for all.
     """
     base = formula.values(quantity)
-    if base is None or not _same(base.double().numpy(), golden):
+    if base is None or not same(base.double().numpy(), golden):
         return
-    for id, change, words, other, mode in _changes(formula, quantity):
+    for number, (id, change, words, other, mode) in enumerate(_changes(formula, quantity)):
         if only is not None and id not in only:
             continue
         values = other.values(quantity, mode)
         if values is None or values.shape != base.shape or not bool(torch.isfinite(values).all()):
             continue
-        if not _same(values.double().numpy(), base.double().numpy()):
-            yield Counterfactual(id, change, words, values.double().numpy())
+        if not same(values.double().numpy(), base.double().numpy()):
+            yield Counterfactual(number, id, change, words, values.double().numpy())
 
 
 def gives(formula: Formula, quantity: str, golden: Floats) -> bool:
     """Return True if a formula gives these values."""
     found = formula.values(quantity)
-    return found is not None and _same(found.double().numpy(), golden)
+    return found is not None and same(found.double().numpy(), golden)
 
 
 def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] | None:
@@ -124,12 +136,13 @@ def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] |
     """
     values = [formula.changed(**{key: value}).values(quantity) for value in (0.0, 1.0, 2.0)]
     none, one, two = (None if each is None else each.double().numpy() for each in values)
-    if none is None or one is None or two is None or _same(one, none) or not _same(one - none, two - one):
+    if none is None or one is None or two is None or same(one, none) or not same(one - none, two - one):
         return None
     return none, one - none
 
 
-def _same(values: Floats, other: Floats) -> bool:
+def same(values: Floats, other: Floats) -> bool:
+    """Return True for values that agree but for rounding in float64."""
     if values.shape != other.shape:
         return False
     size = float(np.abs(other).max(initial=0.0))

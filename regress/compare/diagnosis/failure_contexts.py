@@ -67,13 +67,9 @@ class FailureContexts:
 
         def guesses() -> Iterator[Hypothesis]:
             first = self._is_first(source.quantity)
+            place = self._places(canonical, local)
             for guess in self._guesses.of(source.quantity, source.name, canonical) if first else ():
-                if guess.rows is None:
-                    yield spread(guess)
-                else:
-                    place = np.full(self.frame.size, -1, np.int64)
-                    place[canonical] = local
-                    yield guess.at(place, spread)
+                yield spread(guess) if guess.rows is None else guess.at(place, spread)
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
                 own = self.traits(layout).position.reshape(layout.shape)
@@ -156,13 +152,9 @@ class FailureContexts:
             for by in (1, -1):
                 yield Hypothesis("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
             first, flat = self._is_first(source.quantity), tokens.reshape(-1)
+            place = self._places(flat, np.arange(flat.size))
             for guess in self._guesses.gradients(source.quantity, flat) if first else ():
-                if guess.rows is None:
-                    yield spread(guess)
-                else:
-                    place = np.full(self.frame.size, -1, np.int64)
-                    place[flat] = np.arange(flat.size)
-                    yield guess.at(place, spread)
+                yield spread(guess) if guess.rows is None else guess.at(place, spread)
 
         def sums() -> Iterator[Terms]:
             for found in self._guesses.sums(source.quantity):
@@ -179,6 +171,12 @@ class FailureContexts:
             guesses=lambda: known.of(quantity, name) if self._is_first(quantity) else (),
             sums=lambda: known.sums(quantity, name),
         )
+
+    def _places(self, tokens: NDArray[np.int64], local: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the place of each token of the frame in a tensor, -1 for those that are not there."""
+        place = np.full(self.frame.size, -1, np.int64)
+        place[tokens] = local
+        return place
 
     def _is_first(self, quantity: str) -> bool:
         """Return True unless a quantity before this one fails: a diagnosis is about the first."""
@@ -202,8 +200,9 @@ class FailureContexts:
 
     @cached_property
     def _guesses(self) -> TokenGuesses:
-        length = (self.config.get("data") or {}).get("max_completion_length") or 0
-        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._section, self.beside, int(length))
+        told = (self.config.get("data") or {}).get("max_completion_length")
+        length = told if isinstance(told, int) else 0
+        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._section, self.beside, length)
 
     @property
     def _section(self) -> Mapping[str, Any]:

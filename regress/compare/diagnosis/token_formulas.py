@@ -15,6 +15,7 @@ from regress.compare.diagnosis.beside import Beside
 from regress.compare.diagnosis.hypotheses import Floats, Truth
 from regress.compare.diagnosis.softmax import TOKEN_GRADIENTS, softmax_formula
 from regress.dump.arrays import Array
+from regress.errors import RegressError
 from regress.layout import TokenFrame
 
 if TYPE_CHECKING:
@@ -125,14 +126,19 @@ class TokenFormulas:
 
     @cached_property
     def objective(self) -> Objective | None:
-        """The configured objective, unchecked so that any field may be changed; None where none is known."""
+        """The configured objective, unchecked so that any field may be changed; None unless a valid one is known."""
         from regress.grpo.fields import ObjectiveFields
+        from regress.grpo.objective import Objective
 
         known = {
             spec.name: self.section[spec.name]
             for spec in fields(ObjectiveFields)
             if spec.name in self.section
         }
+        try:
+            Objective(**known)
+        except (RegressError, TypeError, ValueError, AttributeError, LookupError):
+            return None  # written by hand, or by another release
         return cast("Objective", ObjectiveFields(**known)) if known else None
 
     @property
@@ -176,6 +182,7 @@ class TokenFormulas:
         return golden is not None and gives(formula, quantity, golden)
 
     def golden(self, quantity: str) -> Floats | None:
+        """Return the golden values of the loss tokens, ``[K, ...]``; None for a quantity that has none of them."""
         values = next(iter(self.truth.get(quantity, {}).values()), None)
         if values is None:
             return None

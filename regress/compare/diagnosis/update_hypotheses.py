@@ -210,6 +210,6 @@ def _screened(formula: Formula, kind: str, golden: Floats) -> Iterator[Hypothesi
 
         def whole(few: Counterfactual = few) -> Hypothesis | None:
             every = counterfactuals(formula, kind, golden, {few.id})
-            return next((changed(one, one.values) for one in every if one.words == few.words), None)
+            return next((changed(one, one.values) for one in every if one.number == few.number), None)
 
         yield replace(changed(few, few.values), partial=True, rows=rows, whole=whole)

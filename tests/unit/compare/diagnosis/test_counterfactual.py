@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regress.compare.diagnosis.adamw import AdamW
 from regress.compare.diagnosis.counterfactual import Change, Formula, affine, counterfactuals
 from regress.compare.diagnosis.rules.table import RULES
 from regress.grpo.catalogue import KL_ESTIMATORS
@@ -20,6 +22,7 @@ from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
 from tests.as_subtests import as_subtests
 from tests.unit.compare.diagnosis.synthetic_update import (
+    SETTINGS,
     changes,
     counterfactuals_of,
     made,
@@ -158,3 +161,65 @@ def test_a_coefficient_is_told_by_its_line() -> None:
     np.testing.assert_array_equal(line[0], [3.0, 3.0, 3.0])
     np.testing.assert_array_equal(line[1], [1.0, 2.0, 4.0])
     assert affine(LINE, "z", "slope") is None
+
+
+# large updates, and configurations that make no sense
+
+
+BATCH = ("loss=clip_cov", "loss=kl_cov", "op:sum/mean@")
+"""Changes that depend on all tokens at once: of a few samples they are others, and explain nothing."""
+
+
+@pytest.mark.parametrize("quantity", ["policy_loss", "token_gradient", "logit_gradient"])
+def test_a_few_samples_are_asked_first_and_all_of_them_say_the_same(
+    quantity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective = objective_of()
+    truth = made(objective)
+    every = [*counterfactuals_of(objective, truth).of(quantity)]
+    few = 16 * math.prod(next(iter(truth[quantity].values())).shape[1:])
+    monkeypatch.setattr("regress.compare.diagnosis.token_counterfactuals.FEW", few)
+    asked = [one for one in counterfactuals_of(objective, truth).of(quantity) if one.rows is not None]
+    assert len(asked) > 10
+    for one in asked:
+        assert one.partial
+        whole = one.whole()
+        assert whole is not None
+        if not one.numbers["id"].startswith(BATCH):
+            np.testing.assert_allclose(one.values, whole.values[one.rows], rtol=1e-9, atol=1e-12)
+        same = [np.array_equal(whole.values, other.values) for other in every if other.numbers == one.numbers]
+        assert any(same)
+
+
+def test_what_explains_no_tensor_is_not_tried_on_the_next() -> None:
+    objective = objective_of()
+    known = counterfactuals_of(objective, made(objective))
+    known.keep("policy_loss", ["loss=cispo", "op:minimum/maximum@ppo_clip"])
+    known.keep("policy_loss", ["loss=cispo", "loss=sapo"])
+    assert {one.numbers["id"] for one in known.of("policy_loss")} == {"loss=cispo"}
+
+
+@pytest.mark.parametrize(
+    "section", [{"loss": "no such loss"}, {"kl_coef": "much"}, {"clip_low": [0.2]}, {"loss": None}]
+)
+def test_a_configuration_that_makes_no_sense_is_none(section: dict[str, Any]) -> None:
+    known = counterfactuals_of(objective_of(), made(objective_of()), known=False)
+    formulas = replace(known.formulas, section=section)
+    assert formulas.objective is None
+    assert formulas.formula("policy_loss") is not None  # that of an objective which gives the values
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"betas": [2.0, 0.9]},
+        {"betas": [0.9, 1e308]},
+        {"eps": float("nan")},
+        {"weight_decay": float("inf")},
+        {"learning_rate": "fast"},
+    ],
+)
+def test_an_optimizer_that_makes_no_sense_has_no_formula(wrong: dict[str, Any]) -> None:
+    assert AdamW.of({**SETTINGS, **wrong}, 4.0) is None
+    assert AdamW.of({**SETTINGS, "max_grad_norm": "large"}, 4.0) is not None
+    assert AdamW.of(SETTINGS, 0.0) is None
