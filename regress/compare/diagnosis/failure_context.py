@@ -39,7 +39,7 @@ class FailureContext:
     Attributes:
         traits: attributes of the tokens at the places of its leading dimensions; None for a tensor without tokens.
         leading: shape of those dimensions.
-        guesses: hypotheses with arrays in the shape of the whole tensor.
+        guesses: hypotheses with arrays in the shape of the whole tensor; asked with its affected elements, if known.
         sums: decompositions of the whole tensor into known parts.
         logits: ``(logits, targets)`` of the places, ``[P, V]`` and ``[P]``; for log-probs and entropies. Rows of
             places without logits are NaN. ``entropy`` is True for entropies.
@@ -52,7 +52,7 @@ class FailureContext:
 
     traits: Callable[[], TokenAttributes] | None = None
     leading: tuple[int, ...] = ()
-    guesses: Callable[[], Iterable[Hypothesis]] = tuple
+    guesses: Callable[[NDArray[np.bool_] | None], Iterable[Hypothesis]] = lambda _: ()
     sums: Callable[[], Iterable[Terms]] = tuple
     logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
     entropy: bool = False
@@ -138,7 +138,7 @@ class FailureContext:
         """Return the hypotheses that explain the affected values, with their numbers, and on how many elements."""
         known: dict[str, Mapping[str, Any]] = {}
         hits: dict[str, int] = {}
-        for guess in self.guesses():
+        for guess in self.guesses(over if self.shards is None else None):
             if guess.id in known and guess.id != "formula":
                 continue
             if guess.rows is not None:  # a few rows are asked first: there may be hundreds of changes

@@ -65,10 +65,13 @@ class FailureContexts:
             values = placed(guess.values, math.nan)
             return replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
 
-        def guesses() -> Iterator[Hypothesis]:
+        def guesses(affected: NDArray[np.bool_] | None) -> Iterator[Hypothesis]:
             first = self._is_first(source.quantity)
-            place = self._places(canonical, local)
-            for guess in self._guesses.of(source.quantity, source.name, canonical) if first else ():
+            place, asked = self._places(canonical, local), canonical
+            if affected is not None:
+                wrong = np.asarray(affected.reshape(math.prod(leading), -1).any(axis=1))
+                asked = canonical[wrong[local]]
+            for guess in self._guesses.of(source.quantity, source.name, asked) if first else ():
                 yield spread(guess) if guess.rows is None else guess.at(place, spread)
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
@@ -143,7 +146,7 @@ class FailureContexts:
         def spread(guess: Hypothesis) -> Hypothesis:
             return replace(guess, values=guess.values[tokens].reshape(shape))
 
-        def guesses() -> Iterator[Hypothesis]:
+        def guesses(affected: NDArray[np.bool_] | None) -> Iterator[Hypothesis]:
             values = self.truth.get(source.quantity, {}).get(source.name)
             if values is None or self.loss_mask is None:
                 return
@@ -153,7 +156,8 @@ class FailureContexts:
                 yield Hypothesis("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
             first, flat = self._is_first(source.quantity), tokens.reshape(-1)
             place = self._places(flat, np.arange(flat.size))
-            for guess in self._guesses.gradients(source.quantity, flat) if first else ():
+            asked = flat if affected is None else flat[affected.reshape(flat.size, -1).any(axis=1)]
+            for guess in self._guesses.gradients(source.quantity, asked) if first else ():
                 yield spread(guess) if guess.rows is None else guess.at(place, spread)
 
         def sums() -> Iterator[Terms]:
@@ -168,7 +172,7 @@ class FailureContexts:
         """Return the context of a full tensor of the update."""
         known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {}, self.beside)
         return FailureContext(
-            guesses=lambda: known.of(quantity, name) if self._is_first(quantity) else (),
+            guesses=lambda affected: known.of(quantity, name, affected) if self._is_first(quantity) else (),
             sums=lambda: known.sums(quantity, name),
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regress.compare.diagnosis.adamw import MOMENTS, STATE, AdamW, adamw_formula, made_twice
 from regress.compare.diagnosis.beside import NOTHING, Beside
@@ -41,12 +42,16 @@ class UpdateHypotheses:
     settings: Mapping[str, Any]
     beside: Beside = NOTHING
 
-    def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``."""
+    def of(self, quantity: str, name: str, affected: NDArray[np.bool_] | None = None) -> Iterator[Hypothesis]:
+        """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``.
+
+        Args:
+            affected: its wrong elements, of which some are asked first where there are many; None for any.
+        """
         if quantity == "gradient":
             yield from self._gradient(name)
         elif quantity in ("optimizer", "param"):
-            yield from self._update(quantity, name)
+            yield from self._update(quantity, name, affected)
 
     def sums(self, quantity: str, name: str) -> Iterator[Terms]:
         """Yield decompositions of a tensor into what it is made of."""
@@ -100,7 +105,7 @@ class UpdateHypotheses:
         if len(samples) > 1:
             yield Terms("samples", samples, most=len(samples))
 
-    def _update(self, quantity: str, name: str) -> Iterator[Hypothesis]:
+    def _update(self, quantity: str, name: str, affected: NDArray[np.bool_] | None) -> Iterator[Hypothesis]:
         """Yield what a moment or parameter would be, had one thing of the update been another."""
         from regress.compare.diagnosis.counterfactual import affine, counterfactuals
 
@@ -111,7 +116,7 @@ class UpdateHypotheses:
         if golden.size <= _FEW:
             yield from (changed(found, found.values) for found in counterfactuals(formula, kind, golden))
         else:
-            yield from _screened(formula, kind, golden)
+            yield from _screened(formula, kind, golden, affected)
         for key in ("learning_rate", "weight_decay", "beta1", "beta2"):
             line = affine(formula, kind, key)
             if line is not None:
@@ -200,11 +205,14 @@ class UpdateHypotheses:
         return min(bound / (float(norm) + CLIP_EPS), 1.0)
 
 
-def _screened(formula: Formula, kind: str, golden: Floats) -> Iterator[Hypothesis]:
+def _screened(
+    formula: Formula, kind: str, golden: Floats, affected: NDArray[np.bool_] | None
+) -> Iterator[Hypothesis]:
     """Yield what a few elements of a tensor would be, and all of it where that explains them."""
     from regress.compare.diagnosis.counterfactual import counterfactuals
 
-    rows = np.arange(0, golden.size, -(-golden.size // _FEW))
+    rows = np.arange(golden.size) if affected is None else np.flatnonzero(affected)
+    rows = rows[:: max(1, -(-rows.size // _FEW))]
     inputs = {name: one.reshape(-1)[rows] if one.dim() else one for name, one in formula.inputs.items()}
     for few in counterfactuals(replace(formula, inputs=inputs), kind, golden.reshape(-1)[rows]):
 

@@ -97,7 +97,7 @@ def test_each_rank_with_the_microbatches_of_its_group_alone() -> None:
 
 def test_parts_of_a_tensor_that_are_added_as_if_they_were_copies() -> None:
     known = UpdateHypotheses({"gradient": {"w": GOLDEN}}, {})
-    context = FailureContext(guesses=lambda: known.of("gradient", "w"))
+    context = FailureContext(guesses=lambda _: known.of("gradient", "w"))
     added = np.concatenate([GOLDEN[:3] + GOLDEN[3:]] * 2)
     experts = "model.layers.1.mlp.experts.down_proj"
     wrong = judged(added, name=experts, around=context)

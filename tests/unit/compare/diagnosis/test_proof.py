@@ -254,7 +254,9 @@ def update(seed: int, shape: tuple[int, ...] = (6, 4)) -> tuple[dict[str, Any], 
 def patterns_of(quantity: str, name: str, actual: Any, seed: int = 0, **scene: Any) -> dict[str, str]:
     truth, beside = update(seed)
     known = UpdateHypotheses(truth, SETTINGS, beside)
-    around = FailureContext(guesses=lambda: known.of(quantity, name), sums=lambda: known.sums(quantity, name))
+    around = FailureContext(
+        guesses=lambda _: known.of(quantity, name), sums=lambda: known.sums(quantity, name)
+    )
     golden = truth[quantity][name]
     verdict = judged(actual, golden, quantity, name)
     over = np.abs(actual - golden) > BOUND
@@ -295,7 +297,7 @@ def test_the_gradient_of_the_last_update_that_was_clipped_by_an_unknown_norm() -
     truth, beside = update(0)
     left = truth["gradient"]["w"] + 0.039 * beside.before["gradient"]["w"]
     known = UpdateHypotheses(truth, {}, beside)
-    around = FailureContext(guesses=lambda: known.of("gradient", "w"))
+    around = FailureContext(guesses=lambda _: known.of("gradient", "w"))
     over = np.abs(left - truth["gradient"]["w"]) > BOUND
     affected = around.affected(left, truth["gradient"]["w"], over, None, BOUND)
     verdict = replace(judged(left, truth["gradient"]["w"], "gradient", "w"), affected=affected)
