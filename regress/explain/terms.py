@@ -59,14 +59,6 @@ class Penalty:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
-    """Return the mean (or sum) over the loss tokens of each token's sample."""
-    tokens, sample = mask.effective, mask.update.sample
-    sums = np.bincount(sample[tokens], values[tokens], minlength=len(mask.lengths))
-    out = sums if total else sums / np.maximum(mask.lengths, 1)
-    return np.asarray(out[sample], np.float64)
-
-
 def factors(mask: Mask, known: Policies) -> list[Factor]:
     """Return every factor that a loss of the catalogue has, as far as the recorded log-probs tell it."""
     ones = np.ones(mask.update.frame.size)

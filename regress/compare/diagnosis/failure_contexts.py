@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.diagnosis.formulas import TokenGuesses, clip_range, shifted
 from regress.compare.diagnosis.hypotheses import Hypothesis, Truth
 from regress.compare.diagnosis.terms import Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes, token_classes, traits_of
+from regress.compare.diagnosis.token_hypotheses import TokenHypotheses, clip_range, shifted
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.quantities import EVERYWHERE, Source, order_of
 from regress.grpo.presets import PRESETS
@@ -203,10 +203,10 @@ class FailureContexts:
         return token_classes(self.truth, self.frame, self.loss_mask, clip, self.beside.sampled())
 
     @cached_property
-    def _guesses(self) -> TokenGuesses:
+    def _guesses(self) -> TokenHypotheses:
         told = (self.config.get("data") or {}).get("max_completion_length")
         length = told if isinstance(told, int) else 0
-        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._section, self.beside, length)
+        return TokenHypotheses(self.truth, self.frame, self.loss_mask, self._section, self.beside, length)
 
     @property
     def _section(self) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.aligned import Aligned, TokenRows
 from regress.compare.alignment.project import Projection
-from regress.compare.diagnosis.formulas import clip_range
+from regress.compare.diagnosis.token_hypotheses import clip_range
 from regress.compare.dumps.bounds import spacing
 from regress.compare.dumps.canonical import earlier_updates, golden_update, merged
 from regress.compare.dumps.findings import Finding

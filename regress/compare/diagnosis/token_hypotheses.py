@@ -49,7 +49,7 @@ def shifted(values: Array, frame: TokenFrame, by: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class TokenGuesses:
+class TokenHypotheses:
     """Hypotheses about one token quantity of an update, in canonical form.
 
     Attributes:
