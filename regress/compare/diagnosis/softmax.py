@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,16 +39,14 @@ def _not_centred(z: Tensor) -> Tensor:
     return -((z - top).exp() * (z - top).detach()).sum(-1)
 
 
-def _softmax(
-    values: Mapping[str, Tensor], settings: Softmax, entropy_of: Callable[[Tensor], Tensor] = _entropy
-) -> dict[str, Tensor]:
+def _softmax(values: Mapping[str, Tensor], settings: Softmax) -> dict[str, Tensor]:
     """Return log_probs and entropy [K] of logits [K, V], and logit_gradient [K, V] where those by both are known."""
     import torch
 
     logits = values["logits"].detach().requires_grad_()
     z = logits / settings.temperature
     own = (z - z.logsumexp(-1, keepdim=True)).gather(1, values["targets"][:, None])[:, 0]
-    entropy = entropy_of(z)
+    entropy = _entropy(z)
     found = {"log_probs": own, "entropy": entropy}
     if "token_gradient" not in values:
         return found
@@ -59,6 +56,26 @@ def _softmax(
     if not total.requires_grad:
         return found
     return {**found, "logit_gradient": torch.autograd.grad(total, logits)[0]}
+
+
+def gradient_parts(formula: Formula) -> dict[str, Tensor]:
+    """Return the parts ``[K, V]`` that a gradient of logits is the sum of, by name."""
+    import torch
+
+    values, logits = formula.inputs, formula.inputs["logits"].detach().requires_grad_()
+    z = logits / formula.settings.temperature
+    by_log_probs, by_entropy = (values.get(name) for name in TOKEN_GRADIENTS)
+    totals = {}
+    if by_log_probs is not None:
+        totals["target's logit"] = by_log_probs * z.gather(1, values["targets"][:, None])[:, 0]
+        totals["normalization"] = -by_log_probs * z.logsumexp(-1)
+    if by_entropy is not None:
+        totals["entropy's p log p"] = by_entropy * _not_centred(z)
+        totals["entropy's normalization"] = by_entropy * (_entropy(z) - _not_centred(z))
+    found = {
+        name: torch.autograd.grad(total.sum(), logits, retain_graph=True)[0] for name, total in totals.items()
+    }
+    return {f"the gradient of the {name}": values for name, values in found.items()}
 
 
 def softmax_formula(
@@ -86,6 +103,4 @@ def softmax_formula(
         inputs[name] = torch.from_numpy(ids[np.clip(rows + step, 0, len(ids) - 1)])
     inputs |= {name: torch.from_numpy(values.copy()) for name, values in gradients.items()}
     swaps = {"targets": ("token_before", "token_after"), "logits": (), **dict.fromkeys(TOKEN_GRADIENTS, ())}
-    choices = {"temperature": (1.0, t * t, 1 / t)}
-    mistakes = {"an_entropy_that_is_not_centred": partial(_softmax, entropy_of=_not_centred)}
-    return Formula(_softmax, inputs, Softmax(t), choices, swaps=swaps, mistakes=mistakes)
+    return Formula(_softmax, inputs, Softmax(t), {"temperature": (1.0, t * t, 1 / t)}, swaps=swaps)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.counterfactual import MOVED, Counterfactual, affine, counterfactuals, same
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, changed
+from regress.compare.diagnosis.softmax import gradient_parts
 from regress.compare.diagnosis.terms import Term, Terms
 from regress.compare.diagnosis.token_formulas import FEW, OF_LOGITS, WHOLE, TokenFormulas
 
@@ -100,9 +101,14 @@ class TokenCounterfactuals:
         return self._bases[quantity]
 
     def sums(self, quantity: str) -> Iterator[Terms]:
-        """Yield a quantity as the sum of what each coefficient of the objective adds to it, and of the rest."""
-        golden = self.formulas.golden(quantity)
-        if golden is None or quantity not in _SUMS or not self.formulas.formula(quantity):
+        """Yield a quantity as the sum of what each coefficient of the objective, or part of log-softmax, adds to it."""
+        golden, formula = self.formulas.golden(quantity), self.formulas.formula(quantity)
+        if formula is not None and quantity == "logit_gradient":
+            parts = gradient_parts(formula).items()
+            yield Terms(
+                "terms", [Term(name, self.formulas.placed(one.numpy())) for name, one in parts if one.any()]
+            )
+        if golden is None or quantity not in _SUMS or formula is None:
             return
         rest, terms = golden, []
         for key, coefficient, each in self._terms(quantity):
