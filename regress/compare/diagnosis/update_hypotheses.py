@@ -122,6 +122,11 @@ class UpdateHypotheses:
             if line is not None:
                 words = f"that with {key} in place of {getattr(formula.settings, key):g}:"
                 yield Hypothesis("fitted", line[0], {"what": words, "id": f"fit:{key}"}, line[1])
+        if (
+            kind == "exp_avg"
+        ):  # linear in the gradient, which ranks may have clipped each by a number of its own
+            share = _share(formula, kind, "gradient")
+            yield Hypothesis("fitted", golden - share, {"what": "that with the gradient times"}, share)
         if kind == "param" and not self._begins_as_recorded(parameter, golden, formula):
             return
         again = made_twice(formula).values(kind)
@@ -134,17 +139,12 @@ class UpdateHypotheses:
         """Yield a moment as the sum of the last one and the gradient."""
         parameter, _, kind = name.rpartition("/")
         formula = self._formula(parameter) if kind in MOMENTS else None
-        golden = None if formula is None else formula.values(kind)
-        if formula is None or golden is None:
+        if formula is None:
             return
 
-        def share(key: str) -> Floats:
-            without = replace(formula, inputs={**formula.inputs, key: 0 * formula.inputs[key]}).values(kind)
-            return (golden if without is None else golden - without).numpy()
-
         terms = [
-            Term("the state before this update", share(MOMENTS[kind])),
-            Term("the gradient", share("gradient")),
+            Term("the state before this update", _share(formula, kind, MOMENTS[kind])),
+            Term("the gradient", _share(formula, kind, "gradient")),
         ]
         if kind == "exp_avg" and "parameters" in formula.inputs:
             held = (1 - formula.settings.beta1) * formula.inputs["parameters"].numpy()
@@ -203,6 +203,13 @@ class UpdateHypotheses:
         if norm is None or not isinstance(bound, int | float):
             return 1.0
         return min(bound / (float(norm) + CLIP_EPS), 1.0)
+
+
+def _share(formula: Formula, kind: str, key: str) -> Floats:
+    """Return what an input adds to a moment, which is linear in it or in its square."""
+    without = replace(formula, inputs={**formula.inputs, key: 0 * formula.inputs[key]})
+    both, rest = formula.values(kind), without.values(kind)
+    return np.zeros(()) if both is None or rest is None else (both - rest).numpy()
 
 
 def _screened(
