@@ -142,14 +142,11 @@ class FailureContext:
             if guess.id in known and guess.id != "formula":
                 continue
             if guess.rows is not None:  # a few rows are asked first: there may be hundreds of changes
-                asked = (
-                    None
-                    if self.shards is None and not _fits_rows(guess, actual, golden, over, bound)
-                    else guess.whole()
-                )
-                if asked is None:
+                fits = self.shards is not None or _fits_rows(guess, actual, golden, over, bound)
+                whole = guess.whole() if fits else None
+                if whole is None:
                     continue
-                guess = asked
+                guess = whole
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)

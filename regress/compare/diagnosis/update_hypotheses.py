@@ -122,9 +122,7 @@ class UpdateHypotheses:
             if line is not None:
                 words = f"that with {key} in place of {getattr(formula.settings, key):g}:"
                 yield Hypothesis("fitted", line[0], {"what": words, "id": f"fit:{key}"}, line[1])
-        if (
-            kind == "exp_avg"
-        ):  # linear in the gradient, which ranks may have clipped each by a number of its own
+        if kind == "exp_avg":  # linear in the gradient, which each rank may have clipped by another number
             share = _share(formula, kind, "gradient")
             yield Hypothesis("fitted", golden - share, {"what": "that with the gradient times"}, share)
         if kind == "param" and not self._begins_as_recorded(parameter, golden, formula):
@@ -141,7 +139,6 @@ class UpdateHypotheses:
         formula = self._formula(parameter) if kind in MOMENTS else None
         if formula is None:
             return
-
         terms = [
             Term("the state before this update", _share(formula, kind, MOMENTS[kind])),
             Term("the gradient", _share(formula, kind, "gradient")),
