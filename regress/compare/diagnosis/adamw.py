@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOMENTS = {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
 """Recorded moment -> the input that it is made of."""
 STATE = {**MOMENTS, "param": "parameters"}
-"""What an update changes -> the input that it is made of."""
+"""Result of an update -> the input that it is made of."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Pattern:
 
     @property
     def said(self) -> list[str]:
-        """What rules search: the ids of the changes that explain the values, or its words."""
+        """Texts that rules search: the ids of the changes that explain the values, or its words."""
         return [
             *self.numbers.get("changes", ()),
             *([self.numbers["id"]] if "id" in self.numbers else []),

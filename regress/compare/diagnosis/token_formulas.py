@@ -214,13 +214,9 @@ class TokenFormulas:
         def cut(values: Array) -> Array:
             return values[rows] if values.shape[:1] == (size,) else values[of_loss]
 
-        lengths = (size, int(self.loss_mask.sum()))
+        of_tokens = ((size,), (int(self.loss_mask.sum()),))
         truth = {
-            quantity: {
-                name: cut(values)
-                for name, values in tensors.items()
-                if values.shape[:1] in ((n,) for n in lengths)
-            }
+            quantity: {name: cut(one) for name, one in tensors.items() if one.shape[:1] in of_tokens}
             for quantity, tensors in self.truth.items()
         }
         logits = None if self.logits is None else (self.logits[0][rows], self.logits[1][rows])
@@ -229,7 +225,7 @@ class TokenFormulas:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """What is known of the loss tokens, and the rewards of the rollout."""
+        """Golden values of the loss tokens, and the rewards of the rollout."""
         import torch
 
         names = ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "advantages", "weights")

@@ -122,7 +122,7 @@ class TokenHypotheses:
 
     @cached_property
     def counterfactuals(self) -> TokenCounterfactuals | None:
-        """What the objective would give, had one thing of it been another; None without a loss mask."""
+        """Counterfactuals of the update's quantities; None without a loss mask."""
         from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 
         return None if self.formulas is None else TokenCounterfactuals(self.formulas)
