@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from regress.grpo.advantages import token_advantages
-from regress.grpo.aggregation import batch_weights
+from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.kl import kl_penalty
 from regress.grpo.losses import entropy_in_loss, token_loss
-from regress.grpo.policy_losses import LOSSES
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,11 @@ class Samples:
     ranks: int = 1
     spans: Sequence[int] | None = None
 
+    @property
+    def partition(self) -> Sequence[Sequence[int]]:
+        """Samples of each microbatch: one of all of them where nobody knows any."""
+        return self.microbatches or [[*range(self.count)]]
+
 
 Values = Mapping[str, Tensor]
 """Name -> values of the K loss tokens; ``rewards`` and ``groups`` are those of the M samples of the rollout."""
@@ -66,18 +70,25 @@ def loss_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, T
         ref_log_probs_K=values.get("ref_log_probs"),
         sampler_log_probs_K=values.get("sampler_log_probs"),
         entropy_K=values.get("entropy"),
-        entropy_scale_K=values.get("entropy_scale"),
+        entropy_scale_K=_entropy_scale(values, samples, o),
     )
-    entropy = entropy_in_loss(found)
     named = {
         "ratio": found.ratio_K,
-        "sampler_weights": None if LOSSES[o.loss].weighs else found.correction_K,
+        "sampler_weights": found.correction_K,
         "kl": found.kl_K,
         "policy_loss": found.policy_K,
-        "entropy_loss": entropy if o.entropy_coef else None,
+        "entropy_loss": entropy_in_loss(found),
         "token_loss": found.loss_K,
     }
     return {name: each for name, each in named.items() if each is not None}
+
+
+def _entropy_scale(values: Values, samples: Samples, o: ObjectiveFields) -> Tensor | None:
+    """Return what entropies are multiplied by; None where the weights of losses are theirs, or are not known."""
+    if "weights" not in values:
+        return None
+    own = entropy_weights(samples.sequence, samples.count, o, partition=samples.partition)
+    return None if own is None else entropy_scale(values["weights"], own)
 
 
 def gradients_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
@@ -112,7 +123,7 @@ def weights_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str
         samples.count,
         o,
         max_completion_length=max(samples.length, 1),
-        partition=samples.microbatches or [[*range(samples.count)]],
+        partition=samples.partition,
         ranks=samples.ranks,
         completion_lengths=samples.spans,
     )

@@ -107,7 +107,7 @@ class TokenFormulas:
             found: Mapping[str, Tensor] = of_samples(values, samples, settings)
             return found
 
-        objective = self.objective or self._found(quantity, of_samples)
+        objective = self._in_use or self._found(quantity, of_samples)
         if objective is None:
             return None
         swaps = {name: tuple(other for other in _LOG_PROBS if other != name) for name in _LOG_PROBS}
@@ -140,6 +140,23 @@ class TokenFormulas:
         except (RegressError, TypeError, ValueError, AttributeError, LookupError):
             return None  # written by hand, or by another release
         return cast("Objective", ObjectiveFields(**known)) if known else None
+
+    @cached_property
+    def _in_use(self) -> Objective | None:
+        """The configured objective, with coefficients that adapt as the golden loss of this update tells them."""
+        from regress.compare.diagnosis.counterfactual import Formula, affine
+        from regress.grpo.evaluate import loss_of
+
+        golden, objective, samples = self.golden("token_loss"), self.objective, self.samples
+        for term in "kl", "entropy":
+            if golden is None or objective is None or getattr(objective, f"{term}_controller") != "adaptive":
+                continue
+            formula = Formula(lambda values, own: loss_of(values, samples, own), self.values, objective)
+            if (line := affine(formula, "token_loss", f"{term}_coef")) is not None:
+                without, slope = line
+                coefficient = float(np.vdot(golden - without, slope) / np.vdot(slope, slope))
+                objective = formula.changed(**{f"{term}_coef": coefficient}).settings
+        return objective
 
     @property
     def searched(self) -> dict[str, Any]:
@@ -262,7 +279,15 @@ class TokenFormulas:
             [*own] == keys,
             self.length,
             [one.samples.tolist() for one in self.beside.microbatches.values()],
+            spans=self._spans,
         )
+
+    @property
+    def _spans(self) -> list[int]:
+        """Return the tokens of each sample from the first sampled one on; 0 for a sample without any."""
+        sampled = self.beside.sampled()
+        own = np.split(self.loss_mask if sampled is None else sampled, np.cumsum(self.frame.lengths)[:-1])
+        return [len(one) - int(one.argmax()) if one.any() else 0 for one in own]
 
     @cached_property
     def _of_logits(self) -> Formula | None:
