@@ -51,6 +51,10 @@ class Samples:
 Values = Mapping[str, Tensor]
 """Name -> values of the K loss tokens; ``rewards`` and ``groups`` are those of the M samples of the rollout."""
 
+_OF_TOKENS = (
+    *("log_probs", "old_log_probs", "ref_log_probs", "sampler_log_probs"),
+    *("advantages", "entropy", "weights"),
+)
 Compute = Callable[[Values, Samples, ObjectiveFields], dict[str, Tensor]]
 
 
@@ -60,6 +64,8 @@ def loss_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, T
     Raises:
         InputError: for values that the objective needs and that are not there.
     """
+    if o.statistics_scope == "microbatch" and o.compares_tokens and len(samples.partition) > 1:
+        return _loss_of_microbatches(values, samples, o)
     found = token_loss(
         values["log_probs"],
         values["old_log_probs"],
@@ -83,10 +89,26 @@ def loss_of(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, T
     return {name: each for name, each in named.items() if each is not None}
 
 
+def _loss_of_microbatches(values: Values, samples: Samples, o: ObjectiveFields) -> dict[str, Tensor]:
+    """Return `loss_of` where tokens are compared with those of their own microbatch alone."""
+    given = {name: each for name in _OF_TOKENS if (each := values.get(name)) is not None}
+    if (scale := _entropy_scale(values, samples, o)) is not None:
+        given["entropy_scale"] = scale
+    found: dict[str, Tensor] = {}
+    for members in samples.partition:
+        ordered = torch.tensor(sorted(members), dtype=torch.int64)
+        select = torch.nonzero(torch.isin(samples.sequence, ordered))[:, 0]
+        own = Samples(torch.searchsorted(ordered, samples.sequence[select]), len(members))
+        for name, each in loss_of({name: one[select] for name, one in given.items()}, own, o).items():
+            whole = found.get(name, torch.zeros(len(samples.sequence), dtype=each.dtype))
+            found[name] = whole.index_copy(0, select, each)
+    return found
+
+
 def _entropy_scale(values: Values, samples: Samples, o: ObjectiveFields) -> Tensor | None:
     """Return what entropies are multiplied by; None where the weights of losses are theirs, or are not known."""
-    if "weights" not in values:
-        return None
+    if "weights" not in values or "entropy_scale" in values:
+        return values.get("entropy_scale")
     own = entropy_weights(samples.sequence, samples.count, o, partition=samples.partition)
     return None if own is None else entropy_scale(values["weights"], own)
 

@@ -6,6 +6,8 @@ another one. Each is made by running the formula: nothing here knows whether it 
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -48,7 +50,7 @@ class Formula:
 
     Attributes:
         settings: a dataclass.
-        choices: field of the settings -> other values that it may have had.
+        choices: field of the settings -> other values that it may have had; only those that are read are tried.
         exchanges: fields whose values may have been taken for each other's.
         swaps: input -> inputs that may have been taken for it.
         mistakes: id -> what people are known to compute in its place, where that is more than one change.
@@ -78,6 +80,21 @@ class Formula:
         ):
             return None  # a changed formula need not make sense
         return None if found is None else found.detach()
+
+    def reads(self, quantity: str) -> set[str]:
+        """Return the names of the settings that are read, not only copied, as a quantity is computed."""
+        seen: set[str] = set()
+
+        class Traced(type(self.settings)):  # type: ignore[misc]  # a class that is known when the formula is
+            def __getattribute__(self, name: str) -> Any:
+                if sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+                    seen.add(name)
+                return super().__getattribute__(name)
+
+        traced = copy.copy(self.settings)
+        object.__setattr__(traced, "__class__", Traced)
+        replace(self, settings=traced).values(quantity)
+        return seen
 
     def changed(self, **settings: Any) -> Formula:
         """Return the formula with other settings."""
@@ -153,8 +170,9 @@ _Changed = tuple[str, Change, str, Formula, AbstractContextManager[Any]]
 
 
 def _changes(formula: Formula, quantity: str) -> Iterator[_Changed]:
-    yield from _of_settings(formula)
-    yield from _exchanges(formula)
+    read = formula.reads(quantity)
+    yield from _of_settings(formula, read)
+    yield from _exchanges(formula, read)
     yield from _of_inputs(formula)
     for id, compute in formula.mistakes.items():
         words = f"with {id.replace('_', ' ')}"
@@ -167,8 +185,10 @@ def _changes(formula: Formula, quantity: str) -> Iterator[_Changed]:
             yield id, Change.OPERATION, told, formula, Operation(number, call)
 
 
-def _of_settings(formula: Formula) -> Iterator[_Changed]:
+def _of_settings(formula: Formula, read: Collection[str]) -> Iterator[_Changed]:
     for key, others in formula.choices.items():
+        if key not in read:
+            continue
         known = getattr(formula.settings, key)
         for value in dict.fromkeys(others):
             if value != known:
@@ -178,10 +198,10 @@ def _of_settings(formula: Formula) -> Iterator[_Changed]:
                 yield f"{key}={_told(value)}", change, words, other, _UNCHANGED
 
 
-def _exchanges(formula: Formula) -> Iterator[_Changed]:
+def _exchanges(formula: Formula, read: Collection[str]) -> Iterator[_Changed]:
     for one, two in formula.exchanges:
         first, second = getattr(formula.settings, one), getattr(formula.settings, two)
-        if first != second:
+        if first != second and {one, two} & {*read}:
             other = formula.changed(**{one: second, two: first})
             words = f"with {one} and {two} exchanged"
             yield f"exchange:{one},{two}", Change.EXCHANGE, words, other, _UNCHANGED

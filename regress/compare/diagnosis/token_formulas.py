@@ -84,24 +84,16 @@ class TokenFormulas:
         if quantity in OF_LOGITS:
             return self._of_logits
         from regress.grpo import evaluate
-        from regress.grpo.fields.advantages import AdvantageFields
-        from regress.grpo.fields.aggregation import AggregationFields
-        from regress.grpo.fields.corrections import CorrectionFields
-        from regress.grpo.fields.losses import LossFields
-        from regress.grpo.fields.terms import TermFields
 
-        parts: dict[str, tuple[Any, tuple[type, ...]]] = {
-            "advantages": (evaluate.advantages_of, (AdvantageFields,)),
-            "weights": (evaluate.weights_of, (AggregationFields,)),
+        parts: dict[str, Callable[..., Any]] = {
+            "advantages": evaluate.advantages_of,
+            "weights": evaluate.weights_of,
+            **dict.fromkeys(_LOSS, evaluate.loss_of),
+            **dict.fromkeys(TOKEN_GRADIENTS, evaluate.gradients_of),
         }
-        parts |= dict.fromkeys(_LOSS, (evaluate.loss_of, (LossFields, TermFields, CorrectionFields)))
-        parts |= dict.fromkeys(
-            TOKEN_GRADIENTS, (evaluate.gradients_of, (LossFields, TermFields, CorrectionFields))
-        )
         if quantity not in parts or (quantity == "advantages" and "rewards" not in self.values):
             return None
-        of_samples, own = parts[quantity]
-        samples = self.samples
+        of_samples, samples = parts[quantity], self.samples
 
         def compute(values: Mapping[str, Tensor], settings: Objective) -> Mapping[str, Tensor]:
             found: Mapping[str, Tensor] = of_samples(values, samples, settings)
@@ -118,7 +110,7 @@ class TokenFormulas:
             compute,
             self.values,
             objective,
-            _choices(objective, own),
+            _choices(objective),
             [*combinations(_numbers(objective), 2), ("kl_coef", "entropy_coef")],
             swaps,
             evaluate.mistakes(of_samples, samples, objective),
@@ -306,17 +298,16 @@ def _numbers(objective: Objective) -> list[str]:
     return [name for name in names if isinstance(getattr(objective, name), float)]
 
 
-def _choices(objective: Objective, parts: tuple[type, ...]) -> dict[str, tuple[Any, ...]]:
-    """Return the other values that the fields of some parts of an objective may have had."""
+def _choices(objective: Objective) -> dict[str, tuple[Any, ...]]:
+    """Return the other values that the fields of an objective may have had."""
     found: dict[str, tuple[Any, ...]] = {}
-    for part in parts:
-        for spec in fields(part):
-            known = getattr(objective, spec.name)
-            if spec.metadata.get("choices"):
-                found[spec.name] = tuple(spec.metadata["choices"])
-            elif isinstance(known, bool):
-                found[spec.name] = (not known,)
-            else:
-                default = spec.default if spec.default is not MISSING else None
-                found[spec.name] = (*_CONSTANTS.get(spec.name, ()), *((0.0,) if known else ()), default)
+    for spec in fields(objective):
+        known = getattr(objective, spec.name)
+        if spec.metadata.get("choices"):
+            found[spec.name] = tuple(spec.metadata["choices"])
+        elif isinstance(known, bool):
+            found[spec.name] = (not known,)
+        else:
+            default = spec.default if spec.default is not MISSING else None
+            found[spec.name] = (*_CONSTANTS.get(spec.name, ()), *((0.0,) if known else ()), default)
     return found

@@ -17,11 +17,12 @@ from regress.compare.diagnosis.adamw import AdamW
 from regress.compare.diagnosis.counterfactual import Change, Formula, affine, counterfactuals
 from regress.compare.diagnosis.rules.table import RULES
 from regress.grpo.catalogue import KL_ESTIMATORS
-from regress.grpo.evaluate import gradients_of, loss_of
+from regress.grpo.evaluate import advantages_of, gradients_of, loss_of
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
 from tests.as_subtests import as_subtests
 from tests.unit.compare.diagnosis.synthetic_update import (
+    REWARDS,
     SETTINGS,
     changes,
     counterfactuals_of,
@@ -29,6 +30,8 @@ from tests.unit.compare.diagnosis.synthetic_update import (
     objective_of,
     samples_of,
 )
+
+REWARDED = {"rewards": torch.tensor(REWARDS, dtype=torch.float64), "groups": torch.tensor([0, 0, 1, 1])}
 
 
 def explained(
@@ -98,6 +101,22 @@ def test_a_loss_that_somebody_wrote_wrongly(
     values = values_of(objective)
     found = wrong(values, (values["log_probs"] - values["old_log_probs"]).exp()).numpy()
     assert id in explained("policy_loss", found, objective, known=known)
+
+
+def test_a_kl_that_is_missing_in_the_reward_is_told_of_advantages() -> None:
+    objective = objective_of(kl_placement="reward")
+    values = {**values_of(objective), **REWARDED}
+    wrong = advantages_of(values, samples_of(), replace(objective, kl_coef=0.0))["advantages"].numpy()
+    assert "kl_coef=0" in explained("advantages", wrong, objective)
+
+
+def test_settings_that_a_quantity_does_not_depend_on_are_not_tried() -> None:
+    objective = objective_of(loss="cispo", aggregation="token-sum")
+    values, samples = {**values_of(objective), **REWARDED}, samples_of()
+    formula = Formula(lambda known, own: advantages_of(known, samples, own), values, objective)
+    read = formula.reads("advantages")
+    assert {"scale", "eps", "ddof"} <= read
+    assert not read & {"clip_low", "clip_high", "loss", "aggregation"}
 
 
 def test_golden_values_that_the_objective_does_not_give_have_no_counterfactuals() -> None:

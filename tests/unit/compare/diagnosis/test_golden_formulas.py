@@ -28,8 +28,7 @@ OTHERWISE = {
     "cispo_kl": ("the coefficient of the KL in the reward adapts", {"advantages"}),
     "geo_mean": ("the coefficient of the KL in the reward adapts", {"advantages"}),
     "dppo_kl": ("each reward function is estimated by itself", {"advantages"}),
-    "clip_cov": ("tokens are compared within microbatches", {"policy_loss", "token_loss", "token_gradient"}),
-    "vespo_mask": (NORMALIZED, {"sampler_weights", "policy_loss"}),
+    "vespo_mask": (NORMALIZED, {"sampler_weights"}),
     "kl_cov": (
         f"rewards are normalized by function, and {NORMALIZED}",
         {"advantages", "sampler_weights", "policy_loss", "token_loss", *TOKEN_GRADIENTS},
