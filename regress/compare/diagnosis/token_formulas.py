@@ -309,5 +309,6 @@ def _choices(objective: Objective) -> dict[str, tuple[Any, ...]]:
             found[spec.name] = (not known,)
         else:
             default = spec.default if spec.default is not MISSING else None
-            found[spec.name] = (*_CONSTANTS.get(spec.name, ()), *((0.0,) if known else ()), default)
+            off = (type(known)(0),) if known and isinstance(known, int | float) else ()
+            found[spec.name] = (*_CONSTANTS.get(spec.name, ()), *off, default)
     return found

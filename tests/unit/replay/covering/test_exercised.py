@@ -51,9 +51,7 @@ def found(sets: set[frozenset[Setting]], read: Reads) -> Unexercised:
     return unexercised(sets, read)
 
 
-BEYOND: dict[str, str] = {
-    "loss=dppo_kl: algorithm.loss=dppo_kl with algorithm.delta": "policy_losses.dppo_tv, where it is exercised",
-}
+BEYOND: dict[str, str] = {}
 """Settings that nothing exercises, though the configuration allows them, and why."""
 
 
