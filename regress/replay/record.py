@@ -14,7 +14,6 @@ from regress.golden.case import GoldenCase
 from regress.golden.files import input_files
 from regress.golden.manifest import ToleranceEntry
 from regress.golden.provenance import differences, told
-from regress.golden.signal import SignalError
 from regress.golden.store import GoldenStore
 from regress.golden.update import commit
 from regress.replay.calibrate import calibrate
@@ -23,6 +22,7 @@ from regress.replay.noise_floor import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import Recipe, has_inputs, make_inputs
 from regress.replay.sampled import sample_rollouts
+from regress.replay.signal import SignalError
 from regress.replay.truth import Truth, compute_truth, provenance_of, require_case_signal
 from regress.replay.update import propose as propose_values
 from regress.replay.workspace import Workspace

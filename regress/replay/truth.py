@@ -18,13 +18,13 @@ from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.provenance import collect
-from regress.golden.signal import require_rollout_signal, require_signal
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
+from regress.replay.signal import require_rollout_signal, require_signal
 from regress.replay.table import BASE
 from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
@@ -97,10 +97,10 @@ def canonical(case: GoldenCase, dump: DumpReader, plan: Sequence[PlannedUpdate] 
 
 
 def require_case_signal(case: GoldenCase, truth: Truth) -> None:
-    """Refuse golden values in which some faults could not show; see `regress.golden.signal`.
+    """Refuse golden values in which some faults could not show; see `regress.replay.signal`.
 
     Of a sampled case, whose updates need not show more than others do, the rollouts must: see
-    `regress.golden.signal`.
+    `regress.replay.signal`.
     """
     if case.sampled:
         require_rollout_signal(case)

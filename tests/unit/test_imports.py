@@ -23,7 +23,7 @@ TORCH_FREE = [
     "regress.interop.nexrl",
     "regress.golden",
     "regress.golden.store",
-    "regress.golden.signal",
+    "regress.replay.signal",
     "regress.golden.commands",
     "regress.golden.verify",
     "regress.compare",

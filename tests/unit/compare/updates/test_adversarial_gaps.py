@@ -19,8 +19,8 @@ from regress.dump.record import Record, replace_tensors
 from regress.dump.recorded import read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.errors import CompareError, DumpError, GoldenError
-from regress.golden.signal import require_signal
 from regress.layout import BatchPlan
+from regress.replay.signal import require_signal
 from tests.unit.compare.updates.pairs import LENGTHS, Edit, Write, without
 
 OBJECTIVE: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
-from regress.golden.signal import check_signal, require_signal
 from regress.layout import TokenFrame
+from regress.replay.signal import check_signal, require_signal
 
 PROMPT = 2
 OBJECTIVE: dict[str, Any] = {
