@@ -25,6 +25,7 @@ class Advantage(Part):
         compares: False if a sample has its value whatever the others of its group have.
         separate: True if each reward function is estimated by itself.
         knows_reward: False if the value does not depend on the reward.
+        never_negative: True if no value is below 0.
     """
 
     baseline: str = ""
@@ -33,6 +34,7 @@ class Advantage(Part):
     compares: bool = True
     separate: bool = False
     knows_reward: bool = True
+    never_negative: bool = False
 
     @property
     def one_a_sample(self) -> bool:
@@ -74,6 +76,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
             baseline="1 for every token",
             compares=False,
             knows_reward=False,
+            never_negative=True,
         ),
         "opo": Advantage(
             "R - sum(length R) / sum(length) over the group, length in loss tokens",
@@ -93,6 +96,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
             "arXiv 2503.19595; verl 0.9 grpo_passk",
             home="estimators:grpo_passk",
             baseline="second best reward of the group",
+            never_negative=True,
         ),
         "gdpo": Advantage(
             "each reward function by the rule of grpo in its group, weighted sum, whitened over tokens",

@@ -159,6 +159,11 @@ class Loss(Part):
     trl: str = ""
     conflicts: Callable[[ObjectiveFields], Conflicts] = _possible
 
+    @property
+    def clips(self) -> bool:
+        """True if ``clip_low`` and ``clip_high`` are bounds of anything."""
+        return self.clipped is not _unclipped
+
 
 _LOSSES: dict[str, Loss] = {}
 LOSSES = MappingProxyType(_LOSSES)

@@ -4,20 +4,26 @@ is the policy, whole branches of the computation could be wrong and every compar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
+from regress.compare.diagnosis.counterfactual import Formula, branches, depends_on, gives
+from regress.compare.diagnosis.token_formulas import FORMULAS, TokenFormulas
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
-from regress.golden.files import parse_where, where_order
+from regress.golden.files import where_order
+from regress.grpo.catalogue import ADVANTAGES
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
 
 CLAIMS = (
@@ -45,7 +51,17 @@ Values = Mapping[str, Mapping[str, Mapping[str, Array]]]
 """Update -> quantity -> tensor name -> values."""
 
 _LEAST_UPDATES = 3
-_ROUNDING = 1e-6  # ratios and log-probs that differ by less may be the same computation in another order
+_CLAIMED = {"kl": "kl_coef", "entropy": "entropy_coef", "sampler_correction": "sampler_correction"}
+_FIELDS = {spec.name: spec for spec in fields(ObjectiveFields)}
+_OFF = (None, False, 0, "none")
+_RANGE = ("clip_low", "clip_high", "clip_bounds")
+_UNASKED = (
+    *("sequence_gradient", "missing_rewards", "kl_controller", "entropy_controller"),
+    "correction_log_clamp",
+)
+"""Settings that need not show in the value of a token: a sample's gradient is the same by both ways where its tokens
+weigh alike, rewards may all be there, a controller sets the coefficient of the next step, a tighter bound hides one.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,7 @@ class Recording:
         objective: the section `algorithm` of the whole configuration, defaults included.
         claims: claims of the case.
         limit: greatest length of a completion.
+        formulas: update -> the formulas of its token quantities.
     """
 
     frames: Mapping[str, TokenFrame]
@@ -67,6 +84,7 @@ class Recording:
     objective: Mapping[str, Any]
     claims: Sequence[str]
     limit: int = 0
+    formulas: Mapping[str, TokenFormulas] = field(default_factory=dict)
 
     @cached_property
     def wheres(self) -> list[str]:
@@ -78,28 +96,6 @@ class Recording:
         """Trajectories of all steps."""
         return [trajectory for found in self.trajectories.values() for trajectory in found]
 
-    def masks(self, where: str) -> NDArray[np.bool_]:
-        """Return `[frame.size]`, True at the tokens of an update that the policy sampled."""
-        place = parse_where(where)
-        assert place is not None
-        by_key = {t.key: t.loss_mask for t in self.trajectories[place.step]}
-        return np.concatenate([np.asarray(by_key[key], bool) for key in self.frames[where].samples])
-
-    def tokens(self, quantity: str) -> NDArray[np.float64] | None:
-        """Return the values of a quantity at the sampled tokens of all updates, or None where it was not recorded."""
-        parts = []
-        for where in self.wheres:
-            tensors = self.truth.get(where, {}).get(quantity)
-            if tensors is None or len(tensors) != 1:
-                return None
-            (values,) = tensors.values()
-            parts.append(np.asarray(values, np.float64).reshape(-1)[self.masks(where)])
-        return np.concatenate(parts)
-
-    def wants(self, claim: str, setting: str, off: object) -> bool:
-        """Return True if a signal is claimed, or the configuration turns on a setting that needs it."""
-        return claim in self.claims or self.objective.get(setting, off) != off
-
 
 def check_signal(
     *,
@@ -108,12 +104,13 @@ def check_signal(
     truth: Values,
     config: Mapping[str, Any],
     claims: Sequence[str] = (),
+    formulas: Mapping[str, TokenFormulas],
 ) -> list[str]:
     """Return a sentence for each missing signal; an empty list for a case in which everything can fail.
 
     `config` is the whole configuration, defaults included; see `Recording` for the others.
     """
-    return [problem for problem, _ in _missing(frames, trajectories, truth, config, claims)]
+    return [problem for problem, _ in _missing(frames, trajectories, truth, config, formulas, claims)]
 
 
 def _missing(
@@ -121,11 +118,12 @@ def _missing(
     trajectories: Mapping[int, Sequence[Trajectory]],
     truth: Values,
     config: Mapping[str, Any],
+    formulas: Mapping[str, TokenFormulas],
     claims: Sequence[str] = (),
 ) -> list[tuple[str, Rule]]:
     """Return a sentence for each missing signal, with the rule that asks for it."""
     limit = int(config.get("data", {}).get("max_completion_length", 0))
-    recording = Recording(frames, trajectories, truth, config["algorithm"], claims, limit)
+    recording = Recording(frames, trajectories, truth, config["algorithm"], claims, limit, formulas)
     return [(problem, rule) for rule in _KEYS for problem in rule(recording)]
 
 
@@ -235,84 +233,99 @@ def _runs(mask: Sequence[int]) -> str:
     return "".join(str(value) for value, _ in groupby(mask))
 
 
-def _clipping(found: Recording) -> Iterator[str]:
-    ratio, advantages = found.tokens("ratio"), found.tokens("advantages")
-    if ratio is None or advantages is None:
-        yield "ratio and advantages are not recorded at every update"
-        return
-    if found.objective.get("old_log_probs") == "current":  # every ratio is 1, whatever the policy
-        return
-    used = ratio > 0  # tokens that the loss leaves out, such as those of truncated completions, have none
-    ratio, advantages = ratio[used], advantages[used]
-    if not (np.abs(ratio - 1) > _ROUNDING).any():
-        yield "every importance ratio is 1, so the updates are on-policy"
-    low, high = _bounds(found.objective)
-    sides = {f"above the clip range ({high:g})": ratio > high}
-    if low > 0:
-        sides[f"below the clip range ({low:g})"] = ratio < low
-    if low < high:
-        sides["within the clip range"] = (ratio > low) & (ratio < high)
-    signs = {"positive": advantages > 0, "negative": advantages < 0}
-    if found.objective.get("advantage") == "constant":
-        del signs["negative"]
-    for side, there in sides.items() if low < high else ():
-        for sign, fits in signs.items():
-            if not (there & fits).any():
-                yield f"no token with a {sign} advantage has a ratio {side}"
-    if low == high:  # nothing asks for the sign of the advantage
-        yield from (f"no token has a ratio {side}" for side, there in sides.items() if not there.any())
-    for cap in ("delta", "dual_clip"):
-        bound = found.objective.get(cap)
-        if bound is not None and not ((ratio > bound) & (advantages < 0)).any():
-            yield f"no token with a negative advantage has a ratio above {cap} ({bound:g})"
+def _settings(found: Recording) -> Iterator[str]:
+    """Ask of each setting whether some value would be another one, had it been another one."""
+    asked: dict[str, set[tuple[Any, ...]]] = {}
+    unknown: set[str] = set()
+    shown: set[tuple[str, tuple[Any, ...]]] = set()
+    for formulas in found.formulas.values():
+        for quantity in FORMULAS:
+            golden, formula = formulas.golden(quantity), formulas.formula(quantity)
+            if golden is None or formula is None:
+                continue
+            read = formula.reads(quantity) & formula.choices.keys()
+            if not gives(formula, quantity, golden):
+                unknown |= read  # what was recorded was made otherwise: nothing tells what it depends on
+                continue
+            others = {key: {*_others(formula, key)} for key in read}
+            asked |= others
+            shown |= _shown(formula, quantity, others)
+            if ADVANTAGES[formula.settings.advantage].never_negative:
+                other = replace(
+                    formula, inputs={**formula.inputs, "advantages": -formula.inputs["advantages"]}
+                )
+                unknown |= {key for key, _ in _shown(other, quantity, others) - shown}
+    claimed = {_CLAIMED[claim] for claim in found.claims if claim in _CLAIMED}
+    counts = {key for key in asked.keys() - unknown if _counts(key, found.objective)}
+    for key in sorted(claimed | counts):
+        if not all((key, others) in shown for others in asked.get(key, {()})):
+            yield f"no value depends on algorithm.{key} ({found.objective.get(key)})"
 
 
-def _bounds(objective: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the clip range; an empty one at 1 where the loss clips nothing."""
-    if objective["loss"] not in ("ppo_clip", "cispo"):
-        return 1.0, 1.0
-    low, high = float(objective["clip_low"]), float(objective["clip_high"])
-    return (low, high) if objective["clip_bounds"] == "absolute" else (1 - low, 1 + high)
+def _others(formula: Formula, key: str) -> Iterator[tuple[Any, ...]]:
+    """Yield other values of a setting, of each of which one must show.
+
+    A bound must show when it is tighter and when there is none; a number or a choice must show by any other value.
+    """
+    spec, known = _FIELDS[key], getattr(formula.settings, key)
+    if spec.metadata.get("infinite"):
+        yield from ((0.0,), (math.inf,))
+    elif spec.default is None and not isinstance(known, str):
+        without = [none for none in (None, math.inf) if _possible(formula.changed(**{key: none}))]
+        yield (*without[:1],) if without else formula.choices[key]
+    else:
+        yield formula.choices[key]
 
 
-def _correction(found: Recording) -> Iterator[str]:
-    if not found.wants("sampler_correction", "sampler_correction", "none"):
-        return
-    weights = found.tokens("sampler_weights")
-    if weights is None:
-        yield "sampler weights are not recorded at every update"
-        return
-    bounds = [found.objective.get(name) for name in ("correction_min", "correction_max")]
-    if not (np.abs(weights[weights > 0] - 1) > _ROUNDING).any():
-        yield "every sampler weight is 1, so the sampler and the policy agree"
-    if str(found.objective.get("sampler_correction")).endswith("mask"):
-        if (weights > 0).all():
-            yield "no sampler weight is masked"
-        return
-    for bound in bounds if not found.objective.get("correction_normalize") else ():
-        if bound is not None and not (weights == bound).any():
-            yield f"no sampler weight is cut to {bound:g}"
+def _possible(formula: Formula) -> bool:
+    found = [values for quantity in FORMULAS if (values := formula.values(quantity)) is not None]
+    return bool(found) and all(bool(torch.isfinite(values).all()) for values in found)
 
 
-def _kl(found: Recording) -> Iterator[str]:
-    if not found.wants("kl", "kl_coef", 0.0):
-        return
-    reference, policy, kl = (found.tokens(name) for name in ("ref_log_probs", "log_probs", "kl"))
-    if reference is None or policy is None:
-        yield "log-probs of policy and reference are not recorded at every update"
-        return
-    if not (np.abs(reference - policy) > _ROUNDING).any():
-        yield "the reference model agrees with the policy"
-    if found.objective.get("kl_placement", "loss") == "loss" and (kl is None or not (kl > 0).any()):
-        yield "the KL from the reference is nowhere above 0"
+def _shown(
+    formula: Formula, quantity: str, asked: Mapping[str, set[tuple[Any, ...]]]
+) -> set[tuple[str, tuple[Any, ...]]]:
+    """Return the settings and other values of them by which a quantity is another one."""
+    pairs = [(key, values) for key, found in asked.items() for values in found]
+    return {(key, values) for key, values in pairs if depends_on(formula, quantity, key, values)}
 
 
-def _entropy(found: Recording) -> Iterator[str]:
-    if not found.wants("entropy", "entropy_coef", 0.0):
-        return
-    entropy = found.tokens("entropy")
-    if entropy is None or not (entropy > 0).any():
-        yield "no entropy is recorded"
+def _counts(key: str, objective: Mapping[str, Any]) -> bool:
+    """Return True for a setting that a case is there for: one of its loss, or one that is not the default."""
+    known, loss = objective.get(key), LOSSES[objective["loss"]]
+    if key in _UNASKED or known in _OFF:
+        return False
+    if objective.get("old_log_probs") == "current" and key in _RANGE:
+        return False  # every ratio is 1, whatever the policy
+    if key == "delta" and (objective.get("dual_clip") or math.inf) < known:
+        return False  # the loss is cut before
+    if key == "scale" and not ADVANTAGES[objective["advantage"]].home:
+        return False  # it is checked, and not used
+    if key == "rejection" and objective.get("correction_policy") != "current":
+        return False  # those tokens are no loss tokens
+    own = key in loss.reads or (key in _RANGE and loss.clips)
+    return own or key == "loss" or bool(known != _FIELDS[key].default)
+
+
+def _branches(found: Recording) -> Iterator[str]:
+    """Ask of each choice between two policy losses, such as the clipped one and the other, whether it matters."""
+    shown: dict[str, bool] = {}
+    for formulas in found.formulas.values():
+        golden, formula = formulas.golden("policy_loss"), formulas.formula("policy_loss")
+        if golden is not None and formula is not None and gives(formula, "policy_loss", golden):
+            for words, shows in branches(formula, "policy_loss"):
+                shown[words] = shown.get(words, False) or shows
+    if found.objective.get("old_log_probs") != "current":  # else every ratio is 1, whatever the policy
+        yield from (
+            f"no policy loss would be another one {words}" for words, shows in shown.items() if not shows
+        )
+
+
+def _policy_loss(found: Recording) -> Iterator[str]:
+    for where in found.wheres:
+        values = found.truth.get(where, {}).get("policy_loss", {}).values()
+        if values and not any(np.any(each != 0) for each in values):
+            yield f"every policy loss at {where} is zero"
 
 
 def _gradients(found: Recording) -> Iterator[str]:
@@ -340,10 +353,9 @@ _KEYS: Mapping[Rule, str] = {
     _groups: "data.group_size",
     _tool_tokens: "task.max_turns",
     _rollouts: "recipe.rollouts",
-    _clipping: "algorithm.clip_low and clip_high",
-    _correction: "algorithm.correction_min and correction_max",
-    _kl: "recipe.warm_steps",
-    _entropy: "leaves_out",
+    _settings: "the settings of algorithm that are named",
+    _branches: "algorithm.clip_low and clip_high",
+    _policy_loss: "algorithm.clip_low and clip_high",
     _gradients: "recipe.model",
 }
 """Rules, and the key of ``case.yaml`` that gives the signal each of them misses."""

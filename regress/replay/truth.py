@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
@@ -18,6 +20,7 @@ from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.provenance import collect
+from regress.replay.beside import beside_of
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
@@ -108,14 +111,40 @@ def require_case_signal(case: GoldenCase, truth: Truth) -> None:
     with Workspace() as folder:
         steps = len(case.trajectories())
         config = replay_config(case, BASE, Precision.FLOAT64, steps, folder)
-    frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
+    plan = Replay(case, BASE, Precision.FLOAT64).plan
     require_signal(
         case.name,
-        frames=frames,
+        frames={update.where: update.frame for update in plan},
         trajectories=case.trajectories(),
         truth=truth,
         config=to_plain(config),
         claims=case.claims,
+        formulas={
+            update.where: formulas_of(case, update, truth[update.where], to_plain(config)) for update in plan
+        },
+    )
+
+
+def formulas_of(
+    case: GoldenCase,
+    update: PlannedUpdate,
+    values: Mapping[str, Mapping[str, Array]],
+    config: Mapping[str, Any],
+) -> TokenFormulas:
+    """Return the formulas of the token quantities of an update.
+
+    Args:
+        values: its golden values.
+        config: the whole configuration, defaults included.
+    """
+    mask = values.get("batch_inputs", {}).get("response_mask", update.loss_mask)
+    return TokenFormulas(
+        values,
+        update.frame,
+        np.asarray(mask, bool),
+        config["algorithm"],
+        beside_of(case, update, None, own=False),
+        length=config["data"]["max_completion_length"],
     )
 
 

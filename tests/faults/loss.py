@@ -233,6 +233,18 @@ def ratio_of_tokens(right, *args):
     return right(*args[:4], replace(args[4], importance_level="token"), *args[5:])
 
 
+@fault("K", "policy_loss policy_loss", "policy-loss", on="dppo_kl/base", update=1)
+@met_in("a radius of the trust region that is that of another distance")
+def radius_of_the_trust_region_halved(patch):
+    """DPPO trusts tokens up to half of its bounds."""
+    right = policy_losses.trusted
+
+    def wrong(tokens, o):
+        return right(tokens, replace(o, clip_low=o.clip_low / 2, clip_high=o.clip_high / 2))
+
+    patch.setattr(policy_losses, "trusted", wrong)
+
+
 @fault(
     "K",
     "metrics training_step/clip_ratio/low",
@@ -242,11 +254,11 @@ def ratio_of_tokens(right, *args):
     blind=EVERY_CHECK,
 )
 @met_in("a radius of the trust region that is that of another distance")
-def radius_of_the_trust_region_halved(patch):
-    """DPPO trusts tokens up to half of its bounds, where the correction of whole samples leaves out those beyond."""
+def lower_radius_of_the_trust_region_halved(patch):
+    """DPPO trusts tokens down to half of its lower bound, where another mask leaves out those beyond."""
     right = policy_losses.trusted
 
     def wrong(tokens, o):
-        return right(tokens, replace(o, clip_low=o.clip_low / 2, clip_high=o.clip_high / 2))
+        return right(tokens, replace(o, clip_low=o.clip_low / 2))
 
     patch.setattr(policy_losses, "trusted", wrong)

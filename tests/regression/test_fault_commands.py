@@ -117,10 +117,10 @@ def test_parts_are_chosen_and_diagnoses_left_out(tmp_path: Path) -> None:
 
 def test_the_right_part_is_blamed_where_no_value_shows_a_mask_or_a_zero(tmp_path: Path) -> None:
     place = ["--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
-    found = asked("run", "radius_of_the_trust_region_halved", "equal_rewards_not_set_to_zero", *place)
+    found = asked("run", "lower_radius_of_the_trust_region_halved", "equal_rewards_not_set_to_zero", *place)
     assert found.exit_code == 0, found.output
     rows = {row.fault: row for row in from_json((tmp_path / "faults.json").read_text())}
-    assert rows["radius_of_the_trust_region_halved"].rules == ("mask-of-the-loss",)
+    assert rows["lower_radius_of_the_trust_region_halved"].rules == ("mask-of-the-loss",)
     assert rows["equal_rewards_not_set_to_zero"].rules == ("advantage-of-equal-rewards",)
 
 

@@ -23,7 +23,6 @@ TORCH_FREE = [
     "regress.interop.nexrl",
     "regress.golden",
     "regress.golden.store",
-    "regress.replay.signal",
     "regress.golden.commands",
     "regress.golden.verify",
     "regress.compare",

@@ -146,6 +146,28 @@ def gives(formula: Formula, quantity: str, golden: Floats) -> bool:
     return found is not None and same(found.double().numpy(), golden)
 
 
+def depends_on(formula: Formula, quantity: str, key: str, others: Iterable[Any]) -> bool:
+    """Return True if any of these other values of a setting gives other values of a quantity."""
+    if (base := formula.values(quantity)) is None:
+        return False
+    found = (formula.changed(**{key: other}).values(quantity) for other in others)
+    return any(
+        values is not None and not same(values.double().numpy(), base.double().numpy()) for values in found
+    )
+
+
+def branches(formula: Formula, quantity: str) -> Iterator[tuple[str, bool]]:
+    """Yield each minimum and maximum that a quantity is made with, taken otherwise, and True if it is another one."""
+    base = formula.values(quantity)
+    for id, _, words, other, mode in _changes(formula, quantity):
+        if id.startswith(("op:minimum/", "op:maximum/")) and "/detached@" not in id:
+            values = other.values(quantity, mode)
+            yield (
+                words,
+                not (base is None or values is None or same(values.double().numpy(), base.double().numpy())),
+            )
+
+
 def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] | None:
     """Return a quantity where a setting is 0, and what each unit of it adds.
 

@@ -30,6 +30,8 @@ WHOLE = ("advantages", "weights")
 FEW = 1 << 14
 """Most values of a quantity that all its changes are made of: of more, a few samples are asked first."""
 _LOSS = ("ratio", "sampler_weights", "kl", "policy_loss", "entropy_loss", "token_loss")
+FORMULAS = (*WHOLE, *_LOSS, *TOKEN_GRADIENTS)
+"""Quantities that the objective makes of recorded values."""
 OF_LOGITS = ("log_probs", "entropy", "logit_gradient")
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs", "sampler_log_probs")
 _CONSTANTS: Mapping[str, tuple[Any, ...]] = {

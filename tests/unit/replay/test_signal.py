@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,19 @@ import pytest
 
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
+from regress.golden.case import GoldenCase
+from regress.golden.store import GoldenStore
+from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
+from regress.replay.matrix import Replay
 from regress.replay.signal import check_signal, require_signal
+from regress.replay.table import BASE
+from regress.replay.truth import require_case_signal
+from regress.replay.variants import Precision
+from tests.as_subtests import as_subtests
+from tests.unit.compare.diagnosis.synthetic_update import counterfactuals_of, made, objective_of
+
+STORE = GoldenStore(Path(__file__).parents[3] / "golden")
 
 PROMPT = 2
 OBJECTIVE: dict[str, Any] = {
@@ -63,7 +76,7 @@ class World:
         self.frames = {f"step_{step:06d}": frame for step in range(3)}
         self.trajectories = {step: [sample(key) for key in MASKS] for step in range(3)}
         self.config: dict[str, Any] = {"algorithm": dict(OBJECTIVE)}
-        self.claims = ["tool_tokens", "kl"]
+        self.claims = ["tool_tokens"]
         quantities = {
             "ratio": flat(RATIOS, 1.0),
             "advantages": flat(ADVANTAGES, 0.0),
@@ -75,6 +88,7 @@ class World:
         }
         tensors: dict[str, Any] = {name: {name: values} for name, values in quantities.items()}
         tensors["gradient"] = {"a.weight": np.ones(3), "b.weight": np.ones((2, 2))}
+        self.formulas: dict[str, Any] = {}
         self.truth = {where: copy.deepcopy(tensors) for where in self.frames}
 
     @property
@@ -152,6 +166,10 @@ def idle_update(world: World) -> None:
         values[:] = 0
 
 
+def no_policy_loss(world: World) -> None:
+    world.truth["step_000001"]["policy_loss"] = {"policy_loss": flat({}, 0.0)}
+
+
 def no_gradients(world: World) -> None:
     del world.truth["step_000001"]["gradient"]
 
@@ -178,35 +196,7 @@ def unmask_tool(trajectory: Trajectory) -> None:
             each_sample(lambda t: setattr(t, "reward", 1.0)),
             ["no step has a group of equal rewards beside one of different rewards"],
         ),
-        (fill("ratio", 1.3, lambda r: r > 1.28), []),
-        (fill("ratio", 1.27, lambda r: r > 1.28), ["positive", "negative"]),
-        (
-            lambda world: [truth.pop("ratio") for truth in world.truth.values()],
-            ["ratio and advantages are not recorded at every update"],
-        ),
-        (
-            fill("advantages", 1.0),
-            [
-                "no token with a negative advantage has a ratio above the clip range (1.28)",
-                "no token with a negative advantage has a ratio below the clip range (0.8)",
-                "no token with a negative advantage has a ratio within the clip range",
-            ],
-        ),
-        (set_("dual_clip", 3.0), []),
-        (set_("dual_clip", 4.0), ["no token with a negative advantage has a ratio above dual_clip (4)"]),
-        (set_("delta", 4.0), ["no token with a negative advantage has a ratio above delta (4)"]),
-        (fill("sampler_weights", 1.9, lambda w: w == 2), ["no sampler weight is cut to 2"]),
-        (set_("sampler_correction", "sequence_mask"), ["no sampler weight is masked"]),
-        (
-            lambda world: [truth.pop("sampler_weights") for truth in world.truth.values()],
-            ["sampler weights are not recorded at every update"],
-        ),
-        (fill("kl", 0.0), ["the KL from the reference is nowhere above 0"]),
-        (fill("ref_log_probs", -1.0), ["the reference model agrees with the policy"]),
-        (
-            lambda world: [truth.pop("ref_log_probs") for truth in world.truth.values()],
-            ["log-probs of policy and reference are not recorded at every update"],
-        ),
+        (no_policy_loss, ["every policy loss at step_000001 is zero"]),
         (dead_parameter, ["the gradient of b.weight is zero at every update"]),
         (idle_update, ["every gradient at step_000001 is zero, so its loss could be anything"]),
         (no_gradients, ["no gradients are recorded at step_000001"]),
@@ -216,10 +206,7 @@ def unmask_tool(trajectory: Trajectory) -> None:
                 "the claim 'speed' cannot be checked (claims are tool_tokens, kl, sampler_correction, entropy, "
             ],
         ),
-        (
-            lambda world: [world.claims.append("entropy"), *(t.pop("entropy") for t in world.truth.values())],
-            ["entropy"],
-        ),
+        (lambda world: world.claims.append("entropy"), ["no value depends on algorithm.entropy_coef (0.0)"]),
     ],
 )
 def test_a_signal_less(world: World, spoil: Callable[[World], object], missing: list[str]) -> None:
@@ -233,8 +220,6 @@ def test_a_signal_less(world: World, spoil: Callable[[World], object], missing: 
 def test_tool_tokens(world: World) -> None:
     """Without the claim nobody asks; masked tokens at the end of a completion are none."""
     each_sample(unmask_tool)(world)
-    for values in world.each("ratio"):
-        values[5:7] = 1.0
     assert world.missing() == ["no completion has masked tool tokens between sampled ones"]
     for found in world.trajectories.values():
         found[0].loss_mask[-1] = 0
@@ -243,42 +228,108 @@ def test_tool_tokens(world: World) -> None:
     assert world.missing() == []
 
 
-def test_on_policy(world: World) -> None:
-    fill("ratio", 1.0)(world)
-    assert world.missing()[0] == "every importance ratio is 1, so the updates are on-policy"
+def asked(truth: Mapping[str, Any], **section: Any) -> list[str]:
+    """Return what is said of an update that an objective made."""
+    objective = objective_of(**section)
+    config = {"algorithm": asdict(objective)}
+    world = World()
+    formulas = {"step_000000": counterfactuals_of(objective, truth).formulas}
+    return check_signal(**{**vars(world), "claims": [], "config": config, "formulas": formulas})
 
 
-def test_bounds_as_the_objective_reads_them(world: World) -> None:
-    world.objective.update(clip_bounds="absolute", clip_low=0.0, clip_high=1.4, loss="cispo")
-    assert world.missing() == []
-    world.objective["clip_high"] = 5.0
-    assert [m.rpartition(" has ")[2] for m in world.missing()] == ["a ratio above the clip range (5)"] * 2
-    world.objective.update(loss="importance_sampling")
-    assert world.missing() == [], "a loss that does not clip needs ratios on both sides of 1"
+def unshown(truth: Mapping[str, Any], **section: Any) -> list[str]:
+    """Return the settings of an objective on which no value of an update depends that was made by it."""
+    says = "no value depends on algorithm."
+    found = [sentence for sentence in asked(truth, **section) if sentence.startswith(says)]
+    return [sentence.removeprefix(says).partition(" ")[0] for sentence in found]
 
 
-def test_no_kl_no_question(world: World) -> None:
-    fill("ref_log_probs", -1.0)(world)
-    fill("kl", 0.0)(world)
-    world.objective["kl_coef"] = 0.0
-    assert len(world.missing()) == 2, "the claim asks for it"
-    world.claims.remove("kl")
-    assert world.missing() == []
+@as_subtests("loss", [*LOSSES])
+def test_every_setting_of_a_loss_shows_in_random_values(loss: str) -> None:
+    section = {"loss": loss, **CLOSE, **OWN.get(loss, {})}
+    assert unshown(made(objective_of(**section)), **section) == []
 
 
-def test_kl_in_the_reward_is_no_token_quantity(world: World) -> None:
-    world.objective["kl_placement"] = "reward"
-    for truth in world.truth.values():
-        del truth["kl"]
-    assert world.missing() == []
+CLOSE = {"clip_low": 0.05, "clip_high": 0.06}
+OWN: dict[str, dict[str, Any]] = {
+    "ppo_clip": {"dual_clip": 1.2},
+    "clip_cov": {
+        "clip_low": 0.5,
+        "clip_high": 0.3,
+        "cov_fraction": 0.08,
+        "cov_low": 0.01,
+        "cov_high": 0.4,
+        "cov_seed": 3,
+    },
+    "kl_cov": {"cov_fraction": 0.2},
+    "dppo_tv": {"delta": 1.05, "clip_low": 0.01, "clip_high": 0.01},
+    "dppo_kl": {"delta": 1.05, "clip_low": 0.001, "clip_high": 0.001},
+}
 
 
-def test_truncated_completions_outside_of_the_loss(world: World) -> None:
-    """Their tokens have a ratio of 0 in the truth, which is not a ratio below the clip range."""
-    for values in world.each("ratio"):
-        values[values == 0.7] = 0.0
-    missing = world.missing()
-    assert [m.rpartition(" has ")[2] for m in missing] == ["a ratio below the clip range (0.8)"] * 2
+@pytest.mark.parametrize(
+    ("section", "missing"),
+    [
+        ({"clip_low": 0.999}, ["clip_low"]),
+        ({"clip_high": 50.0}, ["clip_high"]),
+        ({"dual_clip": 60.0}, ["dual_clip"]),
+        ({"delta": 60.0}, ["delta"]),
+        ({"kl_clamp": 60.0}, ["kl_clamp"]),
+        ({"loss": "cispo", "clip_low": 1.0}, ["clip_low"]),
+        ({"loss": "importance_sampling", "clip_low": 0.999}, []),
+        ({"old_log_probs": "current", "clip_low": 0.999}, []),
+        ({"advantage": "constant", "clip_low": 0.1}, []),
+        ({"log_ratio_max": 40.0}, ["log_ratio_max"]),
+        ({"sampler_correction": "token_truncate", "correction_max": 60.0}, ["correction_max"]),
+        ({"sampler_correction": "token_truncate", "correction_max": 1.05}, []),
+    ],
+)
+def test_a_setting_that_shows_nowhere(section: dict[str, Any], missing: list[str]) -> None:
+    section = {**CLOSE, **section}
+    assert unshown(made(objective_of(**section)), **section) == missing
+
+
+def test_a_loss_that_one_of_its_branches_would_give() -> None:
+    """Where no ratio is far from 1, the clipped loss is the other one."""
+    section = {"clip_low": 0.99, "clip_high": 50.0}
+    truth = made(objective_of(**section))
+    assert [sentence for sentence in asked(truth, **section) if "another one" in sentence] == [
+        f"no policy loss would be another one with {other}" for other in OTHERS
+    ]
+    assert not any("another one" in sentence for sentence in asked(made(objective_of(**CLOSE)), **CLOSE))
+
+
+BRANCH = "`(ratio * t.advantages).minimum(clipped * t.advantages) of ppo_clip`"
+OTHERS = (
+    f"a maximum in place of {BRANCH}",
+    f"the first part of {BRANCH} alone",
+    f"the second part of {BRANCH} alone",
+)
+
+
+def test_what_was_made_otherwise_tells_of_no_setting() -> None:
+    truth = made(objective_of(**CLOSE))
+    for quantity in (
+        "ratio",
+        "policy_loss",
+        "token_loss",
+        "token_gradient",
+        "entropy_gradient",
+        "kl",
+        "entropy_loss",
+    ):
+        truth[quantity][quantity] = truth[quantity][quantity] * 1.1
+    assert unshown(truth, clip_low=0.999, clip_high=50.0) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for name in STORE.names() if not (case := STORE.case(name)).sampled],
+    ids=lambda case: case.name,
+)
+def test_every_golden_case_shows_what_it_is_there_for(case: GoldenCase) -> None:
+    updates = Replay(case, BASE, Precision.FLOAT64).plan
+    require_case_signal(case, {update.where: {**case.truth(update.where)} for update in updates})
 
 
 def test_the_refusal_lists_all(world: World) -> None:

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from regress.compare.diagnosis.counterfactual import gives
-from regress.compare.diagnosis.token_formulas import TOKEN_GRADIENTS, WHOLE, TokenFormulas
+from regress.compare.diagnosis.token_formulas import FORMULAS, TOKEN_GRADIENTS, TokenFormulas
 from regress.engine.config import to_plain
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
-from regress.replay.beside import beside_of
 from regress.replay.configure import replay_config
 from regress.replay.matrix import Replay
 from regress.replay.table import BASE
+from regress.replay.truth import formulas_of
 from regress.replay.variants import Precision
 
 STORE = GoldenStore(Path(__file__).parents[4] / "golden")
 CASES = [case for name in STORE.names() if not (case := STORE.case(name)).sampled]
-LOSS = ("ratio", "sampler_weights", "kl", "policy_loss", "entropy_loss", "token_loss")
-QUANTITIES = (*WHOLE, *LOSS, *TOKEN_GRADIENTS)
 NORMALIZED = "weights are normalized over the rollout, of which rejection left tokens out"
 OTHERWISE = {
     "cispo_kl": ("the coefficient of the KL in the reward adapts", {"advantages"}),
@@ -37,24 +34,18 @@ OTHERWISE = {
 """Case -> why its formulas do not know what the engine did, and the quantities of which that is true."""
 
 
-def formulas_of(case: GoldenCase, folder: Path) -> Iterator[TokenFormulas]:
+def each_of(case: GoldenCase, folder: Path) -> Iterator[TokenFormulas]:
     """Yield the formulas of each update."""
     config = to_plain(replay_config(case, BASE, Precision.FLOAT64, len(case.trajectories()), folder))
-    before = None
     for update in Replay(case, BASE, Precision.FLOAT64).plan:
-        truth = {quantity: dict(tensors) for quantity, tensors in case.truth(update.where).items()}
-        beside = beside_of(case, update, before, own=False)
-        mask = np.asarray(truth["batch_inputs"]["response_mask"], bool)
-        length = config["data"]["max_completion_length"]
-        yield TokenFormulas(truth, update.frame, mask, config["algorithm"], beside, length=length)
-        before = update.where
+        yield formulas_of(case, update, case.truth(update.where), config)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_objective_gives_the_golden_values(case: GoldenCase, tmp_path: Path) -> None:
     wrong = set()
-    for formulas in formulas_of(case, tmp_path):
-        for quantity in QUANTITIES:
+    for formulas in each_of(case, tmp_path):
+        for quantity in FORMULAS:
             golden, formula = formulas.golden(quantity), formulas.formula(quantity)
             if golden is not None and (formula is None or not gives(formula, quantity, golden)):
                 wrong.add(quantity)

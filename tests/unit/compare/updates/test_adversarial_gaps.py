@@ -124,4 +124,5 @@ def test_a_golden_without_signal_is_refused_w13(make_world: Any) -> None:
             truth={"step_000000": world.truth},
             trajectories={0: rollouts},
             config={"algorithm": OBJECTIVE},
+            formulas={},
         )
