@@ -124,6 +124,9 @@ def show(name: str) -> None:
 )
 @click.option("--diagnosis/--no-diagnosis", default=True, show_default=True, help="Diagnose, and score it.")
 @click.option(
+    "--hidden", is_flag=True, help="Diagnose as if no dump told its configuration, as most foreign ones."
+)
+@click.option(
     "--report", type=OutputFolder(), metavar="DIR|URL", help="Write faults.json, .html, .txt there."
 )
 @click.option(
@@ -140,6 +143,7 @@ def run(
     variant: str | None,
     part: str,
     diagnosis: bool,
+    hidden: bool,
     report: Location | None,
     matrix: Output | None,
     golden_dir: Path | None,
@@ -165,7 +169,7 @@ def run(
         if kind in (None, one.kind)
         and (part == "all" or (one.wrong and one.held_out == (part == "held-out")))
     ]
-    rows = _tried([*trials_of(chosen, case, variant)], open_store(golden_dir), diagnosis)
+    rows = _tried([*trials_of(chosen, case, variant)], open_store(golden_dir), diagnosis, hidden)
     _wide().print(table(rows))
     found = score(rows)
     for line in summary(found, COMMON):
@@ -251,7 +255,7 @@ def _chosen(names: Sequence[str]) -> list[Fault]:
     return faults_named(names)
 
 
-def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool) -> list[FaultRow]:
+def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool, hidden: bool) -> list[FaultRow]:
     from regress.replay.pool import close_shared_pool, shared_pool
     from tests.faults.trials.trial import tried
 
@@ -261,7 +265,7 @@ def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool) -> list
         with progress(total=len(trials)) as bar:
             for one in trials:
                 bar.name(one.name)
-                rows.append(tried(one, store, diagnosed=diagnosed))
+                rows.append(tried(one, store, diagnosed=diagnosed, hidden=hidden))
                 bar.advance()
     finally:
         close_shared_pool()

@@ -6,13 +6,14 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.manifest import Manifest
 from regress.dump.reader import DumpReader
 from regress.errors import ConfigError, RankError
 from regress.golden.case import GoldenCase
@@ -117,8 +118,11 @@ def _asked(shown: Shown, case: str | None, variant: str | None) -> Shown:
     return Shown(case or shown.case, variant or shown.variant, shown.first, steps=shown.steps)
 
 
-def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judged:
+def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True, hidden: bool = False) -> Judged:
     """Replay a case with a fault, and judge it; whatever the broken engine raises is a problem of the result.
+
+    Args:
+        hidden: True to judge the dump as one that does not tell its configuration, as most foreign ones do not.
 
     Raises:
         ConfigError: for a replay that cannot be judged: of another precision or other microbatches than the case's.
@@ -143,6 +147,8 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
                 steps=steps,
                 around=partial(installed, trial.fault.name),
             )
+            if hidden:
+                dump.manifest = _without_configuration(dump.manifest)
             verdicts = _verdicts(chosen, dump, plan, steps, Path(folder) / "truth")
         except Exception as error:  # a broken engine may raise anything
             notes = " ".join(getattr(error, "__notes__", ())) if isinstance(error, RankError) else ""
@@ -151,6 +157,12 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> Judge
     divergence = find_divergence(verdicts, scene)
     told = diagnose(divergence, scene) if divergence is not None and diagnosed else []
     return Judged(chosen, verdicts, divergence, plan, told)
+
+
+def _without_configuration(manifest: Manifest) -> Manifest:
+    """Return a manifest that tells of the configuration where files lie and how ranks share the work, no more."""
+    told = {key: manifest.provenance.config[key] for key in ("output_dir", "parallel")}
+    return replace(manifest, provenance=replace(manifest.provenance, config=told))
 
 
 def scheduled(chosen: Replay) -> bool:
@@ -217,10 +229,10 @@ def refused(shown: Shown, found: Judged) -> bool:
     return bool(found.problem) and shown.first == REFUSED and shown.says in found.problem
 
 
-def tried(trial: Trial, store: GoldenStore, *, diagnosed: bool = True) -> FaultRow:
-    """Run a trial, and return its row."""
+def tried(trial: Trial, store: GoldenStore, *, diagnosed: bool = True, hidden: bool = False) -> FaultRow:
+    """Run a trial, and return its row; see `judged`."""
     begun = time.monotonic()
-    found = judged(trial, store, diagnosed=diagnosed)
+    found = judged(trial, store, diagnosed=diagnosed, hidden=hidden)
     return row_of(trial, found, time.monotonic() - begun)
 
 
