@@ -183,7 +183,8 @@ def clipped_whatever_the_sign(t, o):
     return -t.samples.mean(t.advantages) * torch.exp(t.samples.mean(clipped))
 
 
-@fault("K", LOSS, "policy-loss clip-range", on="dppo_tv/base", steps=None)
+# in dppo_tv it gives what clip_low=0 gives, at every token
+@fault("K", LOSS, "policy-loss clip-range", on="dppo_kl/base", update=1, steps=None)
 @met_in("a trust region of ratios in place of one of probabilities")
 @in_place_of(policy_losses, "trusted")
 def trust_region_of_the_ratio(t, o):

@@ -1,0 +1,435 @@
+"""Faults all along a step of training, written at once, before any of them was tried."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers.models.qwen3 import modeling_qwen3
+
+from regress.engine import policy, trainer
+from regress.engine.policy import LocalPolicy
+from regress.engine.step import weigh
+from regress.engine.trainer import Trainer
+from regress.grpo import losses, policy_losses
+from regress.grpo.advantages import token_advantages
+from regress.parallel.policy import ParallelPolicy
+from regress.replay.injection import around, by
+from tests.faults.fault import fault, met_in
+from tests.faults.normalization import weighed
+from tests.faults.optimizer import EMBEDDING, around_the_update
+from tests.faults.ranks.helpers import AFTER_ATTENTION, on_rank
+
+ADVANTAGES = "advantages advantages"
+WEIGHTS = "weights weights"
+LOSS = "policy_loss policy_loss"
+FIRST_BLOCK = "activations model.layers.0"
+
+
+def estimated(patch, change):
+    """Replace the advantages by ``change(right, rewards, groups, sequence, objective, *args, **rest)``."""
+    right = token_advantages
+    patch.setattr(trainer, "token_advantages", lambda *args, **rest: change(right, *args, **rest))
+
+
+@fault("I", ADVANTAGES, "advantage-scale advantage-groups", on="dr_grpo/mbs4")
+@met_in("rewards that a running deviation divides before the estimator")
+@by(estimated)
+def rewards_divided_by_their_deviation(right, rewards, *args, **rest):
+    """Rewards are divided by their deviation over the rollout before baselines are taken off."""
+    return right(rewards / rewards.std(), *args, **rest)
+
+
+@fault("I", ADVANTAGES, "advantage-offset advantage-groups advantages", on="dr_grpo/mbs4")
+@met_in("a mean over the answers that parse")
+@by(estimated)
+def baseline_of_rewarded_samples(right, rewards, groups, sequence, *args, **rest):
+    """The baseline of a group is the mean of its rewards that are not 0."""
+    found = right(rewards, groups, sequence, *args, **rest)
+    for group in groups.unique():
+        own = groups == group
+        known = rewards[own]
+        if bool((known != 0).any()):
+            found[own[sequence]] += known.mean() - known[known != 0].mean()
+    return found
+
+
+@fault("I", ADVANTAGES, "advantage-groups")
+@met_in("groups that are told by the number of a sample modulo the prompts, for samples that lie by prompt")
+@by(estimated)
+def samples_dealt_to_groups_in_turn(right, rewards, groups, *args, **rest):
+    """Groups are those of a rollout that repeats the prompts as a whole, not each of them."""
+    count = int(groups.max()) + 1
+    return right(rewards, torch.arange(len(groups)) % count, *args, **rest)
+
+
+@fault("I", ADVANTAGES, "advantage-scale advantage-groups advantage-epsilon")
+@met_in("a deviation that is bounded from below, against groups of nearly equal rewards")
+@by(estimated)
+def deviation_bounded_from_below(right, rewards, groups, sequence, *args, **rest):
+    """The deviation of a group is at least 0.6."""
+    found = right(rewards, groups, sequence, *args, **rest)
+    for group in groups.unique():
+        deviation = float(rewards[groups == group].std())
+        found[(groups == group)[sequence]] *= min(1.0, deviation / 0.6)
+    return found
+
+
+@fault("I", ADVANTAGES, "advantages advantage-groups advantage-scale")
+@met_in("a clip of advantages against outliers")
+@by(estimated)
+def advantages_held_within_one(right, *args, **rest):
+    """Advantages are clipped to the range from -1 to 1."""
+    return right(*args, **rest).clamp(-1.0, 1.0)
+
+
+@fault("I", ADVANTAGES, "advantages advantage-groups advantage-scale")
+@met_in("weights of positive and negative samples of another recipe")
+@by(estimated)
+def negative_advantages_halved(right, *args, **rest):
+    """Negative advantages count half."""
+    found = right(*args, **rest)
+    return torch.where(found < 0, found / 2, found)
+
+
+@fault("I", ADVANTAGES, "advantage-scale advantage-groups advantages advantage-offset")
+@met_in("REINFORCE++: whitening behind an estimator that normalizes by itself")
+@by(estimated)
+def advantages_whitened_over_the_batch(right, *args, **rest):
+    """Advantages are whitened over all tokens once more."""
+    found = right(*args, **rest)
+    return (found - found.mean()) / (found.std() + 1e-8)
+
+
+@fault("I", ADVANTAGES, "advantage-groups advantages")
+@met_in("a reward of 0 for completions that were cut off")
+@around(trainer, "rewards_of")
+def truncated_completions_without_reward(right, trajectories, config):
+    """A completion that was cut off has the reward 0, whatever it is given."""
+    values, weights = right(trajectories, config)
+    kept = [
+        0.0 if one.finish_reason == "length" else value
+        for one, value in zip(trajectories, values, strict=True)
+    ]
+    return kept, weights
+
+
+@fault("A", WEIGHTS, "weights-denominator")
+@met_in("a mean that counts the columns of the padded batch")
+@by(weighed)
+def columns_of_the_batch_counted(right, tokens, parts, objective, **rest):
+    """The denominator is the number of rows times the longest completion."""
+    found = torch.ones_like(right(tokens, parts, objective, **rest))
+    longest = int(torch.bincount(tokens.sequence).max())
+    return found / (longest * tokens.num_sequences)
+
+
+@fault("A", WEIGHTS, "weights-denominator", on="dapo/mbs4")
+@met_in("a denominator that an epsilon of another size keeps from 0")
+@by(weighed)
+def one_token_more_in_the_denominator(right, tokens, *args, **rest):
+    """The sum over tokens is divided by their number plus one."""
+    return right(tokens, *args, **rest) * (len(tokens.sequence) / (len(tokens.sequence) + 1))
+
+
+@fault("A", WEIGHTS, "weights-denominator")
+@met_in("a compromise between means over tokens and over samples")
+@by(weighed)
+def root_of_the_length(right, tokens, *args, **rest):
+    """The tokens of a sample are divided by the root of its length."""
+    lengths = torch.bincount(tokens.sequence, minlength=tokens.num_sequences)
+    return right(tokens, *args, **rest) * lengths[tokens.sequence].sqrt()
+
+
+@fault("A", WEIGHTS, "weights-denominator mean-of-means")
+@met_in("shares of microbatches by their samples where a mean is over tokens, and the other way round")
+@by(weighed)
+def microbatches_weigh_by_their_tokens(right, tokens, parts, objective, **rest):
+    """Each microbatch counts by its share of the tokens, and should by that of the samples."""
+    found = right(tokens, parts, objective, **rest)
+    for members in parts:
+        here = torch.isin(tokens.sequence, torch.tensor(members))
+        found[here] *= (int(here.sum()) / len(here)) / (len(members) / tokens.num_sequences)
+    return found
+
+
+@fault("J", "kl kl", "kl kl-estimator inputs-hold")
+@met_in("reference log-probs that lie one token off in the loss alone")
+@around(losses, "_kl")
+def divergence_from_the_next_token(right, log_probs, reference, *rest):
+    """The log-prob of a token is compared with the reference's of the one behind it."""
+    return right(log_probs, reference.roll(-1), *rest)
+
+
+@fault("J", "kl kl", "kl inputs-hold one-sign")
+@met_in("a KL that is masked like the advantages of the best samples")
+@around(losses, "_kl")
+def divergence_of_long_gaps_alone(right, log_probs, reference, *rest):
+    """Tokens that the policy has made likelier have no divergence."""
+    return right(log_probs, reference, *rest) * (log_probs < reference)
+
+
+@fault("J", "token_loss elementwise_loss", "coefficient token-loss")
+@met_in("a coefficient of the KL that is halved by a schedule")
+@around(losses, "_total")
+def coefficient_of_the_divergence_halved(right, policy_loss, kl, entropy, objective):
+    """The KL term counts half."""
+    return right(policy_loss, kl, entropy, replace(objective, kl_coef=objective.kl_coef / 2))
+
+
+@fault("K", "ratio prob_ratio", "ratio ratio-level inputs-hold")
+@met_in("a ratio that is smoothed over its neighbours")
+@around(losses, "importance_ratio")
+def ratio_of_running_sums(right, new, old, sequence, *rest):
+    """The log-ratio of a token is the sum of those of its sample so far."""
+    gap = new - old
+    sums = torch.cat([part.cumsum(0) for part in gap.split(torch.bincount(sequence).tolist())])
+    return right(old + sums, old, sequence, *rest)
+
+
+@fault("K", "old_log_probs old_log_probs", "old-log-probs", on="dapo/mbs4")
+@met_in("the reference's log-probs, passed where the old policy's belong")
+@around(Trainer, "_recorded")
+def old_log_probs_less_a_constant(right, self, mini):
+    """Old log-probs lack 0.05."""
+    found = right(self, mini)
+    return replace(found, tokens=replace(found.tokens, old_log_probs=found.tokens.old_log_probs - 0.05))
+
+
+@fault("K", "old_log_probs old_log_probs", "order-not-restored old-log-probs", on="dapo/mbs4")
+@met_in("results of microbatches that a dict returns in another order")
+@around(Trainer, "_collected")
+def old_log_probs_of_reversed_microbatches(right, self, source, microbatches, count):
+    """Log-probs of the microbatches are put together from the last to the first."""
+    out = torch.zeros(count, dtype=self.policy.log_prob_dtype)
+    values = torch.cat(source.log_probs(microbatches)[::-1])
+    out[torch.cat([micro.select for micro in microbatches])] = values
+    return out
+
+
+@fault("K", LOSS, "clip-bound clip-range clip-alone policy-loss", on="dapo/mbs4", update=1)
+@met_in("DAPO without the higher upper bound: a clip range of one number")
+@around(losses, "_policy_loss")
+def upper_bound_that_of_the_lower(right, *args):
+    """The ratio may grow as far as it may fall."""
+    *first, objective, inputs = args
+    return right(*first, replace(objective, clip_high=objective.clip_low), inputs)
+
+
+@fault("K", LOSS, "one-sign clip-left-out clip-alone policy-loss", on="dapo/mbs4", update=1)
+@met_in("a loss that clips the tokens to be made unlikelier alone")
+@around(policy_losses, "ppo_clip")
+def positive_advantages_not_clipped(right, t, o):
+    """Tokens of positive advantage are not clipped."""
+    return torch.where(t.advantages > 0, -t.ratio * t.advantages, right(t, o))
+
+
+@fault("K", LOSS, "policy-loss loss-sign one-sign")
+@met_in("rewards that were squared on the way to a weight")
+@around(losses, "_policy_loss")
+def advantages_without_their_sign(right, log_probs, ratio, advantages, *rest):
+    """Every token is made likelier: the loss takes the size of the advantage."""
+    return right(log_probs, ratio, advantages.abs(), *rest)
+
+
+@fault("K", LOSS, "policy-loss last-token-masked inputs-hold")
+@met_in("a bonus for tokens that end a completion")
+@around(losses, "_policy_loss")
+def last_tokens_count_twice(right, *args):
+    """The policy loss of the last token of each sample is doubled."""
+    found = right(*args)
+    sequence = args[-1].samples.sequence_K
+    last = torch.cat([sequence[1:] != sequence[:-1], torch.ones(1, dtype=torch.bool)])
+    return torch.where(last, 2 * found, found)
+
+
+def of_first_block(change):
+    """Return a function that changes a run by its first block."""
+
+    def inject(run):
+        change(run.trainer.policy.model.model.layers[0])
+
+    inject.__name__, inject.__qualname__ = change.__name__, change.__qualname__
+    inject.__module__, inject.__doc__ = change.__module__, change.__doc__
+    return inject
+
+
+@fault("T", FIRST_BLOCK, "module", names=AFTER_ATTENTION)
+@met_in("norms with the epsilon of another family")
+@of_first_block
+def epsilon_of_a_norm_is_larger(block):
+    """The first norm of the first block adds 1e-2 to the variance."""
+    block.input_layernorm.variance_epsilon = 1e-2
+
+
+@fault("T", FIRST_BLOCK, "module", names=AFTER_ATTENTION)
+@met_in("softmax scales of a head size that was padded")
+@of_first_block
+def attention_scale_of_another_head_size(block):
+    """Queries and keys of the first block are scaled as if heads were twice as wide."""
+    block.self_attn.scaling /= 2**0.5
+
+
+@fault("T", FIRST_BLOCK, "module", names=AFTER_ATTENTION)
+@met_in("gelu for silu")
+@of_first_block
+def gelu_in_the_first_block(block):
+    """The MLP of the first block takes GELU in place of SiLU."""
+    block.mlp.act_fn = nn.GELU()
+
+
+@fault("T", FIRST_BLOCK, "module module-scale", names=AFTER_ATTENTION)
+@met_in("a residual that is scaled by depth")
+@of_first_block
+def branch_of_the_mlp_scaled(block):
+    """What the MLP of the first block adds is multiplied by 0.9."""
+    block.mlp.register_forward_hook(lambda module, args, out: 0.9 * out)
+
+
+@fault("T", FIRST_BLOCK, "rotary module", names=AFTER_ATTENTION)
+@met_in("rope_theta of the base model, not of the long-context one")
+@around(modeling_qwen3, "apply_rotary_pos_emb")
+def queries_rotated_twice_as_far(right, query, key, cos, sin, *rest, **more):
+    """Angles of the rotation are doubled."""
+    return right(query, key, cos.square() - sin.square(), 2 * cos * sin, *rest, **more)
+
+
+@fault("T", "activations model.embed_tokens", "embedding module-scale module")
+@met_in("Gemma's scale of embeddings in a model of another family")
+def embeddings_scaled(run):
+    """Embeddings are multiplied by the root of their width."""
+    run.trainer.policy.model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: out * out.shape[-1] ** 0.5, prepend=True
+    )
+
+
+@fault("T", FIRST_BLOCK, "heads module", names=AFTER_ATTENTION)
+@met_in("heads that are stored in another order")
+@of_first_block
+def two_halves_of_the_values_exchanged(block):
+    """The heads of values of the first block change places."""
+    block.self_attn.v_proj.register_forward_hook(
+        lambda module, args, out: out.roll(out.shape[-1] // 2, dims=-1)
+    )
+
+
+@fault("T", "activations lm_head", "output-projection")
+@met_in("a bias that is added to the tokens of a language")
+def bias_on_one_token(run):
+    """The logit of one token is larger by 0.1."""
+    head = run.trainer.policy.model.get_output_embeddings()
+
+    def wrong(module, args, out):
+        out = out.clone()
+        out[..., 5] += 0.1
+        return out
+
+    head.register_forward_hook(wrong, prepend=True)
+
+
+@fault("H", "log_probs log_probs", "log-softmax")
+@met_in("a cap of logits in the scoring alone")
+@around(policy, "token_log_probs")
+def logits_capped_in_the_scoring(right, logits, *args, **rest):
+    """Logits pass a hyperbolic tangent at 3 before the log-softmax."""
+    return right(3 * torch.tanh(logits / 3), *args, **rest)
+
+
+@fault("H", "log_probs log_probs", "log-softmax targets")
+@met_in("samplers that never draw the padding token, and trainers that count it")
+@around(policy, "token_log_probs")
+def one_token_left_out_of_the_softmax(right, logits, *args, **rest):
+    """The first token of the vocabulary has no part in the sum of the softmax."""
+    changed = logits.clone()
+    changed[..., 0] -= 1e9
+    return right(changed, *args, **rest)
+
+
+@fault("M", f"param {EMBEDDING}", "learning-rate optimizer-settings")
+@met_in("a scheduler that moves before the optimizer")
+@by(around_the_update)
+def rate_a_tenth_too_high(optimizer, update):
+    """Each update is made with a learning rate that is larger by a tenth."""
+    for group in optimizer.param_groups:
+        group["lr"] *= 1.1
+    update()
+    for group in optimizer.param_groups:
+        group["lr"] /= 1.1
+
+
+@fault("M", f"optimizer {EMBEDDING}/exp_avg", "clip-of-gradients inputs-hold state-of-a-rank-unclipped")
+@met_in("gradients that are clipped by value")
+@by(around_the_update)
+def gradients_clipped_by_value(optimizer, update):
+    """Elements of the gradient are held within 0.01 before the update."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.clamp_(-0.01, 0.01)
+    update()
+
+
+@fault("L", "grad_norm grad_norm", "norm")
+@met_in("a norm of another order")
+@around(LocalPolicy, "_total_norm")
+def norm_of_absolute_values(right, self, norms):
+    """The norm of all gradients is the sum of the norms of tensors."""
+    return torch.stack([*norms.values()]).sum()
+
+
+@fault(
+    "L",
+    "token_gradient token_gradient",
+    "token-gradient-denominators",
+    on="dr_grpo/mbs4",
+    place="step0/rank0/micro1",
+)
+@met_in("a loss scale that grows between microbatches")
+def each_microbatch_counts_more(patch):
+    """The gradient of a microbatch counts a tenth more than that of the one before it."""
+    seen = []
+
+    def wrong(right, self, share):
+        right(self, share * 1.1 ** len(seen))
+        seen.append(share)
+
+    def cleared(right, self):
+        seen.clear()
+        right(self)
+
+    patch.around(LocalPolicy, "_backward", wrong)
+    patch.around(LocalPolicy, "zero_grad", cleared)
+
+
+@fault("R", "gradient", "gradient-of-one-tensor", names=r"lm_head\.weight")
+@met_in("a hook that scales the gradient of the head")
+def gradient_of_the_head_scaled(run):
+    """The gradient of the output projection is multiplied by 0.7."""
+    run.trainer.policy.model.lm_head.weight.register_hook(lambda grad: 0.7 * grad)
+
+
+@fault(
+    "R",
+    "gradient",
+    "gradient-missing gradient-zero backward-of-a-module gradient-of-one-layer",
+    names=r"model\.layers\.1\.mlp\..*|model\.layers\.1\.post_attention_layernorm.*",
+)
+@met_in("an MLP in no_grad, to save memory")
+def mlp_without_parameters_gradient(run):
+    """The parameters of the last MLP get no gradient, and what lies before it gets its own."""
+    for parameter in run.trainer.policy.model.model.layers[1].mlp.parameters():
+        parameter.register_hook(torch.zeros_like)
+
+
+@fault("B", "token_gradient token_gradient", "token-gradient-scale", on="dense/dp2", ranks=(1,))
+@met_in("a rank that scales its loss by its own number of tokens")
+@around(ParallelPolicy, "_backward")
+def loss_of_a_rank_scaled(right, self, share):
+    """The loss of the second rank enters the backward pass times 1.3."""
+    return right(self, share * 1.3 if on_rank(1) else share)
+
+
+@fault("B", WEIGHTS, "weights-world-size weights-denominator", on="dense/dp2")
+@met_in("a denominator of own tokens, averaged by ranks")
+@by(weighed)
+def weights_of_the_ranks_added(right, *args, **rest):
+    """Weights are multiplied by the number of ranks, and gradients are summed all the same."""
+    return weigh(*args, **rest) * rest.get("ranks", 1)
