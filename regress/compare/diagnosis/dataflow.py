@@ -50,11 +50,12 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 def inputs_under(objective: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return the log-probs that quantities before them in the order of computation are made of.
 
-    A KL penalty in the rewards makes advantages of those that precede the updates, and rejection the loss mask. The
-    sampler has the weights of the first update, so that a wrong model shows there, module by module.
+    A KL penalty in the rewards makes advantages of those that precede the updates, as far as anybody knows: they may
+    where no objective is told. Rejection makes the loss mask of them. The sampler has the weights of the first update,
+    so that a wrong model shows there, module by module.
     """
     found: dict[str, tuple[str, ...]] = {"sampler_log_probs": ("log_probs",), "mismatch": ("log_probs",)}
-    if objective.get("kl_placement") == "reward" and objective.get("kl_coef"):
+    if not objective or (objective.get("kl_placement") == "reward" and objective.get("kl_coef")):
         found["advantages"] = ("old_log_probs", "ref_log_probs")
     if objective.get("rejection") and objective.get("correction_policy") != "current":
         found["batch_inputs"] = ("old_log_probs",)

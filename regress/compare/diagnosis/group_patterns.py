@@ -16,7 +16,7 @@ from regress.compare.diagnosis.hypotheses import Floats
 from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.verdicts.affected import Affected
 
-KEY, WITHIN, ZEROS = "groups", "within", "zeros"
+KEY, WITHIN, BY_TOKEN, ZEROS = "groups", "within", "by token", "zeros"
 _SAME = 1e-6
 _LITTLE = 0.01
 """Largest change of a factor that an epsilon or the precision of a deviation explains."""
@@ -54,7 +54,7 @@ def of_groups(actual: Floats, golden: Floats, groups: NDArray[np.int64]) -> dict
 
 
 def of_tokens(actual: Floats, golden: Floats, samples: NDArray[np.int64]) -> dict[str, dict[str, Any]]:
-    """Return a pattern where values differ within samples whose golden ones are all the same; empty if none does.
+    """Return a pattern where values, golden ones or actual ones alone, differ within samples; empty if none does.
 
     Args:
         actual, golden: ``[K]`` values of the tokens that count; ``samples``: ``[K]`` their samples.
@@ -64,7 +64,7 @@ def of_tokens(actual: Floats, golden: Floats, samples: NDArray[np.int64]) -> dic
     slack = _SAME * max(float(np.abs(golden).max()), float(np.abs(actual).max()))
     parts = [samples == sample for sample in np.unique(samples)]
     if any(float(np.ptp(golden[own])) > slack for own in parts):
-        return {}
+        return {BY_TOKEN: {}}
     return {WITHIN: {}} if any(float(np.ptp(actual[own])) > slack for own in parts) else {}
 
 
@@ -82,6 +82,8 @@ def group_patterns(found: Sequence[Affected]) -> Iterator[Pattern]:
     if any(WITHIN in item.held for item in found):
         yield Pattern("advantages:within", "different values within a sample, which has one")
         return
+    if any(BY_TOKEN in item.held for item in found):
+        yield Pattern("advantages:by_token", "golden ones differ from token to token of a sample")
     if found and all(ZEROS in item.held for item in found):
         yield Pattern("advantages:zeros", "only where the golden ones are 0")
     told: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from regress.compare.diagnosis.group_patterns import BY_TOKEN, WITHIN, ZEROS, group_patterns
 from regress.compare.diagnosis.group_patterns import KEY as GROUPS
-from regress.compare.diagnosis.group_patterns import WITHIN, ZEROS, group_patterns
 from regress.compare.diagnosis.hypotheses import LEFT
 from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.diagnosis.run_context import RunContext
@@ -65,7 +65,10 @@ def value_patterns(
 def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
     """Yield the hypotheses that explain every failing tensor, and in the same way."""
     for key in dict.fromkeys(
-        key for item in found for key in item.held if key not in (MICROBATCHES, GROUPS, WITHIN, ZEROS)
+        key
+        for item in found
+        for key in item.held
+        if key not in (MICROBATCHES, GROUPS, WITHIN, BY_TOKEN, ZEROS)
     ):
         own = [item for item in found if key in item.held]
         if any(key not in item.held and item.total.size >= _FEW for item in found):

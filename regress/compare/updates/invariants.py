@@ -198,7 +198,10 @@ class _Update:
         known.number(total, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
 
     def _total_weight(self, found: Sequence[Mapping[str, Any]]) -> float | None:
-        """Return the sum of all weights: 1, less where samples without loss tokens count, None if it is not known."""
+        """Return the sum of all weights: 1, less where samples without loss tokens count.
+
+        None if it is not known: a dump without a configuration does not tell whether those count.
+        """
         scope = found[0].get("denominator_scope")
         if scope == "microbatch_sum":
             return None
@@ -208,7 +211,9 @@ class _Update:
             offsets = self.frame.offsets
             held = {int(n) for _, at, _ in values for n in np.searchsorted(offsets, at, side="right") - 1}
             count = len(self.frame.samples)
-            return len(held) / count if scope != "microbatch" else 1.0 if len(held) == count else None
+            if len(held) == count:
+                return 1.0
+            return len(held) / count if scope != "microbatch" and self._objective else None
         if scope == "microbatch" and not all(meta.get("num_loss_tokens") for meta in found):
             return None
         return 1.0

@@ -18,6 +18,7 @@ from regress.compare.diagnosis.group_patterns import of_groups, of_tokens
 from regress.compare.diagnosis.patterns import find_patterns
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.temperature import log_sum_exp
+from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
@@ -219,7 +220,20 @@ def test_values_that_differ_within_a_sample_that_has_one() -> None:
     golden = np.repeat([0.5, -0.5, 1.0], 8)
     assert of_tokens(np.roll(golden, 1), golden, GROUPS) == {"within": {}}
     assert of_tokens(2 * golden, golden, GROUPS) == {}
-    assert of_tokens(np.roll(ADVANTAGES, 1), ADVANTAGES, GROUPS) == {}
+    assert of_tokens(np.roll(ADVANTAGES, 1), ADVANTAGES, GROUPS) == {"by token": {}}
+
+
+@pytest.mark.parametrize(
+    ("golden", "rule"), [(np.repeat([0.5, -0.5, 1.0], 8), "advantage-groups"), (ADVANTAGES, "advantages")]
+)
+def test_advantages_of_tokens_are_no_statistics_of_groups(golden: Any, rule: str) -> None:
+    """Where golden ones differ within samples, a return or a penalty made them."""
+    order = np.arange(24)
+    names = tuple(f"group/{number}" for number in range(3))
+    traits = TokenAttributes(GROUPS, order, order % 8, np.full(24, 8), {}, names)
+    context = FailureContext(lambda: traits, leading=(24,), grouped=True)
+    wrong = golden + np.repeat([0.9, -0.1, 0.3], 8) * (1 + golden)
+    assert rules(judged(wrong, golden, "advantages", "advantages", context, micro=0))[0] == rule
 
 
 # targets

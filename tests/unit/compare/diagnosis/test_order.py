@@ -38,8 +38,9 @@ def first(*failed: Verdict, **objective: Any) -> str:
         ({**REJECTION, "correction_policy": "old"}, "batch_inputs", {"old_log_probs"}),
         ({**REJECTION, "correction_policy": "current"}, "batch_inputs", set()),
         ({"rejection": None}, "batch_inputs", set()),
-        ({}, "sampler_log_probs", {"log_probs"}),
-        ({}, "mismatch", {"log_probs"}),
+        ({}, "advantages", {"old_log_probs", "ref_log_probs"}),  # as far as anybody knows
+        ({"kl_coef": 0.1}, "sampler_log_probs", {"log_probs"}),
+        ({"kl_coef": 0.1}, "mismatch", {"log_probs"}),
     ],
 )
 def test_the_objective_says_what_is_made_of_log_probs(
@@ -53,7 +54,8 @@ def test_the_objective_says_what_is_made_of_log_probs(
 def test_advantages_of_penalized_rewards_come_after_the_log_probs_that_they_compare() -> None:
     failed = drift("advantages", update=0), drift("ref_log_probs", update=0)
     assert first(*failed, **PENALTY).startswith("ref_log_probs")
-    assert first(*failed).startswith("advantages")
+    assert first(*failed).startswith("ref_log_probs")  # of which they may be made
+    assert first(*failed, kl_coef=0.1).startswith("advantages")
     assert first(failed[0], **PENALTY).startswith("advantages")
     assert first(failed[0], drift("kl", update=0), **PENALTY).startswith("advantages")
 

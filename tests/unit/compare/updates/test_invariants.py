@@ -135,6 +135,38 @@ def test_what_is_wrong_is_told_with_its_place(name: str) -> None:
     assert verdict.worst.where in verdict.detail
 
 
+def of_samples(*, empty: bool) -> list[Record]:
+    """Records of a mean over samples, with weights that add up to 1; of an empty one no token is in the loss."""
+
+    def of(record: Record) -> Record:
+        if record.type == "loss":
+            return replace(record, meta={**record.meta, "aggregation": "seq-mean-token-mean"})
+        name = {"is_loss_debug": "effective_valid"}.get(record.type, "response_mask")
+        if not empty or record.micro != 0 or name not in record.tensors:
+            return record
+        mask = record.tensors[name].copy()
+        mask[1] = 0
+        return replace(record, tensors={**record.tensors, name: mask})
+
+    return [of(record) for record in records()]
+
+
+@pytest.mark.parametrize(
+    ("empty", "algorithm", "expected"),
+    [
+        (False, {}, True),
+        (True, {}, None),  # nobody tells whether samples without loss tokens count
+        (True, {"count_empty_rows": False}, True),
+        (True, {"advantage": "grpo"}, False),  # they count by default
+    ],
+)
+def test_a_sum_of_weights_is_asked_of_who_tells_what_counts(
+    empty: bool, algorithm: dict[str, Any], expected: bool | None
+) -> None:
+    found = check(of_samples(empty=empty), {**CONFIG, "algorithm": algorithm}).get("weight_sum")
+    assert (found and found.ok) == expected
+
+
 @pytest.mark.parametrize(
     "stage_and_name", [("is_loss_debug", "log_probs"), ("is_loss_debug", "elementwise_loss")]
 )
