@@ -89,6 +89,8 @@ def _unlike_any(mask: Mask, readings: list[Reading]) -> str:
     """Return why no preset can be compared with the gradients; empty if any can."""
     if any(reading.rule.aggregation == RESAMPLED for reading in readings):
         return "samples count as often as they are drawn, which is no part of a preset"
+    if any(reading.match.factor.weight is not None for reading in readings):
+        return "the policy loss is weighed for the sampler, by weights that nothing but the recording tells"
     if mask.left_out is not None:
         return f"the loss {mask.selection}, and which ones is not known before"
     if not mask.complete:

@@ -36,7 +36,7 @@ def configured(update: Update) -> Objective | None:
 
 def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
     """Return rules that give the recorded advantages of some tokens; none without rewards."""
-    recorded = update.get("is_loss_debug/advantages")
+    recorded, tokens = update.get("is_loss_debug/advantages"), _in_the_loss(update, tokens)
     if recorded is None or not update.trajectories:
         return []
     own = recorded[tokens]
@@ -64,6 +64,7 @@ def contradiction(update: Update, tokens: Ints) -> tuple[str, list[str]]:
     each group are of a baseline, such as the reward of a greedy completion: a dump does not hold what they are made of.
     """
     recorded, objective = update.get("is_loss_debug/advantages"), configured(update)
+    tokens = _in_the_loss(update, tokens)
     if recorded is None or not update.trajectories:
         return "", []
     if objective is not None and (ADVANTAGES[objective.advantage].needs or objective.kl_in_reward):
@@ -83,6 +84,12 @@ def contradiction(update: Update, tokens: Ints) -> tuple[str, list[str]]:
         for t, value in zip(trajectories, each[known], strict=False)
     ]
     return "no known formula of the recorded rewards gives them", names
+
+
+def _in_the_loss(update: Update, tokens: Ints) -> Ints:
+    """Return those of some tokens that have an advantage: those in the recorded mask of the loss, if there is one."""
+    mask = update.get("is_loss_debug/effective_valid")
+    return tokens if mask is None else tokens[np.nan_to_num(mask[tokens]) != 0]
 
 
 def _of_samples(update: Update, recorded: Floats, tokens: Ints) -> Floats | None:

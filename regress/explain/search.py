@@ -97,7 +97,8 @@ def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
     """True if enough samples have the policy term in full, neither clipped nor capped."""
     advantages, fit = match.advantages.values[tokens], match.fit
     factor = match.factor.of(advantages, tokens)
-    own = np.abs(advantages * match.rules[0].values[tokens] * factor * fit.scale)
+    weights = match.factor.weighed(match.rules[0].values[tokens], tokens)
+    own = np.abs(advantages * weights * factor * fit.scale)
     whole = own > IDLE * np.abs(mask.g[tokens]).max(initial=0.0)
     if len(fit.clipped) == len(tokens):
         whole[fit.clipped] = False
@@ -193,7 +194,8 @@ def _fits(mask: Mask, match: Match, terms: Mapping[int, Penalty | None], tokens:
     """Fit a hypothesis with each of some KL terms, of which either all or none is None; leave out what has no fit."""
     weights = match.rules[0].values[tokens]
     advantages = match.advantages.values[tokens]
-    g, base, factor = mask.g[tokens], -advantages * weights, match.factor.of(advantages, tokens)
+    base, factor = -advantages * match.factor.weighed(weights, tokens), match.factor.of(advantages, tokens)
+    g = mask.g[tokens]
     kl = {k: None if term is None else term.values[tokens] * weights for k, term in terms.items()}
     kl = {k: values for k, values in kl.items() if values is None or np.isfinite(values).all()}
     if not kl or not np.isfinite(factor).all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Factor:
         departure: description of a fault, if there is one.
         ratio: the ratio that is compared with the clip range, where the factor is not that ratio itself.
         negative: factor of tokens of negative advantage, where it is another one.
+        weight: recorded weight of each token for the sampler, where the policy term is multiplied by it.
     """
 
     name: str
@@ -38,11 +39,16 @@ class Factor:
     departure: str = ""
     ratio: Floats | None = None
     negative: Floats | None = None
+    weight: Floats | None = None
 
     def of(self, advantages: Floats, tokens: Ints) -> Floats:
         """Return the factor of some tokens that have these advantages."""
         values = self.values[tokens]
         return values if self.negative is None else np.where(advantages < 0, self.negative[tokens], values)
+
+    def weighed(self, values: Floats, tokens: Ints) -> Floats:
+        """Return values of some tokens times their weights for the sampler, if they have any."""
+        return values if self.weight is None else values * self.weight[tokens]
 
     @property
     def clipped(self) -> Floats:
@@ -77,7 +83,13 @@ def factors(mask: Mask, known: Policies) -> list[Factor]:
         r = 1.0 if ratio is None or not off else np.exp(ratio)
         wrong = "the ratio that weighs the log-prob is not detached: its own derivative is added"
         found.append(Factor("r (1 + log p)", r * (1 + known.own), departure=wrong))
-    return found
+    weight = mask.update.get("is_loss_debug/sampler_weights")
+    if weight is None or not np.isfinite(weight[mask.effective]).all() or (weight[mask.effective] == 1).all():
+        return found
+    weighed = [
+        replace(one, name=f"{one.name}, times the weight for the sampler", weight=weight) for one in found
+    ]
+    return [*weighed, *found]
 
 
 def _losses() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -160,5 +172,5 @@ def shifts(penalty: Penalty, factor: Factor, tokens: Ints) -> bool:
     if factor.negative is not None:
         return False
     with np.errstate(all="ignore"):
-        quotient = penalty.values[tokens] / factor.values[tokens]
+        quotient = penalty.values[tokens] / factor.weighed(factor.values[tokens], tokens)
     return bool(np.ptp(quotient) <= ON_POLICY * np.abs(quotient).max())

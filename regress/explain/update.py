@@ -28,7 +28,10 @@ TEMPERATURE_ERROR = "token_gradient/temperature_error"
 _READ: Mapping[str, tuple[str, ...]] = {
     "token_gradient": ("token_gradient", "entropy_gradient", "token_residual", "recoverable"),
     "forward_data": ("log_probs", "entropy", "response_mask", "input_ids"),
-    "is_loss_debug": ("old_log_probs", "ref_log_probs", "advantages", "effective_valid", "kl", "weights"),
+    "is_loss_debug": (
+        *("old_log_probs", "ref_log_probs", "advantages", "effective_valid", "kl", "weights"),
+        "sampler_weights",
+    ),
     "batch_inputs": ("input_ids", "response_mask"),
     "old_log_probs": ("old_log_probs",),
     "ref_log_probs": ("ref_log_probs",),

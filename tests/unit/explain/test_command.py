@@ -291,6 +291,12 @@ def test_a_healthy_case_has_no_departure(case: str) -> None:
     assert run.exit_code == 0, run.output
 
 
+def test_a_weight_for_the_sampler_is_part_of_the_policy_term() -> None:
+    output = explain("golden:cispo").output
+    assert "the ratio of the token, times the weight for the sampler" in output
+    assert "not determinable from this dump: no known combination" not in output
+
+
 def test_a_golden_case_in_place_of_a_dump_is_named() -> None:
     run = CliRunner().invoke(main, ["dump", "diff", "golden/dr_grpo", "golden/dense"])
     assert run.exit_code == 2
