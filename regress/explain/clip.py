@@ -30,6 +30,8 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     used[found.tokens] = True
     ratio, advantage = best.match.factor.clipped, best.match.advantages.values
     gone = clipped_tokens(best.match, found, mask.update.frame.size)
+    everywhere = np.arange(gone.size)
+    gone |= used & (best.match.factor.of(advantage, everywhere) == 0)  # of a loss that clips within its ratio
     kept = used & ~gone & (advantage != 0)
     if any(cap is not None for cap in best.match.fit.caps):
         yield _capped(best)
