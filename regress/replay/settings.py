@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from regress.compare.diagnosis.run_context import RunContext
+from regress.engine.config.training import LOCAL
 from regress.errors import ConfigError
 from regress.replay.plan import mesh_sizes
 from regress.replay.variants import Variant
@@ -57,7 +58,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 def with_settings(variant: Variant, settings: Mapping[str, Any]) -> Variant:
     """Return the variant with settings applied over the case, below the variant's own overrides."""
-    return replace(variant, overrides={**settings, **variant.overrides}) if settings else variant
+    before = None if variant.before is None else {**settings, **variant.before}
+    return (
+        replace(variant, overrides={**settings, **variant.overrides}, before=before) if settings else variant
+    )
 
 
 def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
@@ -67,9 +71,12 @@ def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
         variant: variant with or without the settings.
     """
     overrides = variant.overrides
+    remote = LOCAL if overrides.get("trainer.type") == "remote" else {}
     for key, value in settings.items():
         if overrides.get(key, value) != value:
             return f"the variant decides {key} itself ({overrides[key]})"
+        if why := next((why for part, why in remote.items() if f"{key}.".startswith(f"{part}.")), ""):
+            return f"a remote trainer cannot have {key}: {why}"
     if settings.get("model.attention") is not None:
         if overrides.get("model.attn_implementation", "sdpa") != "sdpa":
             return f"the variant has an attention of its own ({overrides['model.attn_implementation']})"

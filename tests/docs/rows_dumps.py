@@ -197,7 +197,8 @@ def recorded_rollouts_are_trained_on(walk: Walk) -> None:
     replayed(walk, "base_b/debug_dump/trajectory", "output_dir=folder")
     other = replayed(walk, "base_b/debug_dump", "seed=5", "output_dir=other", code=2)
     assert re.search(r"group|prompt", other.told), other.errors
-    wrong = replayed(walk, "base_b/debug_dump", "rollout_worker.trajectory_format=jsonl", code=2)
+    other_format = "rollout_worker.trajectory_format=jsonl", "output_dir=jsonl"
+    wrong = replayed(walk, "base_b/debug_dump", *other_format, code=2)
     assert "pt" in wrong.errors
 
 

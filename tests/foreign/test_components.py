@@ -124,6 +124,15 @@ def test_settings_lie_under_the_overrides_of_a_variant_and_conflicts_are_told() 
     other = with_settings(Variant("v", "x", {"optimizer.eps": 1e-6}), {"optimizer.eps": 1e-3})
     assert conflict(other, {"optimizer.eps": 1e-3}) == "the variant decides optimizer.eps itself (1e-06)"
     assert conflict(with_settings(Variant("v", "x", {"parallel.cp": 2}), own), own) is not None
+    resumed = with_settings(
+        Variant("v", "x", {"parallel.pp": 2}, resume_at=2, before={"parallel.fsdp": 2}), own
+    )
+    assert resumed.before == {**own, "parallel.fsdp": 2}
+    remote = Variant("v", "x", {"trainer.type": "remote"})
+    assert conflict(remote, {"optimizer.eps": 1e-3}) is None
+    assert conflict(remote, {"optimizer.factory": "a:b"}) == (
+        "a remote trainer cannot have optimizer.factory: the service has an optimizer of its own"
+    )
     assert told({"model.patch": "a:b"}) == " --set model.patch=a:b"
 
 

@@ -218,6 +218,7 @@ LOCAL = {
     "model.compile": "the service computes; give it to regress serve",
     "trainer.resampling": "its clients weigh tokens, not samples",
     "model.router_coef": "its protocols have no such loss",
+    "model.attention": "the service computes; give it to regress serve",
     "model.patch": "the service computes; give it to regress serve",
 }
 """Sections and keys that mean nothing, or another thing, where a service trains."""
