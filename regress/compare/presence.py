@@ -19,6 +19,7 @@ from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.untrained import is_zero, untrained
 from regress.compare.header import Header
 from regress.compare.quantities import (
+    ADDED,
     LOSS_STAGES,
     METRICS,
     NEW,
@@ -191,7 +192,7 @@ class Stage:
                     )
                 elif self.options.common:
                     names.append(name)
-                elif half is actual and self.name in METRICS:
+                elif half is actual and self._is_new(name):
                     self.planned.notes.append(f"{self.name}/{name}: {NEW}")
                 else:
                     source, detail = source_or_other(self.name, name), f"only in the {half.has} dump"
@@ -203,6 +204,11 @@ class Stage:
                     f"{self.name}/{names[0]} is in the {half.has} dump only{more}, so it was not compared"
                 )
         self.planned.notes += left_out
+
+    def _is_new(self, name: str) -> bool:
+        """Return True for a metric, and of a case for a quantity that was added since it was recorded."""
+        added = self.golden.side.system == "golden" and source_or_other(self.name, name).quantity in ADDED
+        return self.name in METRICS or added
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""

@@ -248,8 +248,8 @@ SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entr
 
 METRICS = ("metrics", "step_metrics")
 """Stages and quantities of the numbers that an update and a rollout step report, each under its metric's name."""
-NEW = "new: the golden side has no metric of this name, so it was not judged"
-"""Words for a metric that was added since: what is reported besides changes nothing that is computed."""
+NEW = "new: the golden side has nothing of this name, so it was not judged"
+"""Words for what was added since: what is reported besides changes nothing that is computed."""
 
 OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer", *METRICS)
 """Stages whose tensors are named after modules, parameters and metrics."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regress.engine.config.model import FAMILIES
+from regress.grpo.policy_losses import LOSSES
 from regress.grpo.presets import PRESETS
 
 Refusal = Callable[..., str]
@@ -61,8 +62,7 @@ VALUES = {
     "model.family=lama": f"must be one of {', '.join(FAMILIES)}, or the model_type of another causal "
     "language model of transformers; did you mean llama?",
     "algorithm.preset=trl:dappo": f"must be one of {', '.join(PRESETS)}; did you mean trl:dapo?",
-    "algorithm.loss=ppo": "must be one of ppo_clip, cispo, importance_sampling, reinforce, sapo, vespo, geo_mean, "
-    "dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean sapo?",
+    "algorithm.loss=ppo": f"must be one of {', '.join(LOSSES)}; did you mean sapo?",
     "model=null": NOT_A_SECTION,
     "seed=${sed}": "refers to sed, which is no key of the configuration; the nearest valid key is seed.",
     "exp_name=${oc.env:NOWHERE}": "needs the environment variable NOWHERE, which is not set; set it or write "

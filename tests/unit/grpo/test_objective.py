@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from regress.errors import ConfigError
 from regress.grpo.checks import check_objective
 from regress.grpo.objective import Objective
+from regress.grpo.policy_losses import LOSSES
 from regress.grpo.presets import PRESETS, make_objective, preset_values
 from tests.as_subtests import as_subtests
 
@@ -110,8 +111,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"loss": "ppo-clip"},
-        "loss='ppo-clip' is unknown: choose one of ppo_clip, cispo, importance_sampling, reinforce, sapo, vespo, "
-        "geo_mean, dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean 'ppo_clip'?",
+        f"loss='ppo-clip' is unknown: choose one of {', '.join(LOSSES)}; did you mean 'ppo_clip'?",
     ),
     ({"scale": "x"}, "scale='x' is unknown: choose one of group, batch, none."),
     ({"eps": -1.0}, "eps=-1.0 is too small: it must be a number of at least 0."),
