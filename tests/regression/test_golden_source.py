@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
 from regress.compare.dumps.session import compare_dumps
+from regress.compare.quantities import NEW
+from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest
@@ -177,3 +180,24 @@ def test_a_loss_of_one_element_is_a_number(tmp_path: Path) -> None:
     for golden in ("golden:dense", dump):
         done = run(golden, other, "--only", "loss", "--step", 0)
         assert done.exit_code == 0, done.output
+
+
+def test_a_quantity_that_was_added_since_a_case_was_recorded_is_a_note(tmp_path: Path) -> None:
+    """As in a replay; any other tensor that the case lacks is told as one too many."""
+
+    def with_residual(record: Record) -> Record:
+        if record.type != "token_gradient":
+            return record
+        residual = np.zeros_like(record.tensors["token_gradient"])
+        return replace(record, tensors={**record.tensors, "token_residual": residual + 1e-9})
+
+    dump = recorded("dense", "base", tmp_path)
+    found = compare_dumps(
+        f"golden:{GOLDEN / 'dense'}", str(rewritten(dump, tmp_path / "more", with_residual))
+    )
+    assert found.failed == []
+    assert f"token_gradient/token_residual: {NEW}" in found.notes
+    other = compare_dumps(str(dump), str(tmp_path / "more"))
+    assert [(verdict.status, verdict.name) for verdict in other.failed] == [
+        (Status.EXTRA, "token_residual")
+    ] * 3
