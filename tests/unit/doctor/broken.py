@@ -178,8 +178,12 @@ BROKEN = [
         {"unsupported_schema": HIGH},
         LEFT,
     ),
-    Broken(
-        "no_optimizer_state", remove(f"{C}/optimizer.safetensors"), {"missing_checkpoint_file": HIGH}, ASIDE
+    Broken(  # the checkpoint before has the same bytes
+        "no_optimizer_state",
+        remove(f"{C}/optimizer.safetensors"),
+        {"missing_checkpoint_file": HIGH},
+        REPAIRED,
+        (f"{C}/optimizer.safetensors",),
     ),
     Broken(
         "folder_was_renamed",
