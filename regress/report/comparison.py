@@ -28,12 +28,16 @@ from regress.compare.dumps.unit import Unit
 from regress.compare.quantities import QUANTITIES, UPDATE_STAGES, Kind, quantity_named
 from regress.compare.updates.statements import not_asked
 from regress.compare.verdicts.verdict import Place, Verdict
+from regress.errors import RegressError
+from regress.explain.differences import SUBJECTS, differences
 from regress.layout import SampleKey, TokenFrame
 from regress.report.call import Call
 from regress.report.model import Report, Told
 from regress.report.modes import Found
 from regress.report.tokens import Columns, TokenTable, table_of
 
+EXPLAINED = "explained"
+"""Rule of a cause that the explanations of both dumps tell."""
 MODES = "three modes"
 """Name of what lies between the modes of a training, among the comparisons of pairs."""
 
@@ -146,6 +150,7 @@ def _causes(
     each token, so that they prove what the number only shows.
     """
     found = diagnose(divergence, context, exchanged=partial(_exchanged, comparison, divergence, options))
+    found = _explained(comparison, divergence, found)
     terms = {"token_loss", "policy_loss", "weights"} & context.quantities
     if divergence.first.quantity != "loss" or terms:
         return found
@@ -157,7 +162,37 @@ def _causes(
     if (closer.first.place.step, closer.first.place.update) != (place.step, place.update):
         return found
     again = diagnose(closer, context, exchanged=partial(_exchanged, comparison, closer, options))
+    again = _explained(comparison, closer, again)
     return [one for one in again if one.rule != UNKNOWN] or found
+
+
+_SUBJECTS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("token_gradient", "entropy_gradient"), SUBJECTS),
+    **dict.fromkeys(("log_probs", "entropy"), ("targets", "temperature")),
+    "advantages": ("advantages",),
+}
+"""First quantity that differs -> subjects of an explanation that may be the cause: what comes before them holds."""
+
+
+def _explained(comparison: Comparison, divergence: Divergence, found: list[Diagnosis]) -> list[Diagnosis]:
+    """Return the causes, with what the explanations of both dumps say on the loss of a foreign trainer.
+
+    It is asked where no formula of a known configuration explains the wrong values.
+    """
+    place, subjects = divergence.first.place, _SUBJECTS.get(divergence.first.quantity, ())
+    if not subjects or place.step is None or any(divergence.pattern(id) for id in ("formula", "fitted")):
+        return found
+    try:
+        told = differences(comparison.golden, comparison.actual, place.step, place.update)
+    except RegressError:  # no token gradients, or none that can be read
+        return found
+    told = [phrase for phrase in told if phrase.partition(":")[0] in subjects]
+    if not told:
+        return found
+    known = [one for one in found if one.rule != UNKNOWN]
+    cause = f"the losses are not the same; {'; '.join(told)}"
+    command = f"regress explain {shlex.quote(comparison.actual)} --step {place.step}"
+    return [*known, replace(found[0], rule=EXPLAINED, cause=cause, next=command, of="actual")]
 
 
 def _exchanged(
