@@ -54,7 +54,7 @@ def test_curves_are_kept_and_only_the_missing_ones_drawn(
 
 @pytest.mark.extended
 def test_a_training_has_a_reward_for_each_step_and_a_fault_changes_them() -> None:
-    healthy, broken = curves.curve("", 0, 3), curves.curve("advantages_reversed", 0, 3)
-    assert len(healthy) == len(broken) == 3
+    healthy, broken = curves.curve("", 0, 6), curves.curve("advantages_reversed", 0, 6)
+    assert len(healthy) == len(broken) == 6
     assert healthy[0] == broken[0]
     assert healthy != broken

@@ -10,9 +10,7 @@ import pytest
 from host_ranks import cut, served
 from safetensors.numpy import load_file
 
-from regress.dump.reader import DumpReader
 from regress.dump.requests import read_requests
-from regress.engine.checkpoint.state import read_state
 from regress.interop.service import ServiceDump
 from regress.parallel.launch.pool import RankPool
 from regress.replay.pool import shared_pool
@@ -49,9 +47,7 @@ def _close(one: Any, other: Any) -> None:
 
 def _weights(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*model.safetensors")
-    found = load_file(path)
-    record = next(iter(DumpReader(read_state(folder).dump).records("optimizer")))
-    return {**found, **record.tensors}
+    return {**load_file(path), **load_file(folder / "optimizer.safetensors")}
 
 
 @pytest.mark.extended
