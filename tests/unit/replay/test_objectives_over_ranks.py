@@ -42,7 +42,7 @@ LAYOUTS: Mapping[str, Overrides] = {
 GLOBAL: Mapping[str, Overrides] = {
     "clip_cov": {"algorithm.loss": "clip_cov", "algorithm.statistics_scope": "global"},
     "kl_cov": {"algorithm.loss": "kl_cov", "algorithm.statistics_scope": "global"},
-    "quantile": {"algorithm.top_entropy_quantile": 0.4, "algorithm.statistics_scope": "global"},
+    "quantile": {"algorithm.top_entropy_quantile": 0.5, "algorithm.statistics_scope": "global"},
     "whitened": {"algorithm.advantage": "reinforce_plus_plus"},
     "batch": {"algorithm.scale": "batch"},
     "entropy": {"algorithm.entropy_coef": 0.01, "algorithm.entropy_aggregation": "token-mean"},
