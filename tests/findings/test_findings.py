@@ -8,10 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -34,11 +35,18 @@ all_scripts = pytest.mark.parametrize(
 system_scripts = pytest.mark.parametrize("script", SYSTEM_SCRIPTS, ids=[one.stem for one in SYSTEM_SCRIPTS])
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of a short name: processes open sockets in it, whose paths have at most 107 characters."""
+    with TemporaryDirectory(prefix="regress-") as name:
+        yield Path(name)
+
+
 @scripts
 @pytest.mark.timeout(300)
 @pytest.mark.extended
-def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
-    output, errors, status = run(script, tmp_path)
+def test_the_discrepancy_is_there(script: Path, folder: Path) -> None:
+    output, errors, status = run(script, folder)
     *_, verdict = output.splitlines() or [""]
     if status == 1 and "no AVX-512" in verdict and "AVX512" not in output:
         pytest.skip("needs a processor with AVX-512")
@@ -47,7 +55,7 @@ def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
     assert (status, verdict) == (0, "reproduced"), output + errors
     assert "right" in output
     assert "actual" in output
-    left_behind = {left.name for left in tmp_path.iterdir()}
+    left_behind = {left.name for left in folder.iterdir()}
     assert not {
         name for name in left_behind if not name.startswith("torchinductor_")
     }  # torch makes that on import
@@ -56,14 +64,14 @@ def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
 @system_scripts
 @pytest.mark.timeout(300)
 @pytest.mark.extended
-def test_the_discrepancy_is_there_in_the_environment_of_its_system(script: Path, tmp_path: Path) -> None:
+def test_the_discrepancy_is_there_in_the_environment_of_its_system(script: Path, folder: Path) -> None:
     system = load(location_of(script.stem.split("_")[0]))
     try:
         environment = environment_of(system)
     except SystemsError as error:
         pytest.skip(str(error))
     own = {**environment.variables, **system.environ}
-    output, errors, status = run(script, tmp_path, python=environment.python, environ=own)
+    output, errors, status = run(script, folder, python=environment.python, environ=own)
     assert (status, output.splitlines()[-1:]) == (0, ["reproduced"]), output + errors
 
 
