@@ -127,7 +127,7 @@ class Trial:
 def try_out(trial: Trial, folder: Path, tick: Callable[[], None]) -> ValidationRun:
     """Replay a trial and judge it by the measured tolerances."""
     fault = None if trial.fault is None else probe_named(trial.fault)
-    known = bounds_of(trial.floors, trial.precision)
+    known = bounds_of(trial.case, trial.floors, trial.precision)
     bounds = (
         known if trial.only is None else lambda quantity: known(quantity) if quantity == trial.only else None
     )
@@ -136,12 +136,14 @@ def try_out(trial: Trial, folder: Path, tick: Callable[[], None]) -> ValidationR
     return found
 
 
-def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Tolerances:
-    """Return the measured tolerance of each quantity, times a factor."""
+def bounds_of(
+    case: GoldenCase, floors: Iterable[Floor], precision: Precision, factor: float = 1.0
+) -> Tolerances:
+    """Return the measured tolerance of each quantity, times a factor; None for one that the case leaves out."""
     known = {f.quantity: f.tolerance.scaled(factor) for f in floors if f.precision is precision}
 
     def of(quantity: str) -> Tolerance | None:
-        return known.get(quantity, EXACT)
+        return None if quantity in case.leaves_out else known.get(quantity, EXACT)
 
     return of
 

@@ -179,13 +179,13 @@ def _tried(
     floors = calibrate(case, workspace / "calibrate", seeds=SEEDS, advance=advance)
     healthy = []
     for precision in KAPPA:
-        bounds = bounds_of(floors, precision)
+        bounds = bounds_of(case, floors, precision)
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "run", bounds))
             advance()
     exposures = []
-    float32 = bounds_of(floors, Precision.FLOAT32)
-    rounding = bounds_of(floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
+    float32 = bounds_of(case, floors, Precision.FLOAT32)
+    rounding = bounds_of(case, floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
     for fault in small_faults() if faults else ():
         exact = run_validation(case, fault.variant, Precision.FLOAT64, workspace / "run", rounding, fault)
         advance()

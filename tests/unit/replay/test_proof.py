@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regress.compare.quantities import QUANTITIES as QUANTITIES_OF_ALL
 from regress.golden.store import GoldenStore
 from regress.replay import proof as module
 from regress.replay.judge import stored_tolerances
@@ -81,3 +82,19 @@ def test_a_tolerance_that_is_too_loose_is_told_by_its_quantity_alone(tmp_path: P
 
     assert multiple(1.0, "param") == multiple(1.0, None) > 3
     assert multiple(1e4, "param") < 1
+
+
+def test_what_a_case_leaves_out_fails_no_healthy_variant(tmp_path: Path) -> None:
+    """It was not measured, and a replay records it all the same."""
+    case = GoldenStore(Path(__file__).parents[3] / "golden").case("rloo")
+    assert case.leaves_out
+    measured = stored_tolerances(case, Precision.FLOAT64)
+    names = {quantity.name for quantity in QUANTITIES_OF_ALL} - {*case.leaves_out}
+    floors = [
+        Floor.of(name, Precision.FLOAT64, {name: Response(bound.relative, bound.relative, bound.relative)}, 3)
+        for name in sorted(names)
+        if (bound := measured(name)) is not None and bound.relative
+    ]
+    found = try_out(Trial(case, Precision.FLOAT64, "base", None, floors), tmp_path, lambda: None)
+    assert found.problem is None
+    assert found.first not in case.leaves_out
