@@ -1,4 +1,4 @@
-"""What two trainers do otherwise, from the explanations of the same update of both.
+"""Tell two trainers apart by the explanations of the same update of both.
 
 No side needs to be known: each is explained by itself, and only what both explanations settle is set side by side.
 """

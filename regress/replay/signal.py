@@ -1,5 +1,5 @@
-"""Signal check of a case, and of rollouts: with advantages of zero, equal lengths, nothing clipped or a reference that
-is the policy, whole branches of the computation could be wrong and every comparison would still pass.
+"""Signal check of a case: with advantages of zero, equal lengths, nothing clipped or a reference that is the policy,
+whole branches of the computation could be wrong and every comparison would still pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from regress.compare.diagnosis.token_formulas import FORMULAS, TokenFormulas
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
-from regress.golden.case import GoldenCase
 from regress.golden.files import where_order
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.fields import ObjectiveFields
@@ -171,7 +170,7 @@ def _turns(mask: Sequence[int]) -> list[int]:
 
 def _groups(found: Recording) -> Iterator[str]:
     for samples in found.trajectories.values():
-        groups = _by_group(samples).values()
+        groups = by_group(samples).values()
         different = [len({sample.reward for sample in group}) for group in groups]
         flat = any(number == 1 < len(group) for number, group in zip(different, groups, strict=True))
         if max(different) > 1 and flat:
@@ -186,7 +185,7 @@ def _tool_tokens(found: Recording) -> Iterator[str]:
 
 def _rollouts(found: Recording) -> Iterator[str]:
     """Check what rollouts of other people look like."""
-    steps = [_by_group(samples) for samples in found.trajectories.values()]
+    steps = [by_group(samples) for samples in found.trajectories.values()]
     prompts = [[_prompt(group[0]) for group in groups.values()] for groups in steps]
     sizes = [[len(group) for group in groups.values()] for groups in steps]
     signals = {
@@ -212,7 +211,8 @@ def _rollouts(found: Recording) -> Iterator[str]:
             yield problem
 
 
-def _by_group(samples: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+def by_group(samples: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Return the samples of each group, by its id."""
     groups: dict[str, list[Trajectory]] = {}
     for sample in samples:
         groups.setdefault(sample.group_id, []).append(sample)
@@ -359,54 +359,3 @@ _KEYS: Mapping[Rule, str] = {
     _gradients: "recipe.model",
 }
 """Rules, and the key of ``case.yaml`` that gives the signal each of them misses."""
-
-
-def require_rollout_signal(case: GoldenCase) -> None:
-    """Raise `SignalError` listing what the rollouts of a case lack."""
-    missing = [*check_rollouts(case.trajectories(), case.greedy(), _max_turns(case))]
-    if missing:
-        raise SignalError(
-            f"case {case.name!r} cannot become golden, because some faults of the sampler could not show in it: "
-            f"{'; '.join(missing)}: change its seed, its recipe or its configuration",
-            ["recipe.warm_steps", "data.max_completion_length"],
-        )
-
-
-def check_rollouts(
-    drawn: dict[int, list[Trajectory]], greedy: dict[int, list[Trajectory]], turns: int
-) -> Iterator[str]:
-    """Yield a sentence for each missing signal.
-
-    Args:
-        drawn, greedy: completions by step.
-        turns: completions that a conversation may have.
-    """
-    samples = [one for found in drawn.values() for one in found]
-    best = [one for found in greedy.values() for one in found]
-    for reason in ("stop", "length"):
-        if all(one.finish_reason != reason for one in samples):
-            yield f"no completion ends with finish_reason {reason!r}"
-    if len({len(one.tokens) for one in samples}) < 2:
-        yield "all samples are of equal length"
-    if len({one.prompt_length for one in samples}) < 2:
-        yield "all prompts are of equal length, so nothing is padded"
-    if [one.tokens for one in samples] == [one.tokens for one in best]:
-        yield "what is drawn is what is most probable"
-    if len(drawn) < 2:
-        yield "it has one step, so no rollout is sampled from updated weights"
-    for found in drawn.values():
-        if all(len({tuple(one.tokens) for one in group}) == 1 for group in _by_group(found).values()):
-            yield "the runs of each group are the same, so a shared stream would not show"
-    if turns > 1 and not any(_inner(one) for one in samples):
-        yield "no conversation has masked tokens of the environment between sampled ones"
-
-
-def _inner(one: Trajectory) -> bool:
-    """Return True if masked tokens lie between sampled ones."""
-    return len([value for value, _ in groupby(one.loss_mask) if value]) > 1
-
-
-def _max_turns(case: GoldenCase) -> int:
-    task = case.config.get("task")
-    turns = task.get("max_turns", 1) if isinstance(task, dict) else 1
-    return turns if isinstance(turns, int) else 1

@@ -25,9 +25,10 @@ from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
+from regress.replay.rollout_signal import require_rollout_signal
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
-from regress.replay.signal import require_rollout_signal, require_signal
+from regress.replay.signal import require_signal
 from regress.replay.table import BASE
 from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace

@@ -85,14 +85,14 @@ class Formula:
         """Return the names of the settings that are read, not only copied, as a quantity is computed."""
         seen: set[str] = set()
 
-        class Traced(type(self.settings)):  # type: ignore[misc]  # a class that is known when the formula is
-            def __getattribute__(self, name: str) -> Any:
-                if sys._getframe(1).f_globals.get("__name__") != "dataclasses":
-                    seen.add(name)
-                return super().__getattribute__(name)
+        def noted(settings: Any, name: str) -> Any:
+            if sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+                seen.add(name)
+            return object.__getattribute__(settings, name)
 
         traced = copy.copy(self.settings)
-        object.__setattr__(traced, "__class__", Traced)
+        own = type("Traced", (type(self.settings),), {"__getattribute__": noted})
+        object.__setattr__(traced, "__class__", own)
         replace(self, settings=traced).values(quantity)
         return seen
 
@@ -136,8 +136,12 @@ def counterfactuals(
         values = other.values(quantity, mode)
         if values is None or values.shape != base.shape or not bool(torch.isfinite(values).all()):
             continue
-        if not same(values.double().numpy(), base.double().numpy()):
+        if _differs(values, base):
             yield Counterfactual(number, id, change, words, values.double().numpy())
+
+
+def _differs(values: Tensor, base: Tensor) -> bool:
+    return not same(values.double().numpy(), base.double().numpy())
 
 
 def gives(formula: Formula, quantity: str, golden: Floats) -> bool:
@@ -151,9 +155,7 @@ def depends_on(formula: Formula, quantity: str, key: str, others: Iterable[Any])
     if (base := formula.values(quantity)) is None:
         return False
     found = (formula.changed(**{key: other}).values(quantity) for other in others)
-    return any(
-        values is not None and not same(values.double().numpy(), base.double().numpy()) for values in found
-    )
+    return any(values is not None and _differs(values, base) for values in found)
 
 
 def branches(formula: Formula, quantity: str) -> Iterator[tuple[str, bool]]:
@@ -162,10 +164,7 @@ def branches(formula: Formula, quantity: str) -> Iterator[tuple[str, bool]]:
     for id, _, words, other, mode in _changes(formula, quantity):
         if id.startswith(("op:minimum/", "op:maximum/")) and "/detached@" not in id:
             values = other.values(quantity, mode)
-            yield (
-                words,
-                not (base is None or values is None or same(values.double().numpy(), base.double().numpy())),
-            )
+            yield words, base is not None and values is not None and _differs(values, base)
 
 
 def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] | None:

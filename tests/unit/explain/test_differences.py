@@ -150,7 +150,7 @@ def test_a_frequent_mistake_is_named(name: str, tapped: bool, tmp_path: Path) ->
 
 
 def test_the_same_losses_have_no_difference(tmp_path: Path) -> None:
-    """Of gradients with noise that no loss explains, nothing is said that tells both sides apart."""
+    """Say nothing that tells both sides apart where noise is left that no loss explains."""
     world = World(Run())
     golden = record(world, trl(), trl_advantages(world), tmp_path / "golden")
     noise = torch.Generator().manual_seed(3)
