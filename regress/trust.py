@@ -41,10 +41,24 @@ def named_code(text: str, stated: str) -> Callable[..., Any]:
     Raises:
         ConfigError: if the text has another form, the module is not allowed, or there is no such function.
     """
+    require_allowed(_parts(text, stated)[0], stated)
+    return imported_function(text, stated)
+
+
+def _parts(text: str, stated: str) -> tuple[str, str]:
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise ConfigError(f"{stated} names no function; write package.module:function")
-    require_allowed(module, stated)
+    return module, attribute
+
+
+def imported_function(text: str, stated: str) -> Callable[..., Any]:
+    """Import the function ``package.module:function`` that the user named on the command line.
+
+    Raises:
+        ConfigError: if the text has another form, or there is no such function.
+    """
+    module, attribute = _parts(text, stated)
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:

@@ -7,7 +7,7 @@ The trainer calls the parts one by one; whoever asks what an objective would hav
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -156,11 +156,16 @@ def mistakes(
     compute: Compute, samples: Samples, o: ObjectiveFields
 ) -> dict[str, Callable[[Values, ObjectiveFields], dict[str, Tensor]]]:
     """Return by id what people compute in place of a part of this objective, where that is more than one change."""
-    if compute is not loss_of or o.loss not in ("ppo_clip", "clip_cov"):
+    if compute not in (loss_of, gradients_of) or o.loss not in ("ppo_clip", "clip_cov"):
         return {}
 
     def minimum_first(values: Values, own: ObjectiveFields) -> dict[str, Tensor]:
-        bare = loss_of({**values, "advantages": torch.ones_like(values["advantages"])}, samples, own)
-        return {"policy_loss": bare["policy_loss"] * values["advantages"]}
+        advantages = values["advantages"]
+        alone = replace(own, kl_coef=0.0, entropy_coef=0.0)
+        bare = compute({**values, "advantages": torch.ones_like(advantages)}, samples, alone)
+        if compute is loss_of:
+            return {"policy_loss": bare["policy_loss"] * advantages}
+        rest = compute({**values, "advantages": torch.zeros_like(advantages)}, samples, own)
+        return {name: bare[name] * advantages + rest[name] for name in bare}
 
     return {"the_minimum_before_the_advantage": minimum_first}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -108,14 +108,11 @@ class Sparse:
     Attributes:
         params: name -> dtype and shape of the whole tensor, divided along its first dimension.
         values: name -> flat index in the whole tensor -> value.
-        sealed: ranks whose files have a true hash, which takes reading them; the others are never hashed if they do
-            not differ.
     """
 
     ranks: int
     params: Mapping[str, tuple[str, tuple[int, ...]]]
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    sealed: Collection[int] = range(1 << 20)
     updates: int = 1
 
     def write(self, folder: Path) -> Path:
@@ -133,7 +130,7 @@ class Sparse:
         tensors = {name: (dtype, layouts[name].local_shape) for name, (dtype, _) in self.params.items()}
         shards = {name: layout.to_json() for name, layout in layouts.items()}
         values = {name: _within(layouts[name], known) for name, known in self.values.items()}
-        return sparse_file(path, "param", where, tensors, {"shards": shards}, values, rank in self.sealed)
+        return sparse_file(path, "param", where, tensors, {"shards": shards}, values)
 
 
 def _within(layout: ShardLayout, values: Mapping[int, float]) -> dict[int, float]:
@@ -150,9 +147,8 @@ def sparse_file(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     meta: Mapping[str, Any],
     values: Mapping[str, Mapping[int, float]],
-    sealed: bool = True,
 ) -> Stamp:
-    """Write a record of zeros, but for some values, as a file with holes; its true hash only if ``sealed``."""
+    """Write a record of zeros, but for some values, as a file with holes."""
     arrays = {
         name: np.broadcast_to(np.zeros((), DTYPES[dtype]), shape) for name, (dtype, shape) in tensors.items()
     }
@@ -175,4 +171,4 @@ def sparse_file(
                 array = arrays[name]
                 file.seek(8 + len(text) + header[name]["data_offsets"][0] + index * array.itemsize)
                 file.write(np.array(value, array.dtype).tobytes())
-    return file_stamp(path) if sealed else Stamp(path.stat().st_size, "0" * 64)
+    return file_stamp(path)

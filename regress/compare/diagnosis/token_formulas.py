@@ -21,7 +21,7 @@ from regress.layout import TokenFrame
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regress.compare.diagnosis.counterfactual import Formula
+    from regress.compare.diagnosis.counterfactual import Compute, Formula
     from regress.grpo.evaluate import Samples
     from regress.grpo.objective import Objective
 
@@ -81,8 +81,6 @@ class TokenFormulas:
         return self._formulas[quantity]
 
     def _formula(self, quantity: str) -> Formula | None:
-        from regress.compare.diagnosis.counterfactual import Formula
-
         if quantity in OF_LOGITS:
             return self._of_logits
         from regress.grpo import evaluate
@@ -104,18 +102,11 @@ class TokenFormulas:
         objective = self._in_use or self._found(quantity, of_samples)
         if objective is None:
             return None
-        swaps = {name: tuple(other for other in _LOG_PROBS if other != name) for name in _LOG_PROBS}
-        swaps |= {"advantages": (), "rewards": (), "groups": _GROUPS}
+        swaps: dict[str, tuple[str, ...]] = {"rewards": (), "groups": _GROUPS}
         if quantity in TOKEN_GRADIENTS:
             swaps["weights"] = ()
-        return Formula(
-            compute,
-            self.values,
-            objective,
-            _choices(objective),
-            [*combinations(_numbers(objective), 2), ("kl_coef", "entropy_coef")],
-            swaps,
-            evaluate.mistakes(of_samples, samples, objective),
+        return objective_formula(
+            compute, self.values, objective, swaps, evaluate.mistakes(of_samples, samples, objective)
         )
 
     @cached_property
@@ -290,6 +281,26 @@ class TokenFormulas:
             return None
         gradients = {name: one for name in TOKEN_GRADIENTS if (one := self.golden(name)) is not None}
         return softmax_formula(*self.logits, np.flatnonzero(self.loss_mask), policy, gradients)
+
+
+def objective_formula(
+    compute: Compute,
+    values: Mapping[str, Tensor],
+    objective: Objective,
+    swaps: Mapping[str, tuple[str, ...]],
+    mistakes: Mapping[str, Compute],
+) -> Formula:
+    """Return quantities that the objective makes of values, with all that may have been otherwise.
+
+    Args:
+        swaps: inputs beside log-probs and advantages -> inputs that may have been taken for them.
+    """
+    from regress.compare.diagnosis.counterfactual import Formula
+
+    of_policies = {name: tuple(other for other in _LOG_PROBS if other != name) for name in _LOG_PROBS}
+    exchanges = [*combinations(_numbers(objective), 2), ("kl_coef", "entropy_coef")]
+    inputs = {**of_policies, "advantages": (), **swaps}
+    return Formula(compute, values, objective, _choices(objective), exchanges, inputs, mistakes)
 
 
 def _numbers(objective: Objective) -> list[str]:

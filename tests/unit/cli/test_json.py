@@ -19,6 +19,7 @@ SCHEMAS = {
     "compare": HERE / "report/report.schema.json",
     "oracle": HERE / "report/report.schema.json",
     "check": HERE / "report/report.schema.json",
+    "objective": HERE / "check/check.schema.json",
     "explain": HERE / "explain/explain.schema.json",
     "show": HERE / "dump/show.schema.json",
 }
@@ -64,6 +65,7 @@ def test_json_holds_what_failed_and_json_calls_everything(here: Path) -> None:
         ("oracle", "nowhere"),
         ("explain", "nowhere"),
         ("explain", "golden:dense", "--preset", "grop"),
+        ("check", "no.such:loss", "--as", "grpo"),
         ("dump", "check", "nowhere"),
         ("dump", "show", "nowhere"),
     ],
@@ -72,7 +74,7 @@ def test_json_holds_what_failed_and_json_calls_everything(here: Path) -> None:
 def test_a_refusal_is_json_too(command: tuple[str, ...], here: Path) -> None:
     result = invoke(*command, "--json", "out.json")
     assert result.exit_code == 2
-    name = command[1] if command[0] == "dump" else command[0]
+    name = {"dump": command[1], "check": "objective"}.get(command[0], command[0])
     tree = checked("out.json", name)
     assert tree["exit_code"] == 2
     error = tree["error"]

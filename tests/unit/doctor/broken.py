@@ -178,12 +178,8 @@ BROKEN = [
         {"unsupported_schema": HIGH},
         LEFT,
     ),
-    Broken(  # the checkpoint before has the same bytes
-        "no_optimizer_state",
-        remove(f"{C}/optimizer.safetensors"),
-        {"missing_checkpoint_file": HIGH},
-        REPAIRED,
-        (f"{C}/optimizer.safetensors",),
+    Broken(
+        "no_optimizer_state", remove(f"{C}/optimizer.safetensors"), {"missing_checkpoint_file": HIGH}, ASIDE
     ),
     Broken(
         "folder_was_renamed",

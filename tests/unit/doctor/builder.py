@@ -145,10 +145,7 @@ class Run:
         folder.mkdir()
         name = "adapter_model.safetensors" if self.lora else "model.safetensors"
         save_file({"lm_head.weight": np.full((4, 16), step, dtype=np.float32)}, folder / name)
-        save_file(
-            {"m": np.full((4, 16), 0.5, dtype=np.float32)},
-            folder / "optimizer.safetensors",
-        )
+        save_file({"m": np.full((4, 16), step / 8, dtype=np.float32)}, folder / "optimizer.safetensors")
         model = {"peft_type": "LORA", "r": 4} if self.lora else {"model_type": "qwen3", "hidden_size": 16}
         state = self._state(step)
         write = {

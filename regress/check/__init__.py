@@ -1,0 +1,1 @@
+"""Checks that need neither a recording nor a golden case."""
