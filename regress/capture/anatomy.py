@@ -26,14 +26,22 @@ class Anatomy:
     Attributes:
         root: the model itself, whose parameter names are recorded.
         decoder: the module whose output (or, with ``at_input``, whose input) is the last hidden state.
-        head: the output embedding, or a function that makes logits of hidden states.
+        head: the output embedding, or a function that makes logits of hidden states. Both are None for a model that
+            tells neither, and is seen at the softmax.
         at_input: True if the hidden state is read at the input of the head, for models without a separate decoder.
     """
 
     root: nn.Module
-    decoder: nn.Module
-    head: nn.Module | Head
+    decoder: nn.Module | None
+    head: nn.Module | Head | None
     at_input: bool = False
+
+    @property
+    def parts(self) -> tuple[nn.Module, nn.Module | Head]:
+        """Decoder and head, where the model tells both."""
+        assert self.decoder is not None
+        assert self.head is not None
+        return self.decoder, self.head
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters by the names of the unwrapped model, and of the files of its adapters, each once."""
@@ -72,28 +80,38 @@ def _inside(model: nn.Module) -> nn.Module | None:
 
 
 def dissect(
-    model: nn.Module, decoder: str | nn.Module | None, head: str | nn.Module | Head | None
+    model: nn.Module,
+    decoder: str | nn.Module | None,
+    head: str | nn.Module | Head | None,
+    read_from: str | None = None,
 ) -> Anatomy:
-    """Find decoder and head, by the API of Hugging Face models or as given.
+    """Find decoder and head, by the API of Hugging Face models or as given; none where the softmax is to be seen.
 
     Args:
         decoder: module, or its name, whose output is the last hidden state.
         head: module, its name, or a function from hidden states ``[K, H]`` to logits ``[K, V]``.
+        read_from: ``"logits"`` for neither, ``"hidden_states"`` if both have to be found; None finds them or does
+            without.
 
     Raises:
-        CaptureError: if one of the two cannot be found, or the model is none.
+        CaptureError: if one of the two cannot be found that has to be, or the model is none.
     """
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{model!r} is no torch.nn.Module: give the model that is trained, wrapped or not")
     root = unwrapped(model)
     if head is None and decoder is None and _output_embeddings(root) is None:
         root = _held(root)
+    neither = Anatomy(root, None, None)
+    if read_from == "logits":
+        return neither
     found_head = _named(root, head, "head") if isinstance(head, str) else head
     found_decoder = _named(root, decoder, "decoder") if isinstance(decoder, str) else decoder
     if found_head is None:
         found_head = _output_embeddings(root)
     if found_decoder is None:
         found_decoder = _decoder(root)
+    if found_head is None and decoder is None and read_from is None:
+        return neither
     if found_head is None:
         raise CaptureError(
             f"{type(root).__name__} does not tell its output head (get_output_embeddings() is missing or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import re
@@ -44,7 +45,15 @@ def _is_mesh(value: Any) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) or callable(value)
+    if isinstance(value, str) or not callable(value):
+        return isinstance(value, str)
+    try:
+        inspect.signature(value).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # a function in C tells no signature
+        pass
+    return True
 
 
 def _is_module(value: Any) -> bool:
@@ -88,6 +97,7 @@ RULES: Mapping[str, Rule] = {
     "mesh": (_is_mesh, 'the extent of each dimension, such as {"dp": 2}'),
     "sequence_group": (lambda value: callable(getattr(value, "size", None)), "a process group"),
     "backward_scale": (_is_factor, "a finite number greater than 0"),
+    "read_from": (lambda value: value in ("logits", "hidden_states"), '"logits" or "hidden_states"'),
     "system": (_is_text, "the name of the trainer"),
     "overwrite": FLAG,
 }

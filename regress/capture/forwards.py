@@ -62,7 +62,7 @@ class Forwards:
     @contextmanager
     def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
         """Hook model and decoder inside; ``eager`` keeps a hook out of compiled graphs."""
-        root, decoder = self.anatomy.root, self.anatomy.decoder
+        root, decoder = self.anatomy.root, self.anatomy.parts[0]
         pattern = self.settings.activations
         modules = {} if pattern is None else matching_modules(root, pattern, "record(activations=...)")
         gates = routers(root) if self.settings.routing else {}
@@ -195,8 +195,8 @@ class Forwards:
         states = whole(hidden.detach())
         root = self.anatomy.root
         self.world.look(root)
-        self.precision.look(states, self.anatomy.decoder)
-        found = arrangement_of(arguments, self.settings.finders, _pad_token(root))
+        self.precision.look(states, self.anatomy.parts[0])
+        found = arrangement_of(arguments, self.settings.finders, pad_token(root))
         states = states.reshape(found.input_ids.shape[0], -1, states.shape[-1])
         p = self._described(found, states.shape[1])
         p.samples = segment_keys(self.settings.samples, arguments, len(p.contents))
@@ -209,7 +209,7 @@ class Forwards:
 
     def _described(self, found: Arrangement, width: int) -> Pass:
         """Return a pass described by its inputs, which are joined over the ranks that share its sequences."""
-        absolute, group = _absolute(self.anatomy.root), self.settings.sequence_group
+        absolute, group = is_absolute(self.anatomy.root), self.settings.sequence_group
         own = found.input_ids.shape[1]
         if group is None:
             return open_pass(found, infer_layout(found), own - width, absolute)
@@ -262,13 +262,14 @@ def _tells(value: Any, known: Any) -> bool:
     return not (isinstance(value, Tensor) and isinstance(known, Tensor) and value.dim() > known.dim())
 
 
-def _pad_token(root: nn.Module) -> int | None:
+def pad_token(root: nn.Module) -> int | None:
+    """Return the id of padding that a model's configuration tells."""
     config: Any = getattr(root, "config", None)
     found = getattr(config, "pad_token_id", None)
     return found if isinstance(found, int) else None
 
 
-def _absolute(root: nn.Module) -> bool:
+def is_absolute(root: nn.Module) -> bool:
     """Return True if the model looks positions up in a table of embeddings."""
     named = root.named_modules()
     return any(

@@ -24,7 +24,7 @@ def make_head(anatomy: Anatomy) -> Head:
     It reads the parameters as they are now: call it anew for each forward pass. It uses no random numbers and calls
     no hooks. The weight of a tensor-parallel head is put together on each rank of its mesh.
     """
-    head = anatomy.head
+    head = anatomy.parts[1]
     project = _project(head) if isinstance(head, nn.Module) else head
     finish = _finish(anatomy.root) if isinstance(head, nn.Module) else None
 
@@ -37,7 +37,7 @@ def make_head(anatomy: Anatomy) -> Head:
 
 def solver_head(anatomy: Anatomy) -> Head:
     """Build the same function for float64 states, differentiable in them, as the token gradient needs it."""
-    head = anatomy.head
+    head = anatomy.parts[1]
     weight = getattr(head, "weight", None)
     if isinstance(head, nn.Module) and isinstance(weight, Tensor) and _is_linear(head, weight):
         bias = getattr(head, "bias", None)

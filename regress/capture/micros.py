@@ -11,6 +11,7 @@ import numpy as np
 
 from regress.capture.passes import Array, Pass, stacked, together
 from regress.capture.shares import told_of, unscaled
+from regress.capture.softmax_passes import SoftmaxPass
 from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import SampleKey, TokenLayout
 
@@ -26,8 +27,13 @@ class Micro:
     """One backward call: the passes that it reached, and the loss that it started from."""
 
     task: int
+    reached: list[Pass | SoftmaxPass] = field(default_factory=list)
     passes: list[Pass] = field(default_factory=list)
     loss: float | None = None
+
+    def place(self, eps: float, filler: int | None) -> None:
+        """Put the rows of passes that were seen at the softmax to their tokens."""
+        self.passes = [p if isinstance(p, Pass) else p.placed(eps, filler) for p in self.reached]
 
 
 @dataclass(eq=False)

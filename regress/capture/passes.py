@@ -115,12 +115,12 @@ def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
     B, T = layout.shape
     if array.ndim == 1 and B == 1 and array.size == T != len(layout.segments):
         array = array[None]
+    if array.ndim == 2 and array.shape == (len(layout.segments), 1):
+        array = array[:, 0]  # of completions of one token, too: nothing is asked of the other places
     if array.ndim == 2 and array.shape[0] == B and array.shape[1] <= T:
         out = np.zeros((B, T), array.dtype)
         out[:, T - array.shape[1] :] = array
         return np.where(layout.attention_mask, out, np.zeros((), array.dtype))
-    if array.ndim == 2 and array.shape == (len(layout.segments), 1):
-        array = array[:, 0]
     if array.ndim != 1 or array.size != len(layout.segments):
         raise CaptureError(
             f"{name} has the shape {list(array.shape)}, but the batch has {B} rows of {T} tokens and "

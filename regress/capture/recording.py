@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from regress.capture.anatomy import Head, dissect
+from regress.capture.anatomy import Anatomy, Head, dissect
 from regress.capture.arguments import check_arguments
 from regress.capture.batch import sessions
 from regress.capture.gradients import listening
@@ -55,16 +55,17 @@ def record(
     mesh: Mapping[str, int] | None = None,
     sequence_group: Any = None,
     backward_scale: float | None = None,
+    read_from: str | None = None,
     system: str = "",
     format: str = "safetensors",
     overwrite: bool = False,
 ) -> Iterator[Recorder]:
     """Record what a trainer computes inside, without a change to it, as a dump that `regress compare` reads.
 
-    Hooks see the last hidden state of each forward pass with gradients, the backward calls that reach it, and the steps
-    of every optimizer of the model, wherever they are made. A microbatch is one backward call with the passes that it
-    reached; a step ends with the optimizer's. Training is the same, bit for bit. All ranks of a job call it with the
-    same arguments.
+    Hooks see the last hidden state of each forward pass with gradients, or, where a model has no module for it, the
+    logits that a softmax takes; the backward calls that reach them; and the steps of every optimizer of the model,
+    wherever they are made. A microbatch is one backward call with the passes that it reached; a step ends with the
+    optimizer's. Training is the same, bit for bit. All ranks of a job call it with the same arguments.
 
     Args:
         folder: folder of the dump; made if missing, and refused if it holds one.
@@ -95,6 +96,9 @@ def record(
         sequence_group: process group whose ranks hold slices of the same sequences, in their order along the columns.
         backward_scale: factor between the loss of the mini-batch and the back-propagated one; by default the
             scale of a GradScaler times the ranks over which the wrapper averages.
+        read_from: ``"hidden_states"`` (with decoder and head) or ``"logits"`` (wherever softmax, log_softmax, logsumexp
+            or cross_entropy takes them; log-probs are then those of tokens that the loss looks at, at the trainer's own
+            temperature). By default hidden states if the model tells decoder and head, or one was given, else logits.
         system: name of the trainer, for the manifest.
         format: safetensors, pt or jsonl.
         overwrite: remove an earlier dump in the folder.
@@ -109,7 +113,7 @@ def record(
     """
     check_arguments(locals())
     world = World(given=mesh, sequence=1 if sequence_group is None else sequence_group.size())
-    anatomy = dissect(model, decoder, head)
+    anatomy = dissect(model, decoder, head, read_from)
     refuse_flat(model)
     finders = Finders(input_ids, attention_mask, position_ids, cu_seq_lens, pad_token_id)
     settings = Settings(
@@ -174,15 +178,12 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     """
     anatomy, world, precision = session.anatomy, session.world, session.precision
     if not sum(world.gather(session.forwards.count)):
-        raise CaptureError(
-            f"no forward pass of {type(anatomy.decoder).__name__} with gradients was captured: give record "
-            "the model that "
-            "is trained (before or after it is wrapped), and train inside of the with block"
-        )
+        raise CaptureError(_nothing(anatomy))
     precision.count(anatomy.parameters())
     told: dict[str, Any] = {
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
+        "read_from": "hidden_states" if anatomy.decoder is not None else "logits",
         "kept": session.settings.kept,
         "every_n_steps": session.settings.every_n_steps,
     }
@@ -194,6 +195,22 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
         told["activations_left_out"] = list(session.left_out)
     provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}
     provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}
+
+
+def _nothing(anatomy: Anatomy) -> str:
+    """Return what to do where nothing was captured."""
+    name = type(anatomy.decoder or anatomy.root).__name__
+    if anatomy.decoder is not None:
+        return (
+            f"no forward pass of {name} with gradients was captured: give record the model that is trained (before or "
+            "after it is wrapped), and train inside of the with block; if its modules are called past their hooks "
+            '(.forward(...)), say record(read_from="logits")'
+        )
+    return (
+        f"no softmax, log_softmax, logsumexp or cross_entropy of logits of {name} was reached by a backward pass: give "
+        "record the model that is trained, and train inside of the with block; if its loss is fused with its head, "
+        "name both by record(decoder=..., head=...)"
+    )
 
 
 def _exceeds_float32(values: Tensor) -> bool:

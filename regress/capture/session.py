@@ -6,6 +6,7 @@ step are written when the next one begins, or recording ends.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from regress.capture.passes import Pass
 from regress.capture.precision import Precision
 from regress.capture.settings import Settings
 from regress.capture.shares import add_token_gradient
+from regress.capture.softmax_forwards import SoftmaxForwards
+from regress.capture.softmax_passes import SoftmaxPass
 from regress.capture.updates import Updates
 from regress.capture.world import World
 from regress.dump.coordinates import Coordinates
@@ -36,9 +39,15 @@ class Session:
         self.step = 0
         self.left_out: dict[str, None] = {}
         self.updates = Updates(anatomy, settings, self._keeps, lambda *record: self._add(None, *record))
-        self.forwards = Forwards(
-            anatomy, settings, world, self.precision, self._begin, self._opened, self._classified
-        )
+        self.forwards: Forwards | SoftmaxForwards
+        if anatomy.decoder is not None:
+            self.forwards = Forwards(
+                anatomy, settings, world, self.precision, self._begin, self._opened, self._classified
+            )
+        else:
+            self.forwards = SoftmaxForwards(
+                anatomy, settings, self.precision, self._begin, self._held, self._reached
+            )
         self._micros: list[Micro] = []
         self._others: list[tuple[str, Pass]] = []
         self._live = False
@@ -46,6 +55,7 @@ class Session:
         self._root: float | None = None
         self._touched: int | None = None
         self._scale = 1.0
+        self._fillers = Counter[int]()
 
     def _keeps(self, type: str) -> bool:
         return self.recorder.wanted(type, self.step)
@@ -57,9 +67,12 @@ class Session:
         self._live = True
         return self._keeps("forward_data")
 
-    def _opened(self, p: Pass, states: Tensor, hidden: Tensor) -> None:
+    def _held(self, p: Pass | SoftmaxPass) -> None:
         p.hold(self.forwards.next_values)
         self.forwards.next_values = {}
+
+    def _opened(self, p: Pass, states: Tensor, hidden: Tensor) -> None:
+        self._held(p)
         if hidden.requires_grad:
             hidden.register_hook(_Reached(self, p, states if self._keeps("token_gradient") else None))
 
@@ -77,21 +90,25 @@ class Session:
         self._others.append((kind, p))
 
     def reached(self, p: Pass, hidden: Tensor | None, gradient: Tensor) -> None:
-        """Note that a backward call reached a forward pass."""
+        """Note that a backward call reached a forward pass, and read its token gradient."""
         if not self.forwards.active:
             return
-        task = torch._C._current_graph_task_id()
-        if p.reached is None:
-            if not self._micros or self._micros[-1].task != task:
-                self._micros.append(Micro(task))
-            self._micros[-1].passes.append(p)
-            p.reached = len(self._micros) - 1
-        self._touched = p.reached
+        self._reached(p)
         if hidden is not None:
             head, temperature = solver_head(self.anatomy), self.settings.temperature
             add_token_gradient(
                 p, hidden, whole(gradient.detach()), head, temperature, self.precision.torch_dtype
             )
+
+    def _reached(self, p: Pass | SoftmaxPass) -> None:
+        """Give a forward pass to the microbatch of the backward call that reached it first."""
+        task = torch._C._current_graph_task_id()
+        if p.reached is None:
+            if not self._micros or self._micros[-1].task != task:
+                self._micros.append(Micro(task))
+            self._micros[-1].reached.append(p)
+            p.reached = len(self._micros) - 1
+        self._touched = p.reached
 
     def before_backward(self, roots: Any, gradients: Any) -> None:
         """Note the loss that a backward call starts from.
@@ -173,7 +190,12 @@ class Session:
     def _write(self) -> None:
         naming = Naming(self.world.root(self.anatomy.root))
         temperature = self.settings.temperature or 1.0
+        eps = torch.finfo(self.precision.torch_dtype).eps
+        for p in (p for micro in self._micros for p in micro.reached if isinstance(p, SoftmaxPass)):
+            self._fillers.update(p.fillers)
+        filler = next((token for token, _ in self._fillers.most_common(1)), None)
         for number, micro in enumerate(self._micros):
+            micro.place(eps, filler)
             left_out = write_micro(micro, number, naming, self._backward_scale(), temperature, self._add)
             self.left_out |= dict.fromkeys(left_out)
         write_classified(self._others, naming, temperature, self._add)

@@ -71,11 +71,17 @@ def add_token_gradient(
 def _note_errors(p: Pass, found: TokenGradient, eps: float) -> None:
     """Add the bounds of the rounding errors to those of earlier calls."""
     errors = {"token_gradient": found.log_prob_error_K, "entropy_gradient": found.entropy_error_K}
+    worst = {}
     for name, error in errors.items():
         usable = found.recoverable_K & error.isfinite()
-        worst = float(error[usable].max()) if bool(usable.any()) else 0.0
-        p.accuracy[name] = p.accuracy.get(name, 0.0) + 2 * worst
-    p.accuracy["token_residual"] = ROUNDING * eps
+        worst[name] = float(error[usable].max()) if bool(usable.any()) else 0.0
+    for name, bound in accuracy_of(worst, eps).items():
+        p.accuracy[name] = bound + (p.accuracy.get(name, 0.0) if name in worst else 0.0)
+
+
+def accuracy_of(errors: Mapping[str, float], eps: float) -> dict[str, float]:
+    """Return the bounds that a dump tells, from the largest errors of the derivatives."""
+    return {name: 2 * worst for name, worst in errors.items()} | {"token_residual": ROUNDING * eps}
 
 
 def _solved(

@@ -142,7 +142,9 @@ def counterfactuals(
 
 def with_change(formula: Formula, quantity: str, id: str) -> Formula | None:
     """Return the formula with a change of a setting, an input or the whole; None for an operation or no such change."""
-    found = (other for name, _, _, other, mode in _changes(formula, quantity) if name == id and mode is _UNCHANGED)
+    found = (
+        other for name, _, _, other, mode in _changes(formula, quantity) if name == id and mode is _UNCHANGED
+    )
     return next(found, None)
 
 

@@ -109,7 +109,7 @@ def test_a_plain_module_names_its_head(tmp_path: Path) -> None:
     with pytest.raises(
         CaptureError, match=r"Plain does not tell its output head .* record\(head=\"lm_head\"\)"
     ):
-        train_plain(tmp_path / "a", Plain())
+        train_plain(tmp_path / "a", Plain(), read_from="hidden_states")
     with pytest.raises(
         CaptureError, match=r"head='lm_head' is no module of Plain: its children are embed, rnn, out"
     ):

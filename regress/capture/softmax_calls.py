@@ -1,0 +1,220 @@
+"""The calls of torch in which logits become log-probs, as they happen: whatever a trainer's modules look like.
+
+A function mode sees `log_softmax`, `softmax`, `logsumexp` and `cross_entropy` on tensors with a gradient whose last
+dimension is that of the vocabulary, the tokens that are then gathered from them, and the look-up of the embeddings that
+a forward pass begins with. A hook on those very logits reads their gradient in the backward pass, and keeps a few
+numbers of each row: of the logits only the values are kept that the softmax took, until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from regress.capture.anatomy import whole
+from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows, read_rows
+
+_SOFTMAX = {
+    torch.log_softmax,
+    functional.log_softmax,
+    Tensor.log_softmax,
+    torch.logsumexp,
+    Tensor.logsumexp,
+    torch.softmax,
+    functional.softmax,
+    Tensor.softmax,
+}
+_GATHER = {torch.gather, Tensor.gather, torch.take_along_dim, Tensor.take_along_dim}
+_CROPPED = 0.85
+"""Least share of the vocabulary that a trainer crops its logits to; anything narrower is another softmax."""
+
+
+@dataclass(eq=False)
+class SeenRows:
+    """Rows of logits that one call turned into log-probs.
+
+    Attributes:
+        shape: of the logits without their last dimension.
+        targets: ``[R]`` tokens that were gathered or given, `UNKNOWN` where none was; ignored ones are below 0.
+        quiet: True if gradients were off, as in a function of one's own for autograd, or for a metric.
+        owner: the forward pass that they belong to.
+        rows: what the gradient told, summed over backward passes; None before the first.
+    """
+
+    shape: tuple[int, ...]
+    targets: Tensor
+    quiet: bool = False
+    owner: Any = None
+    rows: SoftmaxRows | None = None
+
+    def tell(self, targets: Any) -> None:
+        """Take the tokens that the trainer asked for, if there is one for each row."""
+        if (
+            isinstance(targets, Tensor)
+            and not targets.is_floating_point()
+            and targets.numel() == len(self.targets)
+        ):
+            self.targets = targets.detach().reshape(-1).to(torch.int64)
+
+
+@dataclass(eq=False)
+class SoftmaxCalls:
+    """Sees the calls, while it is on.
+
+    Attributes:
+        vocabularies: lengths that logits may have, uncropped.
+        weights: ids of the parameters of the model.
+        embedded: is called with the token ids of a forward pass with gradients, as its embeddings look them up.
+        seen: is called with rows and their logits, as they become log-probs; ``reached`` with rows, as a backward pass
+            reaches them.
+        following: returns the token that follows each row ``[R]``, `UNKNOWN` where none does; None if nothing tells.
+        computed: coarsest dtype that the trainer computes in.
+    """
+
+    vocabularies: set[int]
+    weights: set[int]
+    embedded: Callable[[Tensor], None]
+    seen: Callable[[SeenRows, Tensor], None]
+    reached: Callable[[SeenRows], None]
+    following: Callable[[SeenRows], Tensor | None]
+    computed: Callable[[], torch.dtype]
+    active: bool = True
+    _table: int | None = None
+    _rows: dict[int, tuple[ReferenceType[Tensor], SeenRows]] = field(default_factory=dict)
+    _asked: dict[int, tuple[ReferenceType[Tensor], Tensor]] = field(default_factory=dict)
+
+    def called(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Look at a call that was made."""
+        if function is functional.embedding:
+            self._look_up(args, kwargs)
+        elif function in _SOFTMAX or function is functional.cross_entropy:
+            self._softmax(function, args, kwargs, result)
+        elif function in _GATHER or function is Tensor.__getitem__:
+            self._gathered(function, args, kwargs)
+
+    def _gathered(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Note the tokens that were asked for of rows, or of logits before they are rows."""
+        source = args[0] if args else kwargs.get("input")
+        if not isinstance(source, Tensor):
+            return
+        if function is Tensor.__getitem__:
+            last = args[1][-1] if isinstance(args[1], tuple) and len(args[1]) == source.dim() else None
+            index = last if isinstance(last, Tensor) and last.dtype == torch.int64 else None
+        else:
+            index = next((one for one in (*args[1:], *kwargs.values()) if isinstance(one, Tensor)), None)
+        if index is None:
+            return
+        if (rows := self._known(source)) is not None:
+            rows.tell(index)
+        elif self._is_vocabulary(source) and index.numel() * source.shape[-1] == source.numel():
+            self._asked[id(source)] = ref(source), index.detach().reshape(-1)
+
+    def _known(self, tensor: Tensor) -> SeenRows | None:
+        found = self._rows.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def _base_of(self, logits: Tensor) -> Tensor:
+        """Return the logits that tokens were asked for, of which these may be a few rows: the gradient is theirs."""
+        base = logits._base
+        known = None if base is None else self._asked.get(id(base))
+        same = base is not None and known is not None and known[0]() is base and base.requires_grad
+        return base if base is not None and same and base.shape[-1] == logits.shape[-1] else logits
+
+    def _told(self, logits: Tensor) -> Tensor | None:
+        """Return the tokens that were asked for of these logits before they were rows."""
+        found = self._asked.get(id(logits))
+        return found[1] if found is not None and found[0]() is logits else None
+
+    def _look_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        ids = args[0] if args else kwargs.get("input")
+        weight = args[1] if len(args) > 1 else kwargs.get("weight")
+        if not isinstance(ids, Tensor) or id(weight) not in self.weights or ids.dim() not in (1, 2):
+            return
+        self._table = id(weight) if self._table is None else self._table  # the first; others hold positions
+        if id(weight) == self._table and ids.numel():
+            self.embedded(ids)
+
+    def _softmax(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        logits = args[0] if args else kwargs.get("input")
+        if not isinstance(logits, Tensor) or not logits.requires_grad or not self._is_vocabulary(logits):
+            return
+        if not _last(function, args, kwargs, logits.dim()):
+            return
+        logits = self._base_of(logits)
+        found = self._known(logits)
+        if found is None:
+            rows = logits.numel() // logits.shape[-1]
+            unknown = torch.full((rows,), UNKNOWN, dtype=torch.int64, device=logits.device)
+            found = SeenRows(tuple(logits.shape[:-1]), unknown, not torch.is_grad_enabled())
+            found.tell(self._told(logits))
+            self._rows[id(logits)] = ref(logits), found
+            logits.register_hook(_Read(self, found, logits.detach()))
+            self.seen(found, logits.detach())
+        if function is functional.cross_entropy:
+            found.tell(args[1] if len(args) > 1 else kwargs.get("target"))
+        elif isinstance(result, Tensor):
+            self._rows[id(result)] = ref(result), found
+
+    def _is_vocabulary(self, logits: Tensor) -> bool:
+        width = logits.shape[-1] if logits.dim() in (2, 3) else 0
+        return any(_CROPPED * size <= width <= size for size in self.vocabularies)
+
+    def read(self, found: SeenRows, values: Tensor, gradient: Tensor) -> None:
+        """Read the gradient of rows of logits."""
+        if not self.active:
+            return
+        width = gradient.shape[-1]
+        logits, slope = (whole(each).reshape(-1, width) for each in (values, gradient.detach()))
+        targets = torch.where((found.targets >= 0) & (found.targets < width), found.targets, UNKNOWN)
+        rows = read_rows(logits, slope, targets, self.computed())
+        found.rows = rows if found.rows is None else found.rows.plus(rows)
+        if bool((rows.targets_R == UNKNOWN).any()):
+            found.rows = found.rows.completed(logits, self.following(found))
+        self.reached(found)
+
+    def forget(self) -> None:
+        """Forget the tensors of forward passes that are over."""
+        self._rows.clear()
+        self._asked.clear()
+
+
+class _Read:
+    """The hook on logits; it holds their values for as long as the graph holds the hook."""
+
+    def __init__(self, calls: SoftmaxCalls, rows: SeenRows, values: Tensor) -> None:
+        self._calls, self._rows, self._values = calls, rows, values
+
+    def __call__(self, gradient: Tensor) -> None:
+        self._calls.read(self._rows, self._values, gradient)
+
+
+class SoftmaxMode(TorchFunctionMode):
+    """Shows every call of a function of torch to `SoftmaxCalls`, outside of backward passes."""
+
+    def __init__(self, calls: SoftmaxCalls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and show the call."""
+        named = kwargs or {}
+        result = func(*args, **named)
+        if self._calls.active and torch._C._current_graph_task_id() == -1:
+            with torch._C.DisableTorchFunction():
+                self._calls.called(func, args, named, result)
+        return result
+
+
+def _last(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], dimensions: int) -> bool:
+    """Return True if a softmax is over the last dimension."""
+    if function is functional.cross_entropy:
+        return dimensions == 2
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    return dim in (-1, dimensions - 1, (-1,), [-1])

@@ -1,0 +1,339 @@
+"""Forward passes as the softmax shows them: the rows of logits put to the tokens that they predict.
+
+A row is known by the token that it trains on. Of the ways in which rows can lie along the columns of the ids (all
+columns, all but the last, the last ones, one after another in chunks), the first is taken under which every row that
+has a gradient trains on the token that follows. The last target of rows that were cut by one column is a token of its
+sample, too: a sample has the same tokens, and so the same id, in whatever batch it lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regress.capture.inference import Arrangement, infer_layout
+from regress.capture.passes import Array, Pass, contents_of, inputs_of
+from regress.capture.shares import accuracy_of
+from regress.capture.softmax_calls import SeenRows
+from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows
+from regress.errors import CaptureError
+from regress.layout import Segment, TokenLayout
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class SoftmaxPass:
+    """A forward pass of which ids and rows of logits were seen.
+
+    Attributes:
+        found: its inputs; ``pad_token_id`` counts where nothing else tells padding.
+        absolute: True if the model has a table of positions.
+        samples: key of each sample, where given.
+        temperature: divisor of the logits that the trainer says it used; the rows are already divided.
+        seen: rows, in the order of the calls.
+        held: values that were tapped for this pass.
+        reached: number of the microbatch whose backward call reached it first.
+    """
+
+    found: Arrangement
+    absolute: bool
+    temperature: float
+    samples: Any = None
+    seen: list[SeenRows] = field(default_factory=list)
+    held: list[Mapping[str, Any]] = field(default_factory=list)
+    reached: int | None = None
+
+    def hold(self, values: Mapping[str, Any]) -> None:
+        """Keep values that were tapped for this pass until its rows are put to tokens."""
+        if values:
+            self.held.append(dict(values))
+
+    @cached_property
+    def groups(self) -> list[_Group]:
+        """Rows at their places, in groups that cover each place once.
+
+        Raises:
+            CaptureError: if the rows fit the ids under no arrangement.
+        """
+        read = [one for one in self.seen if one.rows is not None]
+        return [*_groups([one for one in read if not one.quiet] or read, self.found.input_ids)]
+
+    def following(self, rows: SeenRows) -> Ints | None:
+        """Return the token that follows each of some rows, where they can be placed by themselves."""
+        group = _placed([rows], self.found.input_ids)
+        if group is None:
+            return None
+        ids = self.found.input_ids
+        wide = np.concatenate([ids, np.full((len(ids), 1), UNKNOWN)], 1)
+        return wide.reshape(-1)[group.places]
+
+    @property
+    def fillers(self) -> Counter[int]:
+        """Token that a row ends with behind the last one that is trained on -> how often it stands there."""
+        ids, found = self.found.input_ids, Counter[int]()
+        for row, last in zip(ids, _last_trained(ids, self.groups), strict=True):
+            tail = row[last + 1 :][::-1] if last else row[:0]
+            found[int(row[-1])] += next((n for n, token in enumerate(tail) if token != row[-1]), len(tail))
+        return found
+
+    def placed(self, eps: float, filler: int | None) -> Pass:
+        """Return the pass with every row at its token.
+
+        Args:
+            eps: spacing of the dtype that the trainer computes in.
+            filler: the token that pads rows, where no mask and no configuration tells it.
+        """
+        groups = self.groups
+        wide = _extended(self.found.input_ids, groups)
+        arrangement = self._arrangement(wide, groups, filler)
+        layout = infer_layout(arrangement)
+        values = _Values.of(groups, layout)
+        ids = arrangement.input_ids
+        p = Pass(
+            layout,
+            values.targets,
+            inputs_of(arrangement, layout, self.absolute),
+            np.where(values.targets.attention_mask, ids, 0),
+            contents_of(np.where(layout.attention_mask, ids, 0), layout),
+            values=values.of_tokens,
+            gradients=values.gradients,
+            temperatures=[self.temperature],
+            accuracy=values.accuracy(eps),
+            strays=values.strays,
+            reached=self.reached,
+        )
+        p.samples = None if self.samples is None else self.samples(len(p.contents))
+        for held in self.held:
+            p.hold(held)
+        return p
+
+    def _arrangement(self, ids: Ints, groups: Sequence[_Group], filler: int | None) -> Arrangement:
+        """Return the inputs with the tokens that only targets show, and a mask where only targets tell one."""
+        T, found = self.found.input_ids.shape[1], self.found
+        more = ids.shape[1] - T
+        mask, positions = found.attention_mask, found.position_ids
+        if found.cu_seq_lens is not None or (positions is not None and mask is None):
+            return found
+        if mask is None:
+            mask = _mask_of(ids, groups, found.pad_token_id, filler)
+        elif more:
+            last = (ids[:, -1:] != UNKNOWN) & (mask[:, -1:] != 0)
+            mask = np.concatenate([mask, np.where(last, mask[:, -1:], 0)], 1)
+        if positions is not None and more:
+            positions = np.concatenate([positions, positions[:, -1:] + 1], 1)
+        return replace(found, input_ids=np.maximum(ids, 0), attention_mask=mask, position_ids=positions)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows that cover places of the ids once: the flat place of each in ``[B, T + 1]``."""
+
+    places: Ints
+    rows: SoftmaxRows
+    width: int
+
+    @property
+    def targets(self) -> Ints:
+        return self.rows.targets_R.cpu().numpy()
+
+    @property
+    def live(self) -> NDArray[np.bool_]:
+        return self.rows.live_R.cpu().numpy()
+
+    @property
+    def cells(self) -> tuple[Ints, Ints]:
+        """Row and column of each place."""
+        return self.places // self.width, self.places % self.width
+
+
+def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[_Group]:
+    """Yield the rows in groups, each of which fits the ids: all of them, each by itself, or one chunk after another.
+
+    Raises:
+        CaptureError: if they do not.
+    """
+    if not seen:
+        return
+    if len(seen) > 1 and (together := _placed(seen, ids)) is not None:
+        yield together
+        return
+    waiting: list[SeenRows] = []
+    for one in seen:
+        waiting.append(one)
+        if (group := _placed(waiting, ids)) is not None:
+            yield group
+            waiting = []
+    if waiting:
+        shapes = ", ".join(str(list(one.shape)) for one in waiting[:4])
+        raise CaptureError(
+            f"logits of shape {shapes} became log-probs, and under no arrangement does each row train on the token of "
+            f"the ids {list(ids.shape)} that follows it: give the ids that the model was called with by "
+            "record(input_ids=...), or name the last hidden state by record(decoder=..., head=...)"
+        )
+
+
+def _placed(parts: Sequence[SeenRows], ids: Ints) -> _Group | None:
+    """Return the first arrangement of the parts' rows under which each trains on the token that follows it."""
+    B, T = ids.shape
+    wide = np.concatenate([ids, np.full((B, 1), UNKNOWN)], 1)
+    for rows, columns in _in_rows(parts, B):
+        targets, live = rows.targets_R.cpu().numpy(), rows.live_R.cpu().numpy()
+        asked = live & (targets != UNKNOWN)
+        for first in _firsts(columns, T):
+            grid = np.arange(B)[:, None] * (T + 1) + first + np.arange(columns)
+            places = grid.reshape(-1)
+            known = wide.reshape(-1)[places]
+            if ((known == targets) | (known == UNKNOWN))[asked].all():
+                return _Group(places, rows, T + 1)
+    return None
+
+
+def _in_rows(parts: Sequence[SeenRows], B: int) -> Iterator[tuple[SoftmaxRows, int]]:
+    """Yield the rows of the parts in the order of the ids' rows, and how many columns they then have."""
+    known = [one.rows for one in parts if one.rows is not None]
+    if len(parts) > 1 and all(len(one.shape) == 2 and one.shape[0] == B for one in parts):
+        order = np.concatenate(
+            [np.arange(np.prod(one.shape)).reshape(one.shape) + n for one, n in _offsets(parts)], 1
+        )
+        yield _taken(SoftmaxRows.joined(known), order.reshape(-1)), order.shape[1]
+    total = sum(len(one.targets) for one in parts)
+    if total % B == 0:
+        yield SoftmaxRows.joined(known), total // B
+
+
+def _offsets(parts: Sequence[SeenRows]) -> Iterator[tuple[SeenRows, int]]:
+    start = 0
+    for one in parts:
+        yield one, start
+        start += len(one.targets)
+
+
+def _taken(rows: SoftmaxRows, order: Ints) -> SoftmaxRows:
+    index = torch.from_numpy(order)
+    return SoftmaxRows(*(each[index.to(each.device)] for each in vars(rows).values()))
+
+
+def _firsts(columns: int, T: int) -> list[int]:
+    """Return the columns that a row's first target may lie in, the usual first."""
+    if columns > T:
+        return []
+    usual = [1] if columns >= T - 1 else [T - columns, T - columns + 1, 1]
+    return list(dict.fromkeys([*usual, *range(1, T + 2 - columns)]))
+
+
+def _extended(ids: Ints, groups: Sequence[_Group]) -> Ints:
+    """Return the ids ``[B, T + 1]`` with the targets beyond the last column; ``[B, T]`` where there are none."""
+    B, T = ids.shape
+    last = np.full(B, UNKNOWN)
+    for group in groups:
+        row, column = group.cells
+        beyond = (column == T) & (group.targets >= 0)
+        last[row[beyond]] = group.targets[beyond]
+    return ids if (last == UNKNOWN).all() else np.concatenate([ids, last[:, None]], 1)
+
+
+def _mask_of(ids: Ints, groups: Sequence[_Group], pad: int | None, filler: int | None) -> Ints:
+    """Return where tokens lie: padding at the ends left out, but for a token that is trained on.
+
+    Args:
+        pad: padding, as the model or the user tells it; filler: as the tails of other rows do.
+    """
+    mask, last = np.zeros(ids.shape, np.int64), _last_trained(ids, groups)
+    for b, row in enumerate(ids):
+        stop = max(last[b] + 1, _end(row, filler if pad is None else pad))
+        start = next((c for c in range(stop) if row[c] != pad), stop) if pad is not None else 0
+        mask[b, start:stop] = 1
+    return mask
+
+
+def _last_trained(ids: Ints, groups: Sequence[_Group]) -> Ints:
+    """Return the last column of each row whose token has a gradient; 0 where none has."""
+    last = np.zeros(len(ids), np.int64)
+    for group in groups:
+        row, column = group.cells
+        np.maximum.at(last, row[group.live], column[group.live])
+    return last
+
+
+def _end(row: Ints, filler: int | None) -> int:
+    stop = len(row)
+    while stop and row[stop - 1] in (UNKNOWN, filler):
+        stop -= 1
+    return stop
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What rows tell of the tokens of a layout, ``[B, T]`` each."""
+
+    targets: TokenLayout
+    of_tokens: dict[str, Array]
+    gradients: dict[str, Array]
+    errors: dict[str, float]
+    strays: int
+
+    @classmethod
+    def of(cls, groups: Sequence[_Group], layout: TokenLayout) -> _Values:
+        shape = layout.shape
+        found = {name: np.zeros(shape) for name in ("log_probs", "entropy", *_GRADIENTS)}
+        recoverable, covered = np.ones(shape, bool), np.zeros(shape, bool)
+        predictable = np.zeros(shape, bool)
+        for s in layout.segments:
+            predictable[s.row, s.col + 1 : s.col + s.stop - s.start] = True
+        errors = dict.fromkeys(("token_gradient", "entropy_gradient"), 0.0)
+        strays = 0
+        for number, group in enumerate(groups):
+            rows = {name: each.cpu().numpy() for name, each in vars(group.rows).items()}
+            row, column = group.cells
+            inside = column < shape[1]
+            inside[inside] &= predictable[row[inside], column[inside]]
+            strays += int((rows["live_R"] & ~inside).sum())
+            at, here = (row[inside], column[inside]), {name: each[inside] for name, each in rows.items()}
+            told = np.isfinite(here["log_probs_R"])
+            if number == 0:
+                covered[at] = told
+                found["log_probs"][at] = np.nan_to_num(here["log_probs_R"])
+                found["entropy"][at] = here["entropies_R"] * told
+            good = here["recoverable_R"]
+            recoverable[at] &= good
+            for name, (value, error) in _GRADIENTS.items():
+                new = np.where(good, here[value], 0.0)
+                if error is None:
+                    found[name][at] = np.maximum(found[name][at], new)
+                else:
+                    found[name][at] += new
+                    bounds = here[error][good & np.isfinite(here[error])]
+                    errors[name] += float(bounds.max(initial=0.0))
+        targets = TokenLayout(shape, tuple(_runs(layout, covered)))
+        gradients = {name: found[name] for name in _GRADIENTS} | {"recoverable": recoverable}
+        return cls(
+            targets, {name: found[name] for name in ("log_probs", "entropy")}, gradients, errors, strays
+        )
+
+    def accuracy(self, eps: float) -> dict[str, float]:
+        """Return the bounds of the errors, by tensor."""
+        return accuracy_of(self.errors, eps)
+
+
+_GRADIENTS: Mapping[str, tuple[str, str | None]] = {
+    "token_gradient": ("log_prob_R", "log_prob_error_R"),
+    "entropy_gradient": ("entropy_R", "entropy_error_R"),
+    "token_residual": ("residual_R", None),
+}
+
+
+def _runs(layout: TokenLayout, covered: NDArray[np.bool_]) -> Iterator[Segment]:
+    """Yield the covered tokens of each sample, in runs."""
+    for s in layout.segments:
+        own = np.concatenate([[0], covered[s.row, s.col : s.col + s.stop - s.start].astype(np.int8), [0]])
+        edges = np.flatnonzero(np.diff(own))
+        for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            yield s._replace(start=s.start + start, stop=s.start + stop, col=s.col + start)

@@ -1,0 +1,189 @@
+"""Trainers in the styles of the wild, seen at the softmax: no head, no last hidden state, no mask is told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from capture_loops import make_samples, padded, tiny_model
+from click.testing import CliRunner
+from style_table import PAGE, head, start
+from styles import FAULTS, PAD, STYLES, Model, samples, train
+from torch import nn
+
+from regress import record
+from regress.cli import main
+from regress.compare.dumps.session import compare_dumps
+from regress.dump.reader import DumpReader
+from regress.errors import CaptureError
+
+ONE_EACH = [*zip(STYLES, itertools.cycle(FAULTS), strict=False)]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_microbatches_of_any_size_are_the_same_training(tmp_path: Path, style: str) -> None:
+    for size in (8, 3, 1):
+        train(tmp_path / str(size), style, size)
+    for size in (3, 1):
+        found = compare_dumps(str(tmp_path / "8"), str(tmp_path / str(size)))
+        assert found.exit_code == 0, [f"{v.quantity} {v.name}: {v.detail}" for v in found.failed]
+        count = {v.quantity: v.count for v in found.verdicts if v.quantity in ("log_probs", "token_gradient")}
+        assert all(count.values()), count
+        assert not found.problems
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_training_is_the_same_bit_for_bit(
+    tmp_path: Path, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = train(tmp_path / "seen", style, 4, updates=2)
+    with monkeypatch.context() as alone:
+        alone.setattr("styles.record", lambda *args, **options: torch.enable_grad())
+        unseen = train(tmp_path / "unseen", style, 4, updates=2)
+    for one, other in zip(seen.parameters(), unseen.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def named(folder: Path, style: str, fault: str) -> str:
+    """What the command says of a fault, on one line."""
+    train(folder / "right", style, 4, tapped=True)
+    train(folder / "wrong", style, 4, fault, tapped=True)
+    done = CliRunner().invoke(main, ["compare", str(folder / "right"), str(folder / "wrong")])
+    assert done.exit_code == 1, done.output
+    return " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("style", "fault"), ONE_EACH)
+def test_a_frequent_fault_is_named(tmp_path: Path, style: str, fault: str) -> None:
+    assert FAULTS[fault] in named(tmp_path, style, fault)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_frequent_fault_is_named_in_every_style(tmp_path: Path, style: str, fault: str) -> None:
+    assert FAULTS[fault] in named(tmp_path, style, fault)
+
+
+def test_the_page_lists_every_style() -> None:
+    page = PAGE.read_text()
+    assert page.startswith(head())
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert [line.startswith(start(style)) for style, line in zip(STYLES, rows, strict=True)] == [True] * len(
+        STYLES
+    )
+    assert all(line.endswith(f"yes | {len(FAULTS)} of {len(FAULTS)} |") for line in rows)
+
+
+def test_both_ways_of_seeing_agree(tmp_path: Path) -> None:
+    """Hidden states and head on one side, the softmax on the other: the same tokens, the same numbers."""
+    for way in ("hidden_states", "logits"):
+        model, inputs = tiny_model(), padded(make_samples())
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        weights = torch.randn(ids.shape[0], ids.shape[1] - 1, generator=torch.Generator().manual_seed(2))
+        with record(tmp_path / way, model, token_gradient=True, read_from=way):
+            log_p = model(**inputs).logits[:, :-1].log_softmax(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            chosen = log_p.gather(-1, ids[:, 1:, None])[..., 0]
+            ((chosen * weights + 0.1 * entropy) * mask[:, 1:]).sum().backward()
+    one, other = DumpReader(tmp_path / "hidden_states"), DumpReader(tmp_path / "logits")
+    name = "step_000000_rank0_micro0.safetensors"
+    for record_type, tensors in (
+        ("forward_data", ("log_probs", "entropy")),
+        ("token_gradient", ("token_gradient", "entropy_gradient")),
+    ):
+        golden, actual = (reader.read(f"{record_type}/{name}") for reader in (one, other))
+        assert golden.meta["samples"] == actual.meta["samples"]
+        for tensor in tensors:
+            np.testing.assert_allclose(
+                np.asarray(actual.tensors[tensor], np.float64),
+                np.asarray(golden.tensors[tensor], np.float64),
+                atol=3e-5,
+                err_msg=tensor,
+            )
+    for way in ("hidden_states", "logits"):
+        manifest = json.loads((tmp_path / way / "manifest.json").read_text())
+        assert manifest["config"]["capture"]["read_from"] == way
+
+
+def test_a_sampled_padding_token_is_a_token_of_its_sample(tmp_path: Path) -> None:
+    train(tmp_path / "a", "gather", 8)
+    reader = DumpReader(tmp_path / "a")
+    inputs = reader.read("batch_inputs/step_000000_rank0_micro0.safetensors")
+    mask = np.asarray(inputs.tensors["attention_mask"])
+    assert mask.sum(1).tolist() == [len(row) for row in samples()]
+    assert mask[2, 5]
+    assert np.asarray(inputs.tensors["input_ids"])[2, 5] == PAD
+
+
+def test_a_loss_on_other_tokens_than_those_that_follow_is_refused(tmp_path: Path) -> None:
+    model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+    refused = pytest.raises(
+        CaptureError, match=r"does each row train on the token of the ids \[8, 10\] that follows"
+    )
+    with refused, record(tmp_path / "a", model, token_gradient=True):
+        other = (ids[:, 1:] * 5 + 1) % 44
+        model(ids)[:, :-1].log_softmax(-1).gather(-1, other[..., None]).sum().backward()
+
+
+def test_metrics_without_gradients_are_no_rows_of_the_loss(tmp_path: Path) -> None:
+    def recorded(folder: Path, metric: bool) -> Path:
+        model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+        with record(folder, model, token_gradient=True):
+            logits = model(ids)[:, :-1]
+            if metric:
+                with torch.no_grad():
+                    logits.log_softmax(-1).exp().sum()
+            (logits / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None]).sum().backward()
+        return folder
+
+    found = compare_dumps(str(recorded(tmp_path / "a", False)), str(recorded(tmp_path / "b", True)))
+    assert found.exit_code == 0
+
+
+def test_two_backward_passes_of_one_forward_add_up(tmp_path: Path) -> None:
+    def recorded(folder: Path, twice: bool) -> Path:
+        model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+        with record(folder, model, token_gradient=True):
+            log_p = model(ids)[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+            if twice:
+                (0.25 * log_p.sum()).backward(retain_graph=True)
+            ((0.75 if twice else 1.0) * log_p.sum()).backward()
+        return folder
+
+    one, two = recorded(tmp_path / "a", False), recorded(tmp_path / "b", True)
+    name = "token_gradient/step_000000_rank0_micro0.safetensors"
+    golden, actual = (DumpReader(folder).read(name).tensors["token_gradient"] for folder in (one, two))
+    np.testing.assert_allclose(actual, golden, atol=1e-6)
+
+
+def test_a_loss_without_logits_is_refused(tmp_path: Path) -> None:
+    model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+    refused = pytest.raises(
+        CaptureError, match=r"no softmax, .* of Model was reached .* record\(decoder=\.\.\., head"
+    )
+    with refused, record(tmp_path / "a", model):
+        model(ids).square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    "option", [{"activations": ".*"}, {"routing": True}, {"classify": lambda arguments: None}]
+)
+def test_what_takes_hidden_states_is_refused(tmp_path: Path, option: dict[str, Any]) -> None:
+    refused = pytest.raises(
+        CaptureError, match=r"takes hooks on the last hidden state, and Model is read from its"
+    )
+    with refused, record(tmp_path / "a", Model(), **option):
+        pass
+
+
+@pytest.mark.parametrize("find", [lambda: None, lambda a, b: a], ids=["none", "two"])
+def test_a_finder_that_cannot_be_called_is_refused_at_once(tmp_path: Path, find: object) -> None:
+    refused = pytest.raises(CaptureError, match=r"record\(attention_mask=.*a function of all of them")
+    with refused, record(tmp_path / "a", Model(), attention_mask=find):  # type: ignore[arg-type]  # that is the test
+        pass
