@@ -31,9 +31,9 @@ class Micro:
     passes: list[Pass] = field(default_factory=list)
     loss: float | None = None
 
-    def place(self, eps: float, filler: int | None) -> None:
+    def place(self, filler: int | None) -> None:
         """Put the rows of passes that were seen at the softmax to their tokens."""
-        self.passes = [p if isinstance(p, Pass) else p.placed(eps, filler) for p in self.reached]
+        self.passes = [p if isinstance(p, Pass) else p.placed(filler) for p in self.reached]
 
 
 @dataclass(eq=False)

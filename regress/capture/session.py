@@ -190,12 +190,11 @@ class Session:
     def _write(self) -> None:
         naming = Naming(self.world.root(self.anatomy.root))
         temperature = self.settings.temperature or 1.0
-        eps = torch.finfo(self.precision.torch_dtype).eps
         for p in (p for micro in self._micros for p in micro.reached if isinstance(p, SoftmaxPass)):
             self._fillers.update(p.fillers)
         filler = next((token for token, _ in self._fillers.most_common(1)), None)
         for number, micro in enumerate(self._micros):
-            micro.place(eps, filler)
+            micro.place(filler)
             left_out = write_micro(micro, number, naming, self._backward_scale(), temperature, self._add)
             self.left_out |= dict.fromkeys(left_out)
         write_classified(self._others, naming, temperature, self._add)

@@ -36,6 +36,11 @@ _CROPPED = 0.85
 """Least share of the vocabulary that a trainer crops its logits to; anything narrower is another softmax."""
 
 
+LOSS, QUIET, RETURNED = range(3)
+"""Rows that a softmax took; that it took while gradients were off, as in a function of one's own for autograd or for a
+metric; that the model returned, for what is compiled or written in another language. The first that there are count."""
+
+
 @dataclass(eq=False)
 class SeenRows:
     """Rows of logits that one call turned into log-probs.
@@ -43,14 +48,14 @@ class SeenRows:
     Attributes:
         shape: of the logits without their last dimension.
         targets: ``[R]`` tokens that were gathered or given, `UNKNOWN` where none was; ignored ones are below 0.
-        quiet: True if gradients were off, as in a function of one's own for autograd, or for a metric.
+        level: how sure it is that the loss is made of these: `LOSS`, `QUIET` or `RETURNED`.
         owner: the forward pass that they belong to.
         rows: what the gradient told, summed over backward passes; None before the first.
     """
 
     shape: tuple[int, ...]
     targets: Tensor
-    quiet: bool = False
+    level: int = 0
     owner: Any = None
     rows: SoftmaxRows | None = None
 
@@ -88,6 +93,7 @@ class SoftmaxCalls:
     active: bool = True
     _table: int | None = None
     _rows: dict[int, tuple[ReferenceType[Tensor], SeenRows]] = field(default_factory=dict)
+    _readers: list[ReferenceType[_Read]] = field(default_factory=list)
     _asked: dict[int, tuple[ReferenceType[Tensor], Tensor]] = field(default_factory=dict)
 
     def called(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -148,19 +154,41 @@ class SoftmaxCalls:
         if not _last(function, args, kwargs, logits.dim()):
             return
         logits = self._base_of(logits)
-        found = self._known(logits)
-        if found is None:
-            rows = logits.numel() // logits.shape[-1]
-            unknown = torch.full((rows,), UNKNOWN, dtype=torch.int64, device=logits.device)
-            found = SeenRows(tuple(logits.shape[:-1]), unknown, not torch.is_grad_enabled())
-            found.tell(self._told(logits))
-            self._rows[id(logits)] = ref(logits), found
-            logits.register_hook(_Read(self, found, logits.detach()))
-            self.seen(found, logits.detach())
+        found = self._watched(logits, LOSS if torch.is_grad_enabled() else QUIET)
         if function is functional.cross_entropy:
             found.tell(args[1] if len(args) > 1 else kwargs.get("target"))
         elif isinstance(result, Tensor):
             self._rows[id(result)] = ref(result), found
+
+    def returned(self, logits: Any) -> None:
+        """Watch what the model returns, if it is logits."""
+        if isinstance(logits, Tensor) and logits.requires_grad and self._is_vocabulary(logits):
+            self._watched(logits, RETURNED)
+
+    def _watched(self, logits: Tensor, level: int) -> SeenRows:
+        found = self._known(logits)
+        if found is None:
+            rows = logits.numel() // logits.shape[-1]
+            unknown = torch.full((rows,), UNKNOWN, dtype=torch.int64, device=logits.device)
+            found = SeenRows(tuple(logits.shape[:-1]), unknown, level)
+            found.tell(self._told(logits))
+            self._rows[id(logits)] = ref(logits), found
+            reader = _Read(self, found, logits.detach())
+            logits.register_hook(reader)
+            self._readers.append(ref(reader))
+            self.seen(found, logits)
+        found.level = min(found.level, level)
+        if level == LOSS:
+            self._let_go(found)
+        return found
+
+    def _let_go(self, found: SeenRows) -> None:
+        """Drop what the model returned, where rows of the same pass were seen since."""
+        readers = [one() for one in self._readers]
+        for reader in readers:
+            if reader is not None and reader.rows.owner is found.owner and reader.rows.level == RETURNED:
+                reader.values = None
+        self._readers = [ref(one) for one in readers if one is not None and one.values is not None]
 
     def _is_vocabulary(self, logits: Tensor) -> bool:
         width = logits.shape[-1] if logits.dim() in (2, 3) else 0
@@ -180,19 +208,22 @@ class SoftmaxCalls:
         self.reached(found)
 
     def forget(self) -> None:
-        """Forget the tensors of forward passes that are over."""
-        self._rows.clear()
-        self._asked.clear()
+        """Forget tensors that are gone."""
+        self._rows = {key: each for key, each in self._rows.items() if each[0]() is not None}
+        self._asked = {key: each for key, each in self._asked.items() if each[0]() is not None}
 
 
 class _Read:
     """The hook on logits; it holds their values for as long as the graph holds the hook."""
 
     def __init__(self, calls: SoftmaxCalls, rows: SeenRows, values: Tensor) -> None:
-        self._calls, self._rows, self._values = calls, rows, values
+        self.rows = rows
+        self.values: Tensor | None = values
+        self._calls = calls
 
     def __call__(self, gradient: Tensor) -> None:
-        self._calls.read(self._rows, self._values, gradient)
+        if self.values is not None:
+            self._calls.read(self.rows, self.values, gradient)
 
 
 class SoftmaxMode(TorchFunctionMode):
@@ -203,8 +234,10 @@ class SoftmaxMode(TorchFunctionMode):
         self._calls = calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and show the call."""
+        """Call the function, and show the call; a compiler sees the call alone."""
         named = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **named)
         result = func(*args, **named)
         if self._calls.active and torch._C._current_graph_task_id() == -1:
             with torch._C.DisableTorchFunction():

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,8 @@ class SoftmaxForwards:
     latest: SoftmaxPass | None = None
     next_values: dict[str, Any] = field(default_factory=dict)
     _outer: dict[str, Any] = field(default_factory=dict)
+    _calls: SoftmaxCalls | None = None
+    _outputs: list[tuple[ReferenceType[Tensor], SoftmaxPass]] = field(default_factory=list)
 
     @contextmanager
     def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
@@ -62,6 +65,7 @@ class SoftmaxForwards:
         calls = SoftmaxCalls(
             sizes, weights, self._embedded, self._seen, self._read, self._following, self._computed
         )
+        self._calls = calls
         with ExitStack() as stack:
             before = root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True)
             after = root.register_forward_hook(eager(self._after_model), always_call=True)
@@ -83,12 +87,24 @@ class SoftmaxForwards:
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
         self.precision.end()
         self._outer = {}
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if (
+            self._looks()
+            and self._calls is not None
+            and isinstance(logits, Tensor)
+            and self.latest is not None
+        ):
+            self._outputs = [each for each in self._outputs if each[0]() is not None]
+            self._outputs.append((ref(logits), self.latest))
+            self._calls.returned(logits)
 
     def _embedded(self, ids: Tensor) -> None:
         """Open a pass: token ids are looked up, with gradients."""
         if not self._looks() or not self.begin():
             self.latest = None
             return
+        if self._calls is not None:
+            self._calls.forget()
         root, settings = self.anatomy.root, self.settings
         arguments = self._outer or {"input_ids": ids}
         try:
@@ -100,14 +116,18 @@ class SoftmaxForwards:
         samples = (
             None if settings.samples is None else partial(segment_keys, settings.samples, dict(arguments))
         )
-        self.latest = SoftmaxPass(found, is_absolute(root), settings.temperature or 1.0, samples)
+        self.latest = SoftmaxPass(
+            found, is_absolute(root), settings.temperature or 1.0, self._computed, samples
+        )
         self.opened(self.latest)
 
     def _seen(self, rows: SeenRows, logits: Tensor) -> None:
-        if self.latest is not None:
+        whole = logits if logits._base is None else logits._base
+        owner = next((p for output, p in self._outputs if output() is whole), self.latest)
+        if owner is not None:
             self.precision.look(logits, self.anatomy.root)
-            self.latest.seen.append(rows)
-            rows.owner = self.latest
+            owner.seen.append(rows)
+            rows.owner = owner
 
     def _read(self, rows: SeenRows) -> None:
         owner: SoftmaxPass | None = rows.owner

@@ -9,7 +9,7 @@ sample, too: a sample has the same tokens, and so the same id, in whatever batch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,20 @@ from numpy.typing import NDArray
 from regress.capture.inference import Arrangement, infer_layout
 from regress.capture.passes import Array, Pass, contents_of, inputs_of
 from regress.capture.shares import accuracy_of
-from regress.capture.softmax_calls import SeenRows
+from regress.capture.softmax_calls import RETURNED, SeenRows
 from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows
+from regress.capture.token_gradient import ROUNDING
 from regress.errors import CaptureError
 from regress.layout import Segment, TokenLayout
 
 Ints = NDArray[np.int64]
+_LARGEST = 0.02
+"""Largest part of a row's gradient that may be rounding, whatever the dtype."""
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """Return the largest part of a row's gradient that may be rounding of this dtype."""
+    return min(_LARGEST, 8 * ROUNDING * torch.finfo(dtype).eps)
 
 
 @dataclass(eq=False)
@@ -36,6 +44,7 @@ class SoftmaxPass:
     Attributes:
         found: its inputs; ``pad_token_id`` counts where nothing else tells padding.
         absolute: True if the model has a table of positions.
+        dtype: returns the coarsest dtype that the trainer computes in.
         samples: key of each sample, where given.
         temperature: divisor of the logits that the trainer says it used; the rows are already divided.
         seen: rows, in the order of the calls.
@@ -46,6 +55,7 @@ class SoftmaxPass:
     found: Arrangement
     absolute: bool
     temperature: float
+    dtype: Callable[[], torch.dtype]
     samples: Any = None
     seen: list[SeenRows] = field(default_factory=list)
     held: list[Mapping[str, Any]] = field(default_factory=list)
@@ -64,7 +74,15 @@ class SoftmaxPass:
             CaptureError: if the rows fit the ids under no arrangement.
         """
         read = [one for one in self.seen if one.rows is not None]
-        return [*_groups([one for one in read if not one.quiet] or read, self.found.input_ids)]
+        level = min((one.level for one in read), default=0)
+        chosen = [one for one in read if one.level == level]
+        if level == RETURNED and any(_unexplained(one, self.dtype()) for one in chosen):
+            raise CaptureError(
+                "no softmax of the logits was seen, and their gradient is not that of a softmax: what turns them into "
+                "log-probs is compiled or of another language, and divides or bounds them before; run it uncompiled, "
+                "or name the last hidden state by record(decoder=..., head=...)"
+            )
+        return [*_groups(chosen, self.found.input_ids)]
 
     def following(self, rows: SeenRows) -> Ints | None:
         """Return the token that follows each of some rows, where they can be placed by themselves."""
@@ -84,18 +102,17 @@ class SoftmaxPass:
             found[int(row[-1])] += next((n for n, token in enumerate(tail) if token != row[-1]), len(tail))
         return found
 
-    def placed(self, eps: float, filler: int | None) -> Pass:
+    def placed(self, filler: int | None) -> Pass:
         """Return the pass with every row at its token.
 
         Args:
-            eps: spacing of the dtype that the trainer computes in.
             filler: the token that pads rows, where no mask and no configuration tells it.
         """
         groups = self.groups
         wide = _extended(self.found.input_ids, groups)
         arrangement = self._arrangement(wide, groups, filler)
         layout = infer_layout(arrangement)
-        values = _Values.of(groups, layout)
+        values = _Values.of(groups, layout, rounding(self.dtype()))
         ids = arrangement.input_ids
         p = Pass(
             layout,
@@ -106,7 +123,7 @@ class SoftmaxPass:
             values=values.of_tokens,
             gradients=values.gradients,
             temperatures=[self.temperature],
-            accuracy=values.accuracy(eps),
+            accuracy=values.accuracy(torch.finfo(self.dtype()).eps),
             strays=values.strays,
             reached=self.reached,
         )
@@ -152,6 +169,11 @@ class _Group:
     def cells(self) -> tuple[Ints, Ints]:
         """Row and column of each place."""
         return self.places // self.width, self.places % self.width
+
+
+def _unexplained(seen: SeenRows, dtype: torch.dtype) -> bool:
+    """Return True if a softmax of the logits leaves more of a row's gradient than rounding."""
+    return seen.rows is not None and float(seen.rows.residual_R.max()) > rounding(dtype)
 
 
 def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[_Group]:
@@ -281,16 +303,17 @@ class _Values:
     strays: int
 
     @classmethod
-    def of(cls, groups: Sequence[_Group], layout: TokenLayout) -> _Values:
+    def of(cls, groups: Sequence[_Group], layout: TokenLayout, most: float) -> _Values:
         shape = layout.shape
         found = {name: np.zeros(shape) for name in ("log_probs", "entropy", *_GRADIENTS)}
-        recoverable, covered = np.ones(shape, bool), np.zeros(shape, bool)
+        recoverable, covered, read = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
         predictable = np.zeros(shape, bool)
         for s in layout.segments:
             predictable[s.row, s.col + 1 : s.col + s.stop - s.start] = True
         errors = dict.fromkeys(("token_gradient", "entropy_gradient"), 0.0)
         strays = 0
-        for number, group in enumerate(groups):
+        explained = sorted(groups, key=lambda group: float(group.rows.residual_R.max()) > most)
+        for number, group in enumerate(explained):
             rows = {name: each.cpu().numpy() for name, each in vars(group.rows).items()}
             row, column = group.cells
             inside = column < shape[1]
@@ -304,14 +327,17 @@ class _Values:
                 found["entropy"][at] = here["entropies_R"] * told
             good = here["recoverable_R"]
             recoverable[at] &= good
+            leads_on = read[at] & (here["residual_R"] > most)  # to rows that were read by themselves
+            good = good & ~leads_on
+            read[at] |= here["live_R"]
             for name, (value, error) in _GRADIENTS.items():
-                new = np.where(good, here[value], 0.0)
                 if error is None:
-                    found[name][at] = np.maximum(found[name][at], new)
-                else:
-                    found[name][at] += new
-                    bounds = here[error][good & np.isfinite(here[error])]
-                    errors[name] += float(bounds.max(initial=0.0))
+                    found[name][at] = np.maximum(found[name][at], here[value])
+                    continue
+                new = np.where(good, here[value], 0.0)
+                found[name][at] += new
+                bounds = here[error][good & np.isfinite(here[error])]
+                errors[name] += float(bounds.max(initial=0.0))
         targets = TokenLayout(shape, tuple(_runs(layout, covered)))
         gradients = {name: found[name] for name in _GRADIENTS} | {"recoverable": recoverable}
         return cls(

@@ -127,9 +127,10 @@ def _read(logits: Tensor, grad: Tensor, targets: Tensor, computed: torch.dtype) 
     lost = eps / of_target.clamp(min=1e-300) + eps / sine
     noise = torch.maximum(torch.minimum(rest, ROUNDING * coarse * norm), eps * norm)
     known = found != UNKNOWN
+    told = known | (sine > 1e-300)
     at = log_p.gather(-1, found.clamp(min=0)[:, None])[:, 0]
     zero = torch.zeros_like(norm)
-    solved = live & finite & known
+    solved = live & finite & told
     return SoftmaxRows(
         found,
         live,
@@ -160,10 +161,21 @@ def _searched(
     other = rests.masked_fill(chosen == largest.T, torch.inf).amin(0)
     clear = unknown & (other > 4 * torch.maximum(least, 2 * eps * d.norm(dim=-1)))
     best = [torch.stack(each).gather(0, first[None])[0] for each in zip(*fits, strict=True)]
-    merged = [
-        torch.where(clear, new, torch.where(unknown, 0.0, old)) for new, old in zip(best, known, strict=True)
-    ]
-    return merged, torch.where(clear, chosen, targets)
+    chosen = torch.where(clear, chosen, targets)
+    unclear = _without_target(d, bent, least, eps)
+    rows = zip(best, unclear, known, strict=True)
+    return [torch.where(clear, new, torch.where(unknown, none, old)) for new, none, old in rows], chosen
+
+
+def _without_target(d: Tensor, bent: Tensor, least: Tensor, eps: float) -> list[Tensor]:
+    """Return what `_fit` does, of rows that several targets fit: their entropy if that explains them, else nothing."""
+    bb = (bent * bent).sum(-1)
+    h = (d * bent).sum(-1) / bb.clamp(min=1e-300)
+    rest = (d - h[:, None] * bent).norm(dim=-1)
+    alone = rest <= torch.maximum(2 * least, ROUNDING * eps * d.norm(dim=-1))
+    one, none = torch.ones_like(h), torch.zeros_like(h)
+    sine, size = torch.where(alone, 1.0, 1e-300), torch.where(alone, bb.sqrt(), 0.0)
+    return [none, torch.where(alone, h, 0.0), torch.where(alone, rest, least), sine, one, size]
 
 
 def _fit(d: Tensor, p: Tensor, bent: Tensor, targets: Tensor | None) -> list[Tensor]:

@@ -129,6 +129,16 @@ def own_function(model: nn.Module, ids: Tensor) -> Tensor:
     return Fused.apply(model(ids)[:, :-1], ids[:, 1:])  # type: ignore[no-any-return]
 
 
+_compiled = torch.compile(
+    lambda z, t: z.log_softmax(-1).gather(-1, t[..., None])[..., 0], backend="aot_eager"
+)
+
+
+def compiled(model: nn.Module, ids: Tensor) -> Tensor:
+    """Log-probs are compiled."""
+    return _compiled(model(ids)[:, :-1], ids[:, 1:])  # type: ignore[no-any-return]
+
+
 def softmax_log(model: nn.Module, ids: Tensor) -> Tensor:
     """The log of a probability."""
     return model(ids)[:, :-1].softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].log()
@@ -161,6 +171,7 @@ STYLES: dict[str, tuple[type[Model], LogProbs]] = {
     "column chunks": (Model, column_chunks),
     "checkpoint": (Model, checkpointed),
     "own function": (Model, own_function),
+    "compiled": (Model, compiled),
     "softmax log": (Model, softmax_log),
     "categorical": (Model, categorical),
     "indexed": (Model, indexed),

@@ -14,7 +14,7 @@ from capture_loops import make_samples, padded, tiny_model
 from click.testing import CliRunner
 from style_table import PAGE, head, start
 from styles import FAULTS, PAD, STYLES, Model, samples, train
-from torch import nn
+from torch import Tensor, nn
 
 from regress import record
 from regress.cli import main
@@ -22,6 +22,10 @@ from regress.compare.dumps.session import compare_dumps
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 
+pytestmark = pytest.mark.filterwarnings(  # of torch's compiler
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)
+REFUSED = "refused with a sentence: temperature"
 ONE_EACH = [*zip(STYLES, itertools.cycle(FAULTS), strict=False)]
 
 
@@ -64,8 +68,10 @@ def test_a_frequent_fault_is_named(tmp_path: Path, style: str, fault: str) -> No
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("style", "fault"),
+    [(style, fault) for style in STYLES for fault in FAULTS if (style, fault) != ("compiled", "temperature")],
+)
 def test_every_frequent_fault_is_named_in_every_style(tmp_path: Path, style: str, fault: str) -> None:
     assert FAULTS[fault] in named(tmp_path, style, fault)
 
@@ -77,7 +83,11 @@ def test_the_page_lists_every_style() -> None:
     assert [line.startswith(start(style)) for style, line in zip(STYLES, rows, strict=True)] == [True] * len(
         STYLES
     )
-    assert all(line.endswith(f"yes | {len(FAULTS)} of {len(FAULTS)} |") for line in rows)
+    every = len(FAULTS)
+    for line in rows:
+        assert line.endswith((f"yes | {every} of {every} |", f"yes | {every - 1} of {every}, {REFUSED} |")), (
+            line
+        )
 
 
 def test_both_ways_of_seeing_agree(tmp_path: Path) -> None:
@@ -146,6 +156,30 @@ def test_metrics_without_gradients_are_no_rows_of_the_loss(tmp_path: Path) -> No
     assert found.exit_code == 0
 
 
+def test_passes_may_run_before_any_loss(tmp_path: Path) -> None:
+    def recorded(folder: Path, first_all: bool) -> Path:
+        model, rows = Model(), samples()
+        batches = [
+            nn.utils.rnn.pad_sequence(rows[n : n + 4], batch_first=True, padding_value=PAD) for n in (0, 4)
+        ]
+
+        def back(ids: Tensor, logits: Tensor) -> None:
+            (-logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).sum()).backward()
+
+        with record(folder, model, token_gradient=True):
+            if first_all:
+                found = [model(ids) for ids in batches]
+                for ids, logits in zip(batches, found, strict=True):
+                    back(ids, logits)
+            else:
+                for ids in batches:
+                    back(ids, model(ids))
+        return folder
+
+    found = compare_dumps(str(recorded(tmp_path / "a", False)), str(recorded(tmp_path / "b", True)))
+    assert found.exit_code == 0
+
+
 def test_two_backward_passes_of_one_forward_add_up(tmp_path: Path) -> None:
     def recorded(folder: Path, twice: bool) -> Path:
         model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
@@ -168,7 +202,41 @@ def test_a_loss_without_logits_is_refused(tmp_path: Path) -> None:
         CaptureError, match=r"no softmax, .* of Model was reached .* record\(decoder=\.\.\., head"
     )
     with refused, record(tmp_path / "a", model):
+        model.blocks(model.table(ids)).square().sum().backward()
+    refused = pytest.raises(
+        CaptureError, match=r"their gradient is not that of a softmax: .* run it uncompiled"
+    )
+    with refused, record(tmp_path / "b", model):
         model(ids).square().sum().backward()
+
+
+def test_a_compiled_loss_at_another_temperature_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"their gradient is not that of a softmax: .* divides or bounds them"
+    ):
+        train(tmp_path / "a", "compiled", 4, "temperature")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_entropies_of_other_logits_than_the_log_probs(tmp_path: Path, apart: bool) -> None:
+    """Entropies of logits that lead to log-probs as well are not separable: the residual says so."""
+    model, ids = Model(), nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+    with record(tmp_path / "a", model, token_gradient=True):
+        logits = model(ids)[:, :-1]
+        log_p = (logits / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        own = logits * 1.0 if apart else logits
+        entropy = torch.logsumexp(own, -1) - (own.softmax(-1) * own).sum(-1)
+        (-log_p.sum() - 0.01 * entropy.sum()).backward()
+    found = DumpReader(tmp_path / "a").read("token_gradient/step_000000_rank0_micro0.safetensors").tensors
+    gradient, bonus, rest = (
+        np.asarray(found[name]) for name in ("token_gradient", "entropy_gradient", "token_residual")
+    )
+    covered = gradient != 0
+    assert covered.sum() > 40
+    np.testing.assert_allclose(gradient[covered], -1.0, rtol=1e-5)
+    if apart:
+        np.testing.assert_allclose(bonus[covered], -0.01, rtol=1e-3)
+    assert bool(rest.max() > 1e-3) is not apart
 
 
 @pytest.mark.parametrize(
