@@ -109,7 +109,8 @@ class SoftmaxPass:
             filler: the token that pads rows, where no mask and no configuration tells it.
         """
         groups = self.groups
-        wide = _extended(self.found.input_ids, groups)
+        pad = self.found.pad_token_id
+        wide = _extended(self.found.input_ids, groups, filler if pad is None else pad)
         arrangement = self._arrangement(wide, groups, filler)
         layout = infer_layout(arrangement)
         values = _Values.of(groups, layout, rounding(self.dtype()))
@@ -251,13 +252,14 @@ def _firsts(columns: int, T: int) -> list[int]:
     return list(dict.fromkeys([*usual, *range(1, T + 2 - columns)]))
 
 
-def _extended(ids: Ints, groups: Sequence[_Group]) -> Ints:
+def _extended(ids: Ints, groups: Sequence[_Group], padding: int | None) -> Ints:
     """Return the ids ``[B, T + 1]`` with the targets beyond the last column; ``[B, T]`` where there are none."""
     B, T = ids.shape
     last = np.full(B, UNKNOWN)
     for group in groups:
         row, column = group.cells
-        beyond = (column == T) & (group.targets >= 0)
+        told = group.live | (group.targets != (UNKNOWN if padding is None else padding))
+        beyond = (column == T) & (group.targets >= 0) & told
         last[row[beyond]] = group.targets[beyond]
     return ids if (last == UNKNOWN).all() else np.concatenate([ids, last[:, None]], 1)
 

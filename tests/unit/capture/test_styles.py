@@ -121,6 +121,27 @@ def test_both_ways_of_seeing_agree(tmp_path: Path) -> None:
         assert manifest["config"]["capture"]["read_from"] == way
 
 
+def test_inputs_without_the_last_column_are_the_same_samples_in_every_microbatch(tmp_path: Path) -> None:
+    """The last token of the longest row is never an input: of hidden states alone a sample would have another id."""
+
+    def recorded(folder: Path, size: int, **options: Any) -> Path:
+        model, rows = tiny_model(), make_samples()
+        with record(folder, model, token_gradient=True, **options):
+            for start in range(0, len(rows), size):
+                inputs = padded(rows[start : start + size])
+                ids, mask = inputs["input_ids"], inputs["attention_mask"]
+                logits = model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1]).logits
+                chosen = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                (-(chosen * mask[:, 1:]).sum() / 50).backward()
+        return folder
+
+    sides = [str(recorded(tmp_path / str(size), size, read_from="logits")) for size in (8, 2)]
+    found = compare_dumps(*sides)
+    assert found.exit_code == 0, [f"{v.quantity} {v.name}: {v.detail}" for v in found.failed]
+    sides = [str(recorded(tmp_path / f"hidden{size}", size)) for size in (8, 2)]
+    assert compare_dumps(*sides).exit_code == 1
+
+
 def test_a_sampled_padding_token_is_a_token_of_its_sample(tmp_path: Path) -> None:
     train(tmp_path / "a", "gather", 8)
     reader = DumpReader(tmp_path / "a")
