@@ -31,6 +31,7 @@ _LAID = f"{TEMPORARY}update"  # the same before it is decided
 _LIST = (
     "files.json"  # within it: each path in order, with the name of its new bytes there, or null to remove it
 )
+_HALF_A_FILE = re.compile(rf"{re.escape(TEMPORARY)}(\d{{1,10}})-(.+)", re.DOTALL)
 _HALF_DONE = re.compile(r"\.(partial|replaced|pruned)-(.+)", re.DOTALL)
 
 Chunks = Iterable[bytes | memoryview]
@@ -141,13 +142,16 @@ def discard(folder: Path) -> None:
 
 
 def recover(home: Path, ours: Callable[[str], bool], whole: Callable[[Path], bool]) -> None:
-    """Finish what a killed `publish` or `discard` left: a replaced folder comes back, and working folders go.
+    """Finish what a killed writer left: a replaced folder comes back, and working folders and halves of files go.
 
     Args:
-        ours: returns True for a name that the caller publishes here.
+        ours: returns True for a name that the caller publishes or writes here.
         whole: returns True for a folder that lacks nothing.
     """
     for path in home.iterdir() if home.is_dir() else ():
+        half = _HALF_A_FILE.fullmatch(path.name)
+        if half is not None and ours(half[2]) and path.is_file() and not _runs(int(half[1])):
+            path.unlink(missing_ok=True)
         match = _HALF_DONE.fullmatch(path.name)
         if match is None or not ours(match[2]):
             continue
@@ -156,6 +160,17 @@ def recover(home: Path, ours: Callable[[str], bool], whole: Callable[[Path], boo
             path.rename(final)
         else:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    """Return True if a process of this machine has this number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def remove(path: Path) -> None:

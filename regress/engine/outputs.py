@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from regress.dump.metrics_file import METRICS
 from regress.durable import publish, recover
 from regress.engine.adapters.save import save_model
+from regress.engine.tracking.state import STATE
 from regress.errors import RegressError, reason
 
 FINAL, UNFINISHED = "final", "final.partial"
@@ -34,7 +35,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         self.folder = folder
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            recover(folder, FINAL.__eq__, Path.is_dir)
+            recover(folder, (FINAL, METRICS, STATE).__contains__, Path.is_dir)
             for name, fits in ((METRICS, Path.is_file), (FINAL, Path.is_dir)):
                 if (folder / name).exists() and not fits(folder / name):
                     raise RegressError(

@@ -16,13 +16,12 @@ from typing import Any
 from rich.console import Console
 from torch import distributed
 
-from regress.dump import files as dump_files
+from regress import durable
 from regress.dump import metrics_file
 from regress.engine import evaluation, optim, policy, rollout, trainer
 from regress.engine.checkpoint import saver, write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
-from regress.engine.tracking import state
 from regress.errors import RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -172,16 +171,23 @@ def _torn_row(fuse: _Fuse) -> None:
     metrics_file.MetricsWriter._put = wrapped  # type: ignore[method-assign]
 
 
-def _half_a_record(fuse: _Fuse) -> None:
-    known = dump_files._write
+def _half_a_file(of: Callable[[Path], bool]) -> Callable[[_Fuse], None]:
+    """While a file is written under the name that it has until it is whole."""
 
-    def wrapped(path: Path, chunks: Any) -> Any:
-        stamp = known(path, chunks)
-        if path.parent.parent.name == "debug_dump":
-            fuse()
-        return stamp
+    def arm(fuse: _Fuse) -> None:
+        known = durable._fill
 
-    dump_files._write = wrapped
+        def wrapped(path: Path, chunks: Any, *rest: Any) -> Any:
+            if of(path):
+                chunks = [bytes(chunk) for chunk in chunks]
+                whole = b"".join(chunks)
+                known(path, [whole[: len(whole) // 2]], *rest)
+                fuse()
+            return known(path, chunks, *rest)
+
+        durable._fill = wrapped
+
+    return arm
 
 
 def _while_sampling(greedy: bool) -> Callable[[Callable[[], None]], None]:
@@ -222,20 +228,6 @@ def _tracker_flush(fuse: _Fuse) -> None:
     _before(SummaryWriter, "flush")(fuse)
 
 
-def _half_the_tracking_state(fuse: _Fuse) -> None:
-    known = state.write_json
-
-    def wrapped(path: Path, content: Any) -> None:
-        known(path, content)
-        whole = path.read_bytes()
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_bytes(whole[: len(whole) // 2])
-        fuse()
-        partial.unlink()
-
-    state.write_json = wrapped
-
-
 WINDOWS: dict[str, Callable[[Callable[[], None]], None]] = {
     "snapshot": _after(saver, "take"),
     "half of the weights": _half_weights,
@@ -250,9 +242,9 @@ WINDOWS: dict[str, Callable[[Callable[[], None]], None]] = {
     "before an update": _before(optim, "update"),
     "between updates": _after(trainer, "train_step"),
     "half of a row": _torn_row,
-    "half of a record": _half_a_record,
+    "half of a record": _half_a_file(lambda path: path.parent.parent.name == "debug_dump"),
     "tracker flush": _tracker_flush,
-    "half of the tracking state": _half_the_tracking_state,
+    "half of the tracking state": _half_a_file(lambda path: path.name.endswith("-wandb_sync_state.json")),
     "final model": _after(Outputs, "save"),
 }
 """Places in a run: the function that arms a kill there."""

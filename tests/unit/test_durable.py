@@ -259,3 +259,18 @@ def test_it_imports_nothing_of_ours() -> None:
     nodes = ast.walk(ast.parse(Path(durable.__file__).read_text()))
     modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     assert not [module for module in modules if module is None or module.startswith("regress")]
+
+
+def test_half_a_file_of_a_writer_that_is_gone_goes(tmp_path: Path) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    left = [
+        tmp_path / f".partial-{int(gone.stdout)}-state.json",  # goes
+        tmp_path / f".partial-{os.getpid()}-state.json",  # its writer runs
+        tmp_path / f".partial-{int(gone.stdout)}-notes.json",  # somebody else's
+    ]
+    for path in left:
+        path.write_text("{")
+    durable.recover(tmp_path, "state.json".__eq__, Path.is_dir)
+    assert [path.exists() for path in left] == [False, True, True]
