@@ -15,6 +15,7 @@ from regress.compare.dumps.golden import located
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.noise import judged_beside_noise
 from regress.compare.verdicts.overrides import read_overrides
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.errors import ConfigError
@@ -40,6 +41,7 @@ def compare_sources(
     atol: float | None = None,
     bitwise: bool = False,
     tolerances: str | None = None,
+    noise: str | Path | None = None,
     golden_dir: Path | None = None,
 ) -> Comparison:
     """Compare two sources; the second is judged by the first.
@@ -59,6 +61,8 @@ def compare_sources(
         atol: absolute bound, added to that.
         bitwise: compare bytes.
         tolerances: golden case whose measured tolerances are used.
+        noise: a second recording of the golden side; a difference that is no larger than that of these two, where they
+            differ by more than the tolerance, is a problem: it cannot be judged.
         golden_dir: in place of the project's ``golden/``.
 
     Raises:
@@ -78,7 +82,11 @@ def compare_sources(
     theirs = located(str(actual), folder)
     if ranks_average:
         theirs = averaged(theirs)
-    return compare_dumps(located(str(golden), folder), theirs, options)
+    ours = located(str(golden), folder)
+    found = compare_dumps(ours, theirs, options)
+    if noise is None:
+        return found
+    return judged_beside_noise(found, compare_dumps(ours, located(str(noise), folder), options))
 
 
 def _known_steps(steps: object) -> tuple[int, int] | None:

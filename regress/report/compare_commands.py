@@ -59,6 +59,11 @@ _SHOWN = 8
 @click.option("--atol", type=click.FloatRange(0), help="Tolerated absolute error, added to that.")
 @click.option("--bitwise", is_flag=True, help="Every byte of what is compared has to be the same.")
 @click.option("--tolerances", metavar="CASE", help="Those that were measured for a golden case.")
+@click.option(
+    "--noise",
+    metavar="GOLDEN2",
+    help="A second recording of GOLDEN: a difference no larger than that of the two cannot be judged.",
+)
 @report_option
 @json_file_option
 @json_calls_option
@@ -114,6 +119,7 @@ def compare(
     atol: float | None,
     bitwise: bool,
     tolerances: str | None,
+    noise: str | None,
     report: Location | None,
     json_file: Output | None,
     json_calls: Output | None,
@@ -140,6 +146,7 @@ def compare(
     regress compare outputs/base/debug_dump outputs/packed/debug_dump
     regress compare A B --step 3:5 --only 'gradient/*q_proj*'
     regress compare A B --tolerances dense --report out
+    regress compare A B --noise A2                           A2 is A, recorded once more
     regress compare golden:dense outputs/mine/debug_dump     by its truth and measured tolerances
     regress compare A B --engine ray --ray-address head:6379
     As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
@@ -148,6 +155,7 @@ def compare(
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
     from regress.compare.dumps.averaged import averaged
+    from regress.compare.dumps.golden import located
     from regress.compare.request import bounds_of
     from regress.report.comparison import refused
     from regress.report.modes import modes_of
@@ -162,6 +170,9 @@ def compare(
         modes = None if dirs is None else modes_of(dirs, options)
         compared = pairs if modes is None else modes.pairs
         found = {name: _compared(one, other, options, work) for name, (one, other) in compared.items()}
+        if noise is not None:
+            second = located(noise, golden_dir)
+            found = {name: _beside_noise(one, second, options, work) for name, one in found.items()}
         tables = [] if report is json_file is json_calls is None else _tables(found, options)
         code = tell(found, tables, modes, report, json_file, json_calls, options)
     ctx.exit(code)
@@ -230,6 +241,12 @@ def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Com
                 bar.advance(number)
 
         return compare_dumps(golden, actual, options, engine=engine, advance=advance)
+
+
+def _beside_noise(found: Comparison, noise: str, options: Options, engine: Engine) -> Comparison:
+    from regress.compare.noise import judged_beside_noise
+
+    return judged_beside_noise(found, _compared(found.golden, noise, options, engine))
 
 
 def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTable]:
