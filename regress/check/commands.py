@@ -1,21 +1,50 @@
-"""``regress check``: somebody's loss function against an objective of the catalogue."""
+"""``regress check``: what needs no recording: a loss function beside an objective, a script that resumes."""
 
 from __future__ import annotations
 
 import ast
+import shlex
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from signal import Signals
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 
+from regress.choice import Choice
 from regress.dump.outputs import Output, errors_written, json_option, write_output
 from regress.errors import ConfigError
 from regress.printed import echo
 
 
-@click.command()
+class _Checks(click.Group):
+    """Checks by name; the name of a function is that of the check of losses."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a check, that of losses for ``module:function``."""
+        return super().get_command(ctx, "loss" if ":" in cmd_name else cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Take what is no name of a check for arguments of that of losses."""
+        return super().resolve_command(ctx, args if args[0] in self.commands else ["loss", *args])
+
+
+@click.group(cls=_Checks, context_settings={"ignore_unknown_options": True})
+def check() -> None:
+    """Check a loss function, or that a script resumes: no model, no recording.
+
+    \b
+    regress check my_pkg.losses:grpo_loss --as grpo
+    regress check resume -- python train.py --output-dir {run}
+    """
+
+
+@check.command()
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
     "--as",
@@ -33,7 +62,7 @@ from regress.printed import echo
 @click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="The value of an argument.")
 @json_option
 @click.pass_context
-def check(
+def loss(
     ctx: click.Context,
     function: str,
     preset: str,
@@ -42,7 +71,9 @@ def check(
     arguments: tuple[str, ...],
     json_file: Output | None,
 ) -> None:
-    """Check a loss function against an objective: no model, no recording.
+    """Check a loss function against an objective.
+
+    The name of this check may be left out.
 
     \b
     regress check my_pkg.losses:grpo_loss --as grpo
@@ -69,6 +100,68 @@ def check(
             settings={name: _literal(value) for name, value in _pairs("--set", settings)},
             terms=dict(_pairs("--term", terms)),
             arguments={name: _literal(value) for name, value in _pairs("--arg", arguments)},
+        )
+    echo(found.to_text())
+    if json_file is not None:
+        write_output(json_file, found.dumps())
+    ctx.exit(found.exit_code)
+
+
+@check.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--resume-with", metavar="ARGUMENTS", default="", help="Added to resume, as one text; by default nothing."
+)
+@click.option(
+    "--stop-after", type=click.IntRange(1), metavar="N", help="Optimizer step; by default half of them."
+)
+@click.option("--signal", "by", type=Choice(("kill", "term", "int")), default="kill", help="What stops it.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds of a run."
+)
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Keeps the runs; by default none is."
+)
+@json_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND", required=True)
+@click.pass_context
+def resume(
+    ctx: click.Context,
+    resume_with: str,
+    stop_after: int | None,
+    by: str,
+    timeout: float,
+    folder: Path | None,
+    json_file: Output | None,
+    command: tuple[str, ...],
+) -> None:
+    """Check that a script resumes: four runs, judged step by step.
+
+    \b
+    regress check resume -- python train.py --output-dir {run}
+    regress check resume --resume-with '--resume latest' -- torchrun --nproc-per-node 2 train.py --out {run}
+
+    The script runs twice without a stop, then it is stopped behind an optimizer step and run again. {run} is a folder
+    of its own for each. Weights, gradients, learning rates and the state of the optimizer of each step are compared,
+    bit for bit, through hooks of torch's optimizers; the script is not changed. Where the two uninterrupted runs differ
+    already, nothing is judged from that step on.
+
+    Exit codes: 0 it goes on as if it had not been stopped, 1 it does not, 2 it cannot be judged.
+    """
+    from regress.check.resume import ResumeCheck, check_resume
+
+    said = " ".join(command)
+    with (
+        errors_written(lambda error: ResumeCheck(said, error=error).dumps(), json_file),
+        ExitStack() as stack,
+    ):
+        place = folder or Path(stack.enter_context(TemporaryDirectory()))
+        found = check_resume(
+            command,
+            place.resolve(),
+            again=shlex.split(resume_with),
+            stop_after=stop_after,
+            by=Signals[f"SIG{by.upper()}"],
+            timeout=timeout,
         )
     echo(found.to_text())
     if json_file is not None:
