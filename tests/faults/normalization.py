@@ -39,7 +39,7 @@ def weighed(patch, change):
     patch.setattr(trainer, "weigh", lambda *args, **rest: change(right, *args, **rest))
 
 
-@fault("A", "weights weights", "weights-denominator", tokens="all")
+@fault("A", "weights weights", "weights-denominator")
 @met_in("verl#2776")
 @by(weighed)
 def token_mean_for_sequence_mean(right, tokens, parts, objective, **rest):

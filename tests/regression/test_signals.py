@@ -207,7 +207,7 @@ SIGNALS = [
     Signal(clipped_on_both_sides, "geo_mean", "policy_loss"),
     Signal(baseline_of_the_group, "geo_mean", "advantages"),
     Signal(every_token_trusted, "dppo_tv", "policy_loss"),
-    Signal(every_token_trusted, "dppo_kl", "policy_loss"),
+    Signal(every_token_trusted, "dppo_kl", "metrics"),
     Signal(square_not_halved, "dro", "policy_loss"),
     Signal(no_token_drawn, "clip_cov", "policy_loss"),
     Signal(least_covariances, "kl_cov", "policy_loss"),

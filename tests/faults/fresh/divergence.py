@@ -63,7 +63,6 @@ def coefficient_of_the_entropy_not_adapted(*_):
     on="cispo_kl/base",
     place="step1/rank0/micro0",
     steps=None,
-    blind=LOG_PROB_CHECKS,
 )
 @met_in("TRL: ref_model_mixup_alpha weighs the policy, not the reference")
 @around(Reference, "after_step")
@@ -83,7 +82,7 @@ def mixture_from_the_other_end(right, self, number):
     "ref_log_probs ref_log_probs",
     "reference advantage-penalty",
     on="cispo_kl/base",
-    place="step1/rank0/micro0",
+    place="step2/rank0/micro0",
     steps=None,
     blind=LOG_PROB_CHECKS,
 )

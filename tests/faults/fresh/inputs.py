@@ -109,8 +109,6 @@ def advantages_dealt_in_the_order_of_the_batch(patch):
     "activations model.layers.0",
     "packed-leak module",
     on="dense/varlen-mbs4",
-    tokens="behind another",
-    probe="log_probs",
 )
 @met_in("ms-swift PR#9904: borders that do not belong to these samples")
 def lengths_of_segments_sorted(patch):

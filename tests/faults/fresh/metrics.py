@@ -33,7 +33,7 @@ def entropy_of_kept_tokens_for_all(_, known):
     "metrics",
     "reported",
     on="tools/dp2-packed-budget48",
-    names=r"training_step/(policy_loss|kl|entropy|clip_ratio/.*|approx_kl/.*|ratio/.*)",
+    names=r"training_step/(policy_loss|kl|entropy|clip_ratio/(low|high)|approx_kl/.*|ratio/mean)",
     blind=EVERY_CHECK,
 )
 @met_in("a list of metrics that one rank clears behind its first microbatch")
@@ -86,7 +86,7 @@ def divergence_of_old_from_new_reported(right, loss):
     "step_metrics",
     "reported-over-ranks reported",
     on="tools/dp2-packed-budget48",
-    names=r"(rollouts|system)/.*",
+    names=r"rollouts/returns_(max|mean|std|sum)|system/replay_buffer_size",
 )
 @met_in("statistics of rewards that each rank logs of its own samples")
 @in_place_of(trainer, "rollout_metrics")
