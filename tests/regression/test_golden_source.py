@@ -80,13 +80,15 @@ def run(*arguments: object) -> Result:
 def test_a_healthy_dump_is_equal(case: str, variant: str, precision: Precision, tmp_path: Path) -> None:
     dump = recorded(case, variant, tmp_path, precision)
     found = compare_dumps(f"golden:{GOLDEN / case}", str(dump))
-    notes = [note for note in found.notes if not note.startswith("token_gradient was not compared")]
+    said = "token_gradient was not compared", "lie at a bound of the clip range, on the other side of it"
+    notes = [note for note in found.notes if not any(words in note for words in said)]
     assert (found.failed, found.problems, notes, found.exit_code) == ([], [], [], 0)
     recordings = GoldenStore(GOLDEN).case(case)
     quantities = {q for where in recordings.wheres() for q in recordings.quantities(where)}
     assert {verdict.quantity for verdict in found.verdicts} >= quantities
     bases = [v for v in found.verdicts if v.quantity == "gradient"]
-    assert all(f"golden case {case}" in verdict.reason for verdict in bases)
+    measured = f"golden case {case}", "ill-conditioned: rounding moves it"
+    assert all(any(words in verdict.reason for words in measured) for verdict in bases)
 
 
 def test_steps_may_be_counted_otherwise_and_have_no_updates(tmp_path: Path) -> None:
