@@ -77,7 +77,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
 """Parts of this package by group and name, each of which may be left out."""
 
 HELP: Mapping[str, str] = {
-    "check": "Check a loss function, or that a script resumes: no model, no recording.",
+    "check": "Check a loss function, an architecture, or that a script resumes: no recording.",
     "compare": "Compare two sources; the first judges the second.",
     "doctor": "Examine a checkpoint and its run before it is resumed, and repair what can be repaired.",
     "explain": "Say what a recorded trainer really does.",

@@ -21,25 +21,31 @@ from regress.printed import echo
 
 
 class _Checks(click.Group):
-    """Checks by name; the name of a function is that of the check of losses."""
+    """Checks by name; that of losses has ``module:function``, that of models ``hf:NAME``, for its name."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a check, that of losses for ``module:function``."""
-        return super().get_command(ctx, "loss" if ":" in cmd_name else cmd_name)
+        """Return a check by its name, or by what it is of."""
+        return super().get_command(ctx, _check_of(cmd_name) or cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take what is no name of a check for arguments of that of losses."""
-        return super().resolve_command(ctx, args if args[0] in self.commands else ["loss", *args])
+        """Put the name of a check before what it is of."""
+        named = args[0] in self.commands
+        return super().resolve_command(ctx, args if named else [_check_of(args[0]) or "loss", *args])
+
+
+def _check_of(text: str) -> str | None:
+    return "model" if text.startswith("hf:") else "loss" if ":" in text else None
 
 
 @click.group(cls=_Checks, context_settings={"ignore_unknown_options": True})
 def check() -> None:
-    """Check a loss function, or that a script resumes: no model, no recording.
+    """Check a loss function, an architecture, or that a script resumes: no recording.
 
     \b
     regress check my_pkg.losses:grpo_loss --as grpo
+    regress check model path/to/checkpoint
     regress check resume -- python train.py --output-dir {run}
     """
 
@@ -101,6 +107,34 @@ def loss(
             terms=dict(_pairs("--term", terms)),
             arguments={name: _literal(value) for name, value in _pairs("--arg", arguments)},
         )
+    echo(found.to_text())
+    if json_file is not None:
+        write_output(json_file, found.dumps())
+    ctx.exit(found.exit_code)
+
+
+@check.command()
+@click.argument("name", metavar="MODEL")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and samples.")
+@json_option
+@click.pass_context
+def model(ctx: click.Context, name: str, seed: int, json_file: Output | None) -> None:
+    """Check an architecture under padding, packing, checkpointing, a compiler and generation.
+
+    \b
+    regress check model outputs/demo/final
+    regress check model path/to/config.json
+    regress check hf:Qwen/Qwen3-0.6B            the configuration is downloaded, the weights are not
+
+    The model is cut to a few layers, one of each kind, with random weights, in float64. Log-probs and gradients of four
+    samples are compared with those of each sample alone.
+
+    Exit codes: 0 no layout is wrong, 1 some are, 2 there is no such model. A layout that the model refuses is no error.
+    """
+    from regress.check.model import ModelCheck, check_model
+
+    with errors_written(lambda error: ModelCheck(name, error=error).dumps(), json_file):
+        found = check_model(name, seed=seed)
     echo(found.to_text())
     if json_file is not None:
         write_output(json_file, found.dumps())

@@ -38,7 +38,7 @@ def load_checkpoint(
     hf = checkpoint_config(path, key)
     _override(hf, overrides)
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=without_dropout(hf),
@@ -77,7 +77,7 @@ def checkpoint_config(path: Path, key: str = "model.path") -> PretrainedConfig:
             f"{stated}: the directory holds no config.json; give a directory written by save_pretrained"
         )
     try:
-        with _quiet():
+        with quiet():
             found: PretrainedConfig = AutoConfig.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
@@ -134,7 +134,7 @@ def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress transformers' reports about a checkpoint, which the engine states in one sentence."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()

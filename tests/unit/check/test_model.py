@@ -1,0 +1,78 @@
+"""Architectures under the layouts of a trainer: what transformers computes otherwise is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM
+
+import regress
+from regress.check import model as checks
+from regress.cli import main
+from tests.unit.check.model_table import FAMILIES, PAGE, checked, row
+
+SCHEMA = Path(regress.__file__).parent / "check/model.schema.json"
+DEFAULT = ("Qwen3", "Gemma 2", "OPT")
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=() if one in DEFAULT else pytest.mark.extended) for one in FAMILIES]
+)
+def test_a_family_is_as_the_page_says(family: str) -> None:
+    assert row(family, checked(family)) in PAGE.read_text().splitlines()
+
+
+def test_the_command_tells_the_token_that_is_off(tmp_path: Path) -> None:
+    GPT2Config().save_pretrained(tmp_path)
+    for name in (str(tmp_path), str(tmp_path / "config.json")):
+        done = CliRunner().invoke(main, ["check", "model", name, "--json", str(tmp_path / "found.json")])
+        assert done.exit_code == 1, done.output
+    assert "padded left                wrong    log-prob of sample 0, token 1:" in done.output
+    assert "padded left, position ids  right" in done.output
+    tree = json.loads((tmp_path / "found.json").read_text())
+    jsonschema.validate(tree, json.loads(SCHEMA.read_text()))
+    assert [one["layout"] for one in tree["rows"] if one["verdict"] == "wrong"] == ["padded left"]
+
+
+def test_a_wrong_gradient_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+    right = Qwen3ForCausalLM.forward
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = right(self, *args, **kwargs)
+        if kwargs.get("attention_mask") is not None:
+            found.logits = found.logits * 0.5 + 0.5 * found.logits.detach()
+        return found
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", wrong)
+    rows = {one.layout: one for one in checks.check_model(str(tmp_path)).rows}
+    assert rows["packed by position ids"].verdict == "right"
+    assert rows["padded right"].verdict == "wrong"
+    assert rows["padded right"].text.startswith("log-probs are right, the gradient of ")
+
+
+def test_a_model_that_raises_is_refused_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("not here")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    found = checks.check_model(str(tmp_path))
+    (row,) = [one for one in found.rows if one.verdict == "refused"]
+    assert (row.layout, row.text) == ("compiled", "NotImplementedError: not here")
+    assert found.exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["model", "hf"])
+def test_what_is_no_model_is_refused(name: str, tmp_path: Path) -> None:
+    asked = ["check", "hf:nobody/nothing"] if name == "hf" else ["check", "model", str(tmp_path / "nowhere")]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 2
+    assert "error: MODEL=" in done.output
