@@ -35,8 +35,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 HEAD = f"""# Architectures under the layouts of a trainer
 
 `regress check model` of transformers {transformers.__version__}: each family with its own defaults, cut to a few
-layers, with random weights, in float64 on a CPU. `wrong` is a log-prob or gradient that is not that of the sample alone;
-`refused` is an error of the model.
+layers, with random weights, in float64 on a CPU. `wrong` is a log-prob or gradient that is not that of the sample
+alone; `refused` is an error of the model.
 
 `python tests/unit/check/model_table.py` writes this page.
 
