@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "from_code",
+    "llms",
     "objectives",
 ]
 html_theme = "furo"

@@ -29,7 +29,10 @@ from tests.as_subtests import as_subtests
 from tests.docs.walking import Done, forked
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "AGENTS.md", "skills/regress/SKILL.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 GENERATED = ROOT / "docs" / "reference" / "generated"
 FENCE = re.compile(
     r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n\n?)?^```(?P<language>\w+)\n(?P<body>.*?)^```", re.M | re.S
@@ -149,7 +152,10 @@ def _parse(words: list[str]) -> None:
     command.make_parser(context).parse_args(words)
 
 
-SHARING = ("README.md", "docs/tutorial.md", "docs/howto/compare.md", "docs/howto/run-report.md")
+SHARING = (
+    *("README.md", "docs/tutorial.md", "docs/howto/compare.md", "docs/howto/run-report.md"),
+    "skills/regress/SKILL.md",
+)
 """Pages about the same recorded run: they share a directory, and a command that several of them show is run once."""
 
 
