@@ -46,7 +46,7 @@ class Session:
             )
         else:
             self.forwards = SoftmaxForwards(
-                anatomy, settings, self.precision, self._begin, self._held, self._reached
+                anatomy, settings, world, self.precision, self._begin, self._held, self._reached
             )
         self._micros: list[Micro] = []
         self._others: list[tuple[str, Pass]] = []

@@ -74,8 +74,8 @@ class SoftmaxCalls:
     """Sees the calls, while it is on.
 
     Attributes:
-        vocabularies: lengths that logits may have, uncropped.
-        weights: ids of the parameters of the model.
+        tables: shapes ``[V, H]`` of the model's embeddings, whose V logits may have: of whole weights, as a look-up
+            takes them, whatever a wrapper shards.
         embedded: is called with the token ids of a forward pass with gradients, as its embeddings look them up.
         seen: is called with rows and their logits, as they become log-probs; ``reached`` with rows, as a backward pass
             reaches them.
@@ -83,15 +83,14 @@ class SoftmaxCalls:
         computed: coarsest dtype that the trainer computes in.
     """
 
-    vocabularies: set[int]
-    weights: set[int]
+    tables: set[tuple[int, ...]]
     embedded: Callable[[Tensor], None]
     seen: Callable[[SeenRows, Tensor], None]
     reached: Callable[[SeenRows], None]
     following: Callable[[SeenRows], Tensor | None]
     computed: Callable[[], torch.dtype]
     active: bool = True
-    _table: int | None = None
+    _table: tuple[int, ...] | None = None
     _rows: dict[int, tuple[ReferenceType[Tensor], SeenRows]] = field(default_factory=dict)
     _readers: list[ReferenceType[_Read]] = field(default_factory=list)
     _asked: dict[int, tuple[ReferenceType[Tensor], Tensor]] = field(default_factory=dict)
@@ -141,11 +140,13 @@ class SoftmaxCalls:
     def _look_up(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         ids = args[0] if args else kwargs.get("input")
         weight = args[1] if len(args) > 1 else kwargs.get("weight")
-        if not isinstance(ids, Tensor) or id(weight) not in self.weights or ids.dim() not in (1, 2):
+        if not isinstance(ids, Tensor) or not isinstance(weight, Tensor) or ids.dim() not in (1, 2):
             return
-        self._table = id(weight) if self._table is None else self._table  # the first; others hold positions
-        if id(weight) == self._table and ids.numel():
-            self.embedded(ids)
+        shape = tuple(weight.shape)
+        if shape in self.tables and ids.numel():
+            self._table = shape if self._table is None else self._table  # the first; others hold positions
+            if shape == self._table:
+                self.embedded(ids)
 
     def _softmax(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         logits = args[0] if args else kwargs.get("input")
@@ -192,7 +193,7 @@ class SoftmaxCalls:
 
     def _is_vocabulary(self, logits: Tensor) -> bool:
         width = logits.shape[-1] if logits.dim() in (2, 3) else 0
-        return any(_CROPPED * size <= width <= size for size in self.vocabularies)
+        return any(_CROPPED * size <= width <= size for size, *_ in self.tables)
 
     def read(self, found: SeenRows, values: Tensor, gradient: Tensor) -> None:
         """Read the gradient of rows of logits."""

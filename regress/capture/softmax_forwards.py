@@ -19,6 +19,7 @@ from regress.capture.precision import Precision
 from regress.capture.settings import Settings, segment_keys
 from regress.capture.softmax_calls import SeenRows, SoftmaxCalls, SoftmaxMode
 from regress.capture.softmax_passes import SoftmaxPass
+from regress.capture.world import World
 from regress.errors import CaptureError
 
 
@@ -34,6 +35,7 @@ class SoftmaxForwards:
 
     anatomy: Anatomy
     settings: Settings
+    world: World
     precision: Precision
     begin: Callable[[], bool]
     opened: Callable[[SoftmaxPass], None]
@@ -60,11 +62,12 @@ class SoftmaxForwards:
                     f"record({name}=...) takes hooks on the last hidden state, and {type(root).__name__} is read from "
                     "its logits: name both modules with record(decoder=..., head=...)"
                 )
-        sizes = {module.num_embeddings for module in root.modules() if isinstance(module, nn.Embedding)}
-        weights = {id(p) for p in root.parameters()}
-        calls = SoftmaxCalls(
-            sizes, weights, self._embedded, self._seen, self._read, self._following, self._computed
-        )
+        tables: set[tuple[int, ...]] = {
+            (module.num_embeddings, module.embedding_dim)
+            for module in root.modules()
+            if isinstance(module, nn.Embedding)
+        }
+        calls = SoftmaxCalls(tables, self._embedded, self._seen, self._read, self._following, self._computed)
         self._calls = calls
         with ExitStack() as stack:
             before = root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True)
@@ -106,6 +109,7 @@ class SoftmaxForwards:
         if self._calls is not None:
             self._calls.forget()
         root, settings = self.anatomy.root, self.settings
+        self.world.look(root)
         arguments = self._outer or {"input_ids": ids}
         try:
             found = arrangement_of(arguments, settings.finders, pad_token(root))

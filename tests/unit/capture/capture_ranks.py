@@ -36,6 +36,10 @@ def averaged_loss(ranks: int) -> Callable[[Tensor, dict[str, Tensor], int], Tens
     return loss
 
 
+WAY: list[str | None] = [None]
+"""Where `record` reads: its argument ``read_from``."""
+
+
 def train(
     folder: Path, model: nn.Module, parallel: nn.Module, *, data: int, index: int, clip: float | None = 0.1
 ) -> None:
@@ -44,7 +48,7 @@ def train(
     from regress import record
 
     rows, loss = rows_of(index, data), averaged_loss(data)
-    with record(folder, model, token_gradient=True):
+    with record(folder, model, token_gradient=True, read_from=WAY[0]):
         for _ in steps(parallel, samples=rows, accumulation=2, loss=loss, updates=2, clip=clip):
             pass
 
@@ -178,5 +182,7 @@ JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, fsdp2_head, hsdp, t
 
 
 def on_rank(job: str, folder: Path) -> None:
+    job, _, way = job.partition(" from ")
+    WAY[0] = way or None
     JOBS[job](folder, distributed.get_rank(), distributed.get_world_size())
     distributed.barrier()
