@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.findings import Finding, settle, told, without_carried
@@ -31,12 +32,17 @@ from regress.compare.dumps.units import compare_unit
 from regress.compare.dumps.weight_distance import spread, weight_distances
 from regress.compare.quantities import QUANTITIES, source_or_other
 from regress.compare.single import SingleUnit, check_single
-from regress.compare.verdicts.sequence import in_order
+from regress.compare.verdicts.sequence import Verdicts, in_order
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.sources import spans_of
 from regress.errors import CompareError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _OF_LOGITS = frozenset(("log_probs", "entropy"))
+_SHOWN = 8
+"""Most tensors that a notebook shows."""
 Scales: TypeAlias = Mapping[tuple[str, str], float]
 Job: TypeAlias = tuple[AnyUnit, Scales | None]
 Engine: TypeAlias = Callable[[Sequence[Job]], Iterable[list[Finding]]]
@@ -81,6 +87,24 @@ class Comparison:
         if self.failed:
             return 1
         return 2 if self.problems or not self.compared else 0
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a DataFrame with a row for each verdict, in the order of computation, as `Verdicts.to_frame` does."""
+        return Verdicts(self.verdicts).to_frame()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the result in a line, and the first tensors that differ."""
+        word = {
+            0: "equal within tolerance",
+            1: f"{len(self.failed)} of {len(self.verdicts)} verdicts are not ok",
+        }
+        line = escape(
+            f"{self.golden} and {self.actual}: {word.get(self.exit_code, 'not all could be compared')}"
+        )
+        shown = ["status", "quantity", "name", "step", "rank", "micro", "multiple", "worst_where", "detail"]
+        frame = Verdicts(self.failed[:_SHOWN]).to_frame()[shown]
+        lines = [f"<p>{escape(text)}</p>" for text in self.problems[:_SHOWN]]
+        return "".join([f"<p>{line}</p>", frame.to_html(index=False) if len(frame) else "", *lines])
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict of strict JSON values, but for the numbers of verdicts, which may be infinite."""
