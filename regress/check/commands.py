@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from regress.choice import Choice
-from regress.dump.outputs import Output, errors_written, json_option, write_output
+from regress.dump.outputs import LocalFolder, Output, errors_written, json_option, write_output
 from regress.errors import ConfigError
 from regress.printed import echo
 
@@ -152,9 +152,7 @@ def model(ctx: click.Context, name: str, seed: int, json_file: Output | None) ->
 @click.option(
     "--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds of a run."
 )
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path), help="Keeps the runs; by default none is."
-)
+@click.option("--folder", type=LocalFolder(), help="Keeps the runs; by default none is.")
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND", required=True)
 @click.pass_context

@@ -26,11 +26,10 @@ _WORDS: Mapping[str, str] = {
     "weights": "the weights before the step",
     "moments": "the state of the optimizer",
     "rates": "the learning rate",
-    "random": "the random numbers of torch",
-    "gradients": "the gradients: the data, or random numbers of another source",
+    "gradients": "the gradients: the data, or random numbers",
     "updated": "the weights after the step",
 }
-"""What is logged of a step, in the order in which it is made."""
+"""What is compared of a step, in the order in which it is made."""
 Step = Mapping[str, Any]
 
 
@@ -191,7 +190,7 @@ class _Runner:
 
     def stopped(self, name: str, after: int, by: signal.Signals) -> None:
         """Run until a step, and stop it there."""
-        self._run(name, (), {"REGRESS_STOP_AFTER": str(after), "REGRESS_STOP_SIGNAL": str(int(by))})
+        self._run(name, (), {"GRPO_REGRESS_STOP_AFTER": str(after), "GRPO_REGRESS_STOP_SIGNAL": str(int(by))})
 
     def _run(
         self, name: str, more: Sequence[str], environ: Mapping[str, str]
@@ -202,7 +201,12 @@ class _Runner:
         log.mkdir()
         hooks = str(Path(__file__).parent / "step_log")
         paths = [hooks, *filter(None, [os.environ.get("PYTHONPATH")])]
-        own = {**os.environ, **environ, "PYTHONPATH": os.pathsep.join(paths), "REGRESS_STEP_LOG": str(log)}
+        own = {
+            **os.environ,
+            **environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "GRPO_REGRESS_STEP_LOG": str(log),
+        }
         command = [part.replace(PLACE, str(place)) for part in (*self.command, *more)]
         with subprocess.Popen(
             command,

@@ -51,22 +51,19 @@ class _AfterTorch(MetaPathFinder, Loader):
 class _Log:
     def __init__(self) -> None:
         rank = environ.get("RANK", "0")
-        self._path = Path(environ["REGRESS_STEP_LOG"]) / f"rank{rank}.jsonl"
-        self._stop = int(environ.get("REGRESS_STOP_AFTER", "0")) if rank == "0" else 0
+        self._path = Path(environ["GRPO_REGRESS_STEP_LOG"]) / f"rank{rank}.jsonl"
+        self._stop = int(environ.get("GRPO_REGRESS_STOP_AFTER", "0")) if rank == "0" else 0
         self._count = 0
         self._line: dict[str, Any] = {}
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note weights, gradients, moments, rates and random numbers before a step."""
-        import torch
-
+        """Note weights, gradients, moments and rates before a step."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._line = {
             "rates": [float(group.get("lr", 0.0)) for group in optimizer.param_groups],
             "weights": _hash(parameters),
             "moments": _hash(_moments(optimizer, parameters)),
             "gradients": _hash([p.grad for p in parameters if p.grad is not None]),
-            "random": _hash([torch.get_rng_state()]),
         }
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -79,7 +76,7 @@ class _Log:
             file.write(json.dumps(line) + "\n")
         self._count += 1
         if self._count == self._stop:
-            kill(getpid(), int(environ["REGRESS_STOP_SIGNAL"]))
+            kill(getpid(), int(environ["GRPO_REGRESS_STOP_SIGNAL"]))
 
 
 def _moments(optimizer: Any, parameters: Iterable[Any]) -> Iterator[Any]:
@@ -102,7 +99,7 @@ def _hash(tensors: Iterable[Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-if "REGRESS_STEP_LOG" in environ:
+if "GRPO_REGRESS_STEP_LOG" in environ:
     sys.meta_path.insert(0, _AfterTorch())
 sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 _own = sys.modules.pop(__name__, None)
