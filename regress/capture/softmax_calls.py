@@ -77,15 +77,15 @@ class SoftmaxCalls:
         tables: shapes ``[V, H]`` of the model's embeddings, whose V logits may have: of whole weights, as a look-up
             takes them, whatever a wrapper shards.
         embedded: is called with the token ids of a forward pass with gradients, as its embeddings look them up.
-        seen: is called with rows and their logits, as they become log-probs; ``reached`` with rows, as a backward pass
-            reaches them.
+        seen: is called with rows and their logits, as they become log-probs; returns whether they are to be read.
+        reached: is called with rows, as a backward pass reaches them.
         following: returns the token that follows each row ``[R]``, `UNKNOWN` where none does; None if nothing tells.
         computed: coarsest dtype that the trainer computes in.
     """
 
     tables: set[tuple[int, ...]]
     embedded: Callable[[Tensor], None]
-    seen: Callable[[SeenRows, Tensor], None]
+    seen: Callable[[SeenRows, Tensor], bool]
     reached: Callable[[SeenRows], None]
     following: Callable[[SeenRows], Tensor | None]
     computed: Callable[[], torch.dtype]
@@ -174,10 +174,10 @@ class SoftmaxCalls:
             found = SeenRows(tuple(logits.shape[:-1]), unknown, level)
             found.tell(self._told(logits))
             self._rows[id(logits)] = ref(logits), found
-            reader = _Read(self, found, logits.detach())
-            logits.register_hook(reader)
-            self._readers.append(ref(reader))
-            self.seen(found, logits)
+            if self.seen(found, logits):
+                reader = _Read(self, found, logits.detach())
+                logits.register_hook(reader)
+                self._readers.append(ref(reader))
         found.level = min(found.level, level)
         if level == LOSS:
             self._let_go(found)

@@ -46,6 +46,7 @@ class SoftmaxForwards:
     next_values: dict[str, Any] = field(default_factory=dict)
     _outer: dict[str, Any] = field(default_factory=dict)
     _calls: SoftmaxCalls | None = None
+    _looked_up: bool = True
     _outputs: list[tuple[ReferenceType[Tensor], SoftmaxPass]] = field(default_factory=list)
 
     @contextmanager
@@ -62,11 +63,12 @@ class SoftmaxForwards:
                     f"record({name}=...) takes hooks on the last hidden state, and {type(root).__name__} is read from "
                     "its logits: name both modules with record(decoder=..., head=...)"
                 )
-        tables: set[tuple[int, ...]] = {
-            (module.num_embeddings, module.embedding_dim)
-            for module in root.modules()
-            if isinstance(module, nn.Embedding)
-        }
+        modules = [module for module in root.modules() if isinstance(module, nn.Embedding)]
+        tables: set[tuple[int, ...]] = {(each.num_embeddings, each.embedding_dim) for each in modules}
+        self._looked_up = bool(modules)
+        if not modules:  # rows of a parameter, or products with it
+            matrices = (tuple(p.shape) for p in root.parameters() if p.dim() == 2)
+            tables = {max(matrices, default=(0, 0))}
         calls = SoftmaxCalls(tables, self._embedded, self._seen, self._read, self._following, self._computed)
         self._calls = calls
         with ExitStack() as stack:
@@ -86,6 +88,8 @@ class SoftmaxForwards:
         if self._looks():
             self._outer = arguments_of(module, args, kwargs)
             self.precision.begin(module)
+            if not self._looked_up and torch.is_grad_enabled():
+                self._embedded(None)
 
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
         self.precision.end()
@@ -101,8 +105,8 @@ class SoftmaxForwards:
             self._outputs.append((ref(logits), self.latest))
             self._calls.returned(logits)
 
-    def _embedded(self, ids: Tensor) -> None:
-        """Open a pass: token ids are looked up, with gradients."""
+    def _embedded(self, ids: Tensor | None) -> None:
+        """Open a pass: token ids are looked up, with gradients; None if only the arguments tell them."""
         if not self._looks() or not self.begin():
             self.latest = None
             return
@@ -114,7 +118,7 @@ class SoftmaxForwards:
         try:
             found = arrangement_of(arguments, settings.finders, pad_token(root))
         except CaptureError:
-            if settings.finders.input_ids is not None:
+            if settings.finders.input_ids is not None or ids is None:
                 raise
             found = arrangement_of({**arguments, "input_ids": ids}, settings.finders, pad_token(root))
         samples = (
@@ -125,13 +129,14 @@ class SoftmaxForwards:
         )
         self.opened(self.latest)
 
-    def _seen(self, rows: SeenRows, logits: Tensor) -> None:
+    def _seen(self, rows: SeenRows, logits: Tensor) -> bool:
         whole = logits if logits._base is None else logits._base
         owner = next((p for output, p in self._outputs if output() is whole), self.latest)
         if owner is not None:
             self.precision.look(logits, self.anatomy.root)
             owner.seen.append(rows)
             rows.owner = owner
+        return owner is not None
 
     def _read(self, rows: SeenRows) -> None:
         owner: SoftmaxPass | None = rows.owner

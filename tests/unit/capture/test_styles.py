@@ -177,6 +177,33 @@ def test_metrics_without_gradients_are_no_rows_of_the_loss(tmp_path: Path) -> No
     assert found.exit_code == 0
 
 
+class Bare(Model):
+    """Embeddings that are rows of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(self.table.weight.detach().clone())
+        del self.table
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``[B, T]`` to ``[B, T, V]``."""
+        return self.out(self.blocks(self.rows[tokens]))  # type: ignore[no-any-return]
+
+
+def test_embeddings_may_be_rows_of_a_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STYLES, "bare", (Bare, STYLES["gather"][1]))
+    sides = [tmp_path / str(size) for size in (8, 2)]
+    for folder in sides:
+        train(folder, "bare", int(folder.name))
+    assert compare_dumps(*map(str, sides)).exit_code == 0
+
+
+def test_steps_that_are_left_out_are_not_read(tmp_path: Path) -> None:
+    train(tmp_path / "a", "gather", 4, updates=4, every_n_steps=2)
+    names = [name for name in DumpReader(tmp_path / "a").names() if name.startswith("forward_data")]
+    assert sorted({name.split("_")[2] for name in names}) == ["000000", "000002"]
+
+
 def test_passes_may_run_before_any_loss(tmp_path: Path) -> None:
     def recorded(folder: Path, first_all: bool) -> Path:
         model, rows = Model(), samples()
