@@ -153,14 +153,16 @@ class _Results:
             yield "it returns the loss of each token: how they are averaged was not seen"
         if self.wrong:
             return
-        off = [float(self.search.beside(run, GRADIENT).off.max()) for run in self.runs]
-        if off and max(off) > _EXACT:
-            cause = self.search.cause(self.runs, GRADIENT)
-            yield (
-                f"its gradient is that of {cause}, which hardly differs"
-                if cause
-                else (f"its gradient differs by {max(off):.1e} of the objective's, as in float32")
-            )
+        found = [self.search.beside(run, GRADIENT) for run in self.runs]
+        off = max((float(one.off.max()) for one in found), default=0.0)
+        if off <= _EXACT:
+            return
+        cause = None if any(one.in_float32 for one in found) else self.search.cause(self.runs, GRADIENT)
+        yield (
+            f"its gradient is that of {cause}, which hardly differs"
+            if cause
+            else (f"its gradient differs by {off:.1e} of the objective's, as in float32")
+        )
 
     def departures(self) -> Iterator[str]:
         """Yield what the function does in place of the objective."""

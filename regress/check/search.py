@@ -28,8 +28,8 @@ from regress.grpo.presets import PRESETS
 
 FLOAT32 = 1e-5
 """Largest difference, relative to the value, that is called rounding of float32."""
-_EXACT = 1e-7
-"""Largest relative difference of values that are the same formula's."""
+_EXACT, _COARSE = 1e-7, 3e-5
+"""Largest relative differences of values that are the same formula's, in float64, and in float32."""
 _CLOSEST = 12
 """Changes that are tried together with every other: those that leave the fewest places unexplained."""
 Run = tuple[Batch, Result]
@@ -37,17 +37,27 @@ Run = tuple[Batch, Result]
 
 @dataclass(frozen=True)
 class Beside:
-    """What the function gave on some batches beside what the objective gives, each in units of the objective's."""
+    """What the function gave on a batch beside what the objective gives, each in units of the objective's.
+
+    Attributes:
+        close: largest difference of values that are the same.
+    """
 
     formula: Formula
     quantity: str
     plain: Floats
     found: Floats
+    close: float = _EXACT
 
     @property
     def off(self) -> Floats:
         """Differences; NaN where the function gave NaN."""
         return np.abs(self.found - self.plain)
+
+    @property
+    def in_float32(self) -> bool:
+        """True if the function computed in float32."""
+        return self.close == _COARSE
 
     @property
     def right(self) -> bool:
@@ -58,7 +68,8 @@ class Beside:
         """Return True if these values are the function's."""
         if values is None or values.shape != self.found.shape:
             return False
-        return same(self.found, values) or bool(np.abs(values - self.found).max() <= _EXACT)
+        off = np.abs(values - self.found) / np.maximum(1.0, np.abs(values))
+        return same(self.found, values) or bool(off.max() <= self.close)
 
     def factor(self) -> float | None:
         """Return what the objective is multiplied by, None where that is no one number."""
@@ -97,7 +108,9 @@ class Search:
         given = result.gradient if quantity == GRADIENT else result.value
         found = given.flatten() / expected.scale[quantity]
         plain = own.compute(own.inputs, own.settings)[quantity]
-        return Beside(replace(own, choices=choices), quantity, plain.numpy(), found.numpy())
+        single = torch.equal(given, given.float().double()) and not torch.equal(given, given.round())
+        close = _COARSE if single else _EXACT
+        return Beside(replace(own, choices=choices), quantity, plain.numpy(), found.numpy(), close)
 
     def cause(self, runs: Sequence[Run], quantity: str) -> str | None:
         """Return the simplest change of the objective that gives what the function gave on all batches, in words.
@@ -121,7 +134,8 @@ class Search:
             return f"the objective {found[0].words}"
         factors = [one.factor() for one in all_of_them]
         if factors[0] is not None and all(
-            one is not None and abs(one - factors[0]) < 1e-6 for one in factors
+            one is not None and abs(one - factors[0]) < all_of_them[0].close * abs(factors[0])
+            for one in factors
         ):
             return f"the objective times {factors[0]:.6g}"
         return _preset(all_of_them) or _pair(all_of_them, screen, changes)

@@ -146,6 +146,26 @@ def test_a_packed_row_whose_boundaries_are_ignored_departs() -> None:
     assert found.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    "fault", ["k1", "token mean", "divided by four", "mask off by one", "two", "maximum"]
+)
+def test_a_wrong_loss_in_float32_is_told_as_well(fault: str) -> None:
+    def loss(
+        logps: Tensor,
+        old_logps: Tensor,
+        ref_logps: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        beta: float,
+        epsilon: float,
+    ) -> Tensor:
+        single = (each.float() for each in (logps, old_logps, ref_logps, advantages, mask))
+        return losses.faulty(*single, beta, epsilon, fault)
+
+    (said,) = check_objective(loss, "grpo").departures
+    assert FAULTS[fault] in said
+
+
 def test_float32_inside_is_a_note() -> None:
     (note,) = check_objective(losses.single, "dapo").notes
     assert note.endswith("as in float32")
