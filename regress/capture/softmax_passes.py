@@ -296,7 +296,7 @@ def _end(row: Ints, filler: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Values:
-    """What rows tell of the tokens of a layout, ``[B, T]`` each."""
+    """Hold the values of a layout's tokens, ``[B, T]`` each, that rows tell."""
 
     targets: TokenLayout
     of_tokens: dict[str, Array]

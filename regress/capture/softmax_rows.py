@@ -31,7 +31,7 @@ _CANDIDATES = 3
 
 @dataclass(frozen=True)
 class SoftmaxRows:
-    """What rows of logits and their gradient tell, ``[R]`` each.
+    """Hold targets and derivatives read from rows of logits and their gradient, ``[R]`` each.
 
     Attributes:
         targets_R: told, or found in a row with a gradient; `UNKNOWN` elsewhere.

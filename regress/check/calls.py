@@ -41,8 +41,8 @@ class Form:
 
     def shape(self, term: str) -> str:
         """Return the shape of a term, for people."""
-        if term in ("rewards", "groups", "lengths"):
-            return "[N]"
+        if term in ("rewards", "groups", "lengths", "cu_seqlens"):
+            return "[N + 1]" if term == "cu_seqlens" else "[N]"
         if term == "advantages" and self.advantages != "token":
             return {"sample": "[N]", "column": "[N, 1]"}[self.advantages]
         return {ROWS: "[N, T]", FLAT: "[K]", PACKED: "[1, tokens]"}[self.layout]
@@ -50,7 +50,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Result:
-    """What a call gave.
+    """Hold the loss and the gradient of a call.
 
     Attributes:
         value: [] the loss, or its token losses [N, T], 0 where nothing was asked for.

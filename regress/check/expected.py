@@ -1,4 +1,4 @@
-"""What an objective makes of a batch, as a formula whose settings, inputs and operations can be changed."""
+"""Evaluate an objective on a batch, as a formula whose settings, inputs and operations can be changed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,6 @@ def _each(batch: Batch, sequence: Tensor, denominator: float | Tensor) -> Tensor
 
 
 _WEIGHTS: Mapping[str, _Weights] = {
-    "a_sum_over_tokens": lambda batch, sequence: _each(batch, sequence, 1),
     "a_division_by_the_longest_completion,_as_a_mean_over_all_places_has_it": lambda batch, sequence: _each(
         batch, sequence, batch.mask.numel()
     ),
@@ -130,7 +129,7 @@ _WEIGHTS: Mapping[str, _Weights] = {
         batch, sequence, float(torch.bincount(batch.groups).max())
     ),
 }
-"""What people divide by, by name: weights of loss tokens, [K]."""
+"""Denominators that people take, by name, as weights of loss tokens, [K]."""
 
 
 def _shifted(by: int) -> Callable[[Batch, Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""What a check found, as text and JSON."""
+"""Show the findings of a check as text and JSON."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _WORDS: Mapping[str, str] = {
     "gradients": "the gradients: the data, or random numbers",
     "updated": "the weights after the step",
 }
-"""What is compared of a step, in the order in which it is made."""
+"""Compared parts of a step, in the order in which they are made."""
 Step = Mapping[str, Any]
 
 

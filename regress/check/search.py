@@ -37,7 +37,7 @@ Run = tuple[Batch, Result]
 
 @dataclass(frozen=True)
 class Beside:
-    """What the function gave on a batch beside what the objective gives, each in units of the objective's.
+    """Hold the function's values on a batch beside the objective's, in units of the latter.
 
     Attributes:
         close: largest difference of values that are the same.
@@ -115,7 +115,7 @@ class Search:
     def cause(self, runs: Sequence[Run], quantity: str) -> str | None:
         """Return the simplest change of the objective that gives what the function gave on all batches, in words.
 
-        Of several that give its gradient, one that gives its value, too, is preferred.
+        A change that gives its value, too, comes before others that give its gradient.
         """
         all_of_them = [self.beside(run, quantity) for run in runs]
         losses = [self.beside(run, LOSS) for run in runs]

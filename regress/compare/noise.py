@@ -18,7 +18,7 @@ _MEASURED = (Status.DRIFT, Status.OK)
 
 @dataclass(frozen=True)
 class _Noise:
-    """What two recordings of a baseline differ by.
+    """Measure how far two recordings of a baseline lie apart.
 
     Attributes:
         relative: quantity -> largest error over the scale of its tensor.

@@ -54,7 +54,7 @@ def test_training_is_the_same_bit_for_bit(
 
 
 def named(folder: Path, style: str, fault: str) -> str:
-    """What the command says of a fault, on one line."""
+    """Return the output of the command on a fault, on one line."""
     train(folder / "right", style, 4, tapped=True)
     train(folder / "wrong", style, 4, fault, tapped=True)
     done = CliRunner().invoke(main, ["compare", str(folder / "right"), str(folder / "wrong")])
@@ -187,7 +187,8 @@ class Bare(Model):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``[B, T]`` to ``[B, T, V]``."""
-        return self.out(self.blocks(self.rows[tokens]))  # type: ignore[no-any-return]
+        logits: Tensor = self.out(self.blocks(self.rows[tokens]))
+        return logits
 
 
 def test_embeddings_may_be_rows_of_a_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +300,7 @@ def test_what_takes_hidden_states_is_refused(tmp_path: Path, option: dict[str, A
 
 
 @pytest.mark.parametrize("find", [lambda: None, lambda a, b: a], ids=["none", "two"])
-def test_a_finder_that_cannot_be_called_is_refused_at_once(tmp_path: Path, find: object) -> None:
+def test_a_finder_that_cannot_be_called_is_refused_at_once(tmp_path: Path, find: Any) -> None:
     refused = pytest.raises(CaptureError, match=r"record\(attention_mask=.*a function of all of them")
-    with refused, record(tmp_path / "a", Model(), attention_mask=find):  # type: ignore[arg-type]  # that is the test
+    with refused, record(tmp_path / "a", Model(), attention_mask=find):
         pass

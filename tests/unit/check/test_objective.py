@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -150,17 +151,10 @@ def test_a_packed_row_whose_boundaries_are_ignored_departs() -> None:
     "fault", ["k1", "token mean", "divided by four", "mask off by one", "two", "maximum"]
 )
 def test_a_wrong_loss_in_float32_is_told_as_well(fault: str) -> None:
-    def loss(
-        logps: Tensor,
-        old_logps: Tensor,
-        ref_logps: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        beta: float,
-        epsilon: float,
-    ) -> Tensor:
-        single = (each.float() for each in (logps, old_logps, ref_logps, advantages, mask))
-        return losses.faulty(*single, beta, epsilon, fault)
+    @wraps(losses.faulty)
+    def loss(**given: Any) -> Tensor:
+        single = {name: each.float() if isinstance(each, Tensor) else each for name, each in given.items()}
+        return losses.faulty(**{**single, "fault": fault})
 
     (said,) = check_objective(loss, "grpo").departures
     assert FAULTS[fault] in said
