@@ -307,7 +307,7 @@ def train(
 
 
 FAULTS = {
-    "mask off by one": "(rule explained; because token_gradient breaks",
+    "mask off by one": "the losses are not the same; mask: ",
     "truncated rows counted": "21 tokens of 6 samples have a gradient",
     "population deviation": "(rule advantage-scale;",
     "another sample": "(rule advantage-groups;",
