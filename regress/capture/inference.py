@@ -150,7 +150,8 @@ def _live(found: Arrangement, row: int) -> list[tuple[int, int]]:
             f"row {row} of input_ids {'starts' if ends[0] else 'ends'} with the padding token "
             f"{found.pad_token_id} and no "
             "attention mask tells whether it is padding: pass one to the model, or name it with "
-            'record(attention_mask=...), or say record(pad_token_id="none") if every token counts'
+            'record(attention_mask=...), or say record(pad_token_id="none") if every token counts, or '
+            'record(read_from="logits") to find padding by what the loss trains on'
         )
     return [(0, ids.size)] if ids.size else []
 

@@ -59,14 +59,15 @@ class SeenRows:
     owner: Any = None
     rows: SoftmaxRows | None = None
 
-    def tell(self, targets: Any) -> None:
-        """Take the tokens that the trainer asked for, if there is one for each row."""
+    def tell(self, targets: Any, ignored: int = UNKNOWN) -> None:
+        """Take the tokens that the trainer asked for, if there is one for each row; an ignored one is unknown."""
         if (
             isinstance(targets, Tensor)
             and not targets.is_floating_point()
             and targets.numel() == len(self.targets)
         ):
-            self.targets = targets.detach().reshape(-1).to(torch.int64)
+            told = targets.detach().reshape(-1).to(torch.int64)
+            self.targets = told.masked_fill(told == ignored, UNKNOWN)
 
 
 @dataclass(eq=False)
@@ -157,7 +158,8 @@ class SoftmaxCalls:
         logits = self._base_of(logits)
         found = self._watched(logits, LOSS if torch.is_grad_enabled() else QUIET)
         if function is functional.cross_entropy:
-            found.tell(args[1] if len(args) > 1 else kwargs.get("target"))
+            ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
+            found.tell(args[1] if len(args) > 1 else kwargs.get("target"), ignored)
         elif isinstance(result, Tensor):
             self._rows[id(result)] = ref(result), found
 

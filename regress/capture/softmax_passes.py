@@ -96,10 +96,11 @@ class SoftmaxPass:
     @property
     def fillers(self) -> Counter[int]:
         """Token that a row ends with behind the last one that is trained on -> how often it stands there."""
-        ids, found = self.found.input_ids, Counter[int]()
+        ids, found = _extended(self.found.input_ids, self.groups, None), Counter[int]()
         for row, last in zip(ids, _last_trained(ids, self.groups), strict=True):
-            tail = row[last + 1 :][::-1] if last else row[:0]
-            found[int(row[-1])] += next((n for n, token in enumerate(tail) if token != row[-1]), len(tail))
+            told = row[row != UNKNOWN]
+            tail = told[last + 1 :][::-1] if last else told[:0]
+            found[int(told[-1])] += next((n for n, token in enumerate(tail) if token != told[-1]), len(tail))
         return found
 
     def placed(self, filler: int | None) -> Pass:

@@ -49,6 +49,7 @@ class Updates:
     _norm: float | None = None
     _limit: float | None = None  # of the norm that the trainer allows
     _done: set[str] = field(default_factory=set)
+    _told: dict[str, dict[str, Any]] = field(default_factory=dict)  # setting -> parameter -> value
 
     def dropped(self) -> bool:
         """Return True if gradients were measured or clipped and are gone, and no optimizer has stepped."""
@@ -166,16 +167,23 @@ class Updates:
                 for key, value in optimizer.state.get(p, {}).items()
                 if isinstance(value, Tensor | int | float)
             }
-            told: dict[str, Any] = {"learning_rates": _rates(optimizer, named), **_settings(optimizer, named)}
-            if self._limit is not None:
-                told["max_grad_norm"] = self._limit
-            self._emit_parts("optimizer", state, told)
+            for key, values in _settings(optimizer, named).items():
+                self._told.setdefault(key, {}).update(values)
+            self._emit_parts("optimizer", state)
+        elif self._told:
+            self.emit("optimizer", {}, self._settings_of_step())
+
+    def _settings_of_step(self) -> dict[str, Any]:
+        """Return settings of all optimizers of the step: one value, or where parameters differ one for each name."""
+        rates: Any = self._told.pop("learning_rates", {})
+        told = {"learning_rates": rates, **{key: _one(values) for key, values in self._told.items()}}
+        return told if self._limit is None else {**told, "max_grad_norm": self._limit}
 
     def finished(self) -> None:
         """End the step."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
         self._limit = None
-        self._before = {}
+        self._before, self._told = {}, {}
         self._done = set()
 
     def _gradients(self) -> dict[str, Tensor]:
@@ -220,28 +228,29 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
         ) from None
 
 
-def _rates(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, float]:
-    """Return the learning rate of each of these parameters."""
+_SETTINGS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+"""Settings of AdamW."""
+
+
+def _settings(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return class, learning rate and settings of an optimizer for each of these parameters."""
     names = {id(p): name for name, p in named.items()}
-    rates = [(group.get("lr"), p) for group in optimizer.param_groups for p in group["params"]]
-    return {names[id(p)]: float(rate) for rate, p in rates if rate is not None and id(p) in names}
+    found: dict[str, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        own = [names[id(p)] for p in group["params"] if id(p) in names]
+        told = {key: plain_number(group[key]) for key in _SETTINGS if group.get(key) is not None}
+        told["optimizer_type"] = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        if group.get("lr") is not None:
+            told["learning_rates"] = float(group["lr"])
+        for key, value in told.items():
+            found.setdefault(key, {}).update(dict.fromkeys(own, value))
+    return {key: values for key, values in found.items() if values}
 
 
-_ADAM = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
-
-
-def _settings(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return class and settings of an optimizer, those of AdamW by the name of each parameter."""
-    found: dict[str, Any] = {"optimizer_type": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
-    names = {id(p): name for name, p in named.items()}
-    for key in _ADAM:
-        values = [(group.get(key), p) for group in optimizer.param_groups for p in group["params"]]
-        told = {names[id(p)]: plain_number(v) for v, p in values if v is not None and id(p) in names}
-        if told and len({str(value) for value in told.values()}) == 1:
-            found[key] = next(iter(told.values()))
-        elif told:
-            found[key] = told
-    return found
+def _one(values: Mapping[str, Any]) -> Any:
+    """Return the value that all parameters share, else the mapping."""
+    first = next(iter(values.values()))
+    return first if all(value == first for value in values.values()) else dict(values)
 
 
 def plain_number(value: Any) -> Any:

@@ -225,7 +225,7 @@ class Recorded:
     def optimizer(self, at: At) -> Optimizer | None:
         """Return how the optimizer made an update; None if it is none that the engine has, or was not recorded."""
         metas = [record.meta for record in self._records("optimizer", at)]
-        if not metas or any(meta.get("optimizer_type") not in ADAMW for meta in metas):
+        if not metas or any(str(meta.get("optimizer_type")) not in ADAMW for meta in metas):
             return None
         rates: dict[str, float] = {}
         settings: dict[str, Any] = {}

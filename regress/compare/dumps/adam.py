@@ -54,13 +54,13 @@ class Adam:
 
         What is recorded so was clipped before: the moments are those of the gradients as they were used.
         """
-        rates, kind = meta.get("learning_rates"), str(meta.get("optimizer_type")).rpartition(".")[2].lower()
-        if kind not in ("adam", "adamw") or not isinstance(rates, Mapping):
+        kind, rate, betas, eps, *other = (
+            value.get(name) if isinstance(value := meta.get(key), Mapping) else value
+            for key in ("optimizer_type", "learning_rates", "betas", "eps", "amsgrad", "maximize")
+        )
+        if str(kind).rpartition(".")[2].lower() not in ("adam", "adamw") or any(other):
             return None
-        if meta.get("amsgrad") or meta.get("maximize"):
-            return None
-        told = {"learning_rate": rates.get(name), "betas": meta.get("betas"), "eps": meta.get("eps")}
-        return cls.of({"optimizer": told})
+        return cls.of({"optimizer": {"learning_rate": rate, "betas": betas, "eps": eps}})
 
     @property
     def most(self) -> float:
