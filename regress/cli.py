@@ -10,12 +10,17 @@ import click
 from rich.console import Console
 
 from regress import __version__
+from regress.choice import Choice
 from regress.command_group import Commands, FriendlyGroup, renamed
-from regress.dump.outputs import Output, errors_written, json_option, write_output
+from regress.dump.location import Location
+from regress.dump.outputs import Output, OutputFolder, errors_written, json_option, write_output
 from regress.engine.config.flags import CommandWithFlags
+from regress.errors import ConfigError
 from regress.golden.options import code_option
 from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
 from regress.printed import echo
+from regress.progress import progress
+from regress.redaction import redacted_url
 from regress.report.judge_options import json_calls_option, json_file_option
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
@@ -136,7 +141,7 @@ def train(
 
 @main.group()
 def dump() -> None:
-    """Show and check recorded tensors."""
+    """Show, check and copy recorded tensors."""
 
 
 @dump.command()
@@ -195,6 +200,38 @@ def check(ctx: click.Context, path: str, json_file: Output | None, json_calls: O
         echo(report.title)
         write_report_files(report, json_file, json_calls)
     ctx.exit(report.exit_code)
+
+
+@dump.command()
+@click.argument("path", metavar="DUMP")
+@click.argument("target", metavar="FOLDER", type=OutputFolder())
+@click.option("--redact", is_flag=True, help="Hash token ids, texts, and names of parameters and modules.")
+@click.option(
+    "--key",
+    metavar="TEXT",
+    help="Secret of the hashes: dumps that are exported with one key can be compared. By default it is drawn.",
+)
+@click.option("--format", type=Choice(("safetensors", "pt", "jsonl")), help="By default that of the dump.")
+def export(path: str, target: Location, redact: bool, key: str | None, format: str | None) -> None:
+    """Copy a dump to another folder, to send it to somebody.
+
+    \b
+    regress dump export outputs/demo/debug_dump /tmp/case --redact
+    regress dump export A /tmp/a --redact --key "$SECRET"
+    regress dump export B /tmp/b --redact --key "$SECRET"
+    regress compare /tmp/a /tmp/b                            as A and B compare
+
+    With --redact shapes, places and numbers stay, weights and rewards, too. Nonzero rows of an embedding's gradient
+    still tell how many tokens there are, not which.
+    """
+    from regress.dump.redacted_copy import Redaction, copy_dump
+
+    if key is not None and not redact:
+        raise ConfigError("--key is for hashes, which only --redact makes: give both")
+    change = Redaction(key) if redact else None
+    with progress("copying") as bar:
+        count = copy_dump(path, target, change, format=format, advance=bar.advance)
+    echo(f"{count} records: {redacted_url(str(target))}")
 
 
 @dump.command()

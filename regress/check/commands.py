@@ -116,10 +116,13 @@ def loss(
 @check.command()
 @click.argument("name", metavar="MODEL")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and samples.")
+@click.option(
+    "--real-weights", is_flag=True, help="Take the weights of the first layers from the checkpoint."
+)
 @json_option
 @click.pass_context
-def model(ctx: click.Context, name: str, seed: int, json_file: Output | None) -> None:
-    """Check an architecture under padding, packing, checkpointing, a compiler and generation.
+def model(ctx: click.Context, name: str, seed: int, real_weights: bool, json_file: Output | None) -> None:
+    """Check an architecture under padding, packing, checkpointing, a compiler, generation and two ranks.
 
     \b
     regress check model outputs/demo/final
@@ -127,14 +130,14 @@ def model(ctx: click.Context, name: str, seed: int, json_file: Output | None) ->
     regress check hf:Qwen/Qwen3-0.6B            the configuration is downloaded, the weights are not
 
     The model is cut to a few layers, one of each kind, with random weights, in float64. Log-probs and gradients of four
-    samples are compared with those of each sample alone.
+    samples are compared with those of each sample alone. `pytest --regress-model MODEL` has a test for each layout.
 
     Exit codes: 0 no layout is wrong, 1 some are, 2 there is no such model. A layout that the model refuses is no error.
     """
     from regress.check.model import ModelCheck, check_model
 
     with errors_written(lambda error: ModelCheck(name, error=error).dumps(), json_file):
-        found = check_model(name, seed=seed)
+        found = check_model(name, seed=seed, real_weights=real_weights)
     echo(found.to_text())
     if json_file is not None:
         write_output(json_file, found.dumps())

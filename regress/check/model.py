@@ -1,24 +1,24 @@
 """Check an architecture under the layouts of a trainer, in float64: each sample as if it were alone.
 
-The model is cut to a few layers, one of each kind, and has random weights; nothing is downloaded but a configuration.
+The model is cut to a few layers, one of each kind. Its weights are random, and nothing is downloaded but a
+configuration; or they are those of its first layers.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from regress.check.model_layouts import LAYOUTS, LENGTHS, Measured, alone, measure
 from regress.check.report import SCHEMA_VERSION
 from regress.engine.hub import local_folder
 from regress.engine.precision import true_float64
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
 LAYERS = 2
 """Fewest layers that a model is cut to."""
-_LENGTHS = (5, 9, 3, 7)
 _EXACT = 1e-9
 """Largest relative difference of two layouts of one computation in float64."""
 TOKENS = 512
@@ -87,48 +86,68 @@ class ModelCheck:
         return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Log-probs of each sample's tokens but the first, and gradients of their weighted sum by parameter."""
-
-    log_probs: list[Tensor]
-    gradients: Mapping[str, Tensor]
-
-
-Log = list[Tensor]
-Layout = Callable[["PreTrainedModel", Sequence[Tensor]], Log]
-
-
-def check_model(name: str, *, seed: int = 0) -> ModelCheck:
-    """Check a model under padding, packing, microbatches, checkpointing, a compiler, generation before, and saving.
+class Architecture:
+    """A model cut to a few layers, its samples, and what each of these gives alone.
 
     Args:
         name: ``hf:OWNER/NAME``, a folder with a config.json, or that file.
+        real_weights: take those of the first layers from the checkpoint.
 
     Raises:
         ConfigError: if there is no such configuration, or transformers cannot build a causal language model of it.
     """
-    config = _configuration(name)
-    torch.manual_seed(seed)
-    with true_float64(), quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = _built(name, config)
-        text = model.config.get_text_config()
-        drawn = torch.Generator().manual_seed(seed)
-        samples = [torch.randint(3, text.vocab_size, (n,), generator=drawn) for n in _LENGTHS]
-        truth = _measured(model, samples, _alone)
-        rows = [_row(layout, model, samples, run, truth) for layout, run in _LAYOUTS.items()]
-    size = f"{type(model).__name__}, {text.num_hidden_layers} layers"
-    kinds = getattr(text, "layer_types", None)
-    return ModelCheck(name, size + (f" ({', '.join(kinds)})" if kinds else ""), tuple(rows))
+
+    def __init__(self, name: str, *, seed: int = 0, real_weights: bool = False) -> None:
+        folder, config = _configuration(name, weights=real_weights)
+        torch.manual_seed(seed)
+        with _exact():
+            self.model = _loaded(name, folder, config) if real_weights else _built(name, config)
+            text = self.model.config.get_text_config()
+            drawn = torch.Generator().manual_seed(seed)
+            self.samples = [torch.randint(3, text.vocab_size, (n,), generator=drawn) for n in LENGTHS]
+            self._truth = measure(self.model, self.samples, alone)
+        kinds = getattr(text, "layer_types", None)
+        size = f"{type(self.model).__name__}, {text.num_hidden_layers} layers"
+        self.text = size + (f" ({', '.join(kinds)})" if kinds else "")
+
+    def row(self, layout: str) -> Row:
+        """Judge a layout of `regress.check.model_layouts.LAYOUTS`."""
+        with _exact():
+            return _row(layout, self.model, self.samples, self._truth)
 
 
-def _configuration(name: str) -> PretrainedConfig:
+def check_model(name: str, *, seed: int = 0, real_weights: bool = False) -> ModelCheck:
+    """Check a model under padding, packing, microbatches, checkpointing, a compiler, generation, saving, two ranks.
+
+    Args and errors are those of `Architecture`.
+    """
+    found = Architecture(name, seed=seed, real_weights=real_weights)
+    return ModelCheck(name, found.text, tuple(found.row(layout) for layout in LAYOUTS))
+
+
+@contextmanager
+def _exact() -> Iterator[None]:
+    """Compute in float64, in silence."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with true_float64(), quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _configuration(name: str, *, weights: bool) -> tuple[Path, PretrainedConfig]:
     path = Path(name)
     if path.is_file():
-        return checkpoint_config(path.parent, "MODEL")
-    plain = name.removeprefix("hf:")
-    return checkpoint_config(path if path.is_dir() else local_folder(plain, "MODEL", weights=False), "MODEL")
+        path = path.parent
+    elif not path.is_dir():
+        path = local_folder(name.removeprefix("hf:"), "MODEL", weights=weights)
+    return path, checkpoint_config(path, "MODEL")
 
 
 def cut(config: PretrainedConfig, *, narrow: bool) -> PretrainedConfig:
@@ -178,7 +197,7 @@ def _built(name: str, config: PretrainedConfig) -> PreTrainedModel:
             small._experts_implementation = "eager"  # products of groups know no float64
             model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float64)
             model = model.double().train()
-            _alone(model, [torch.tensor([3, 4, 5])])
+            alone(model, [torch.tensor([3, 4, 5])])
         except Exception as error:
             if not narrow:
                 raise ConfigError(
@@ -190,9 +209,44 @@ def _built(name: str, config: PretrainedConfig) -> PreTrainedModel:
     raise AssertionError
 
 
-def _row(layout: str, model: PreTrainedModel, samples: Sequence[Tensor], run: Layout, truth: _Found) -> Row:
+def _loaded(name: str, folder: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """Return the first layers of a checkpoint, as many as hold one of each kind, with all tokens and experts.
+
+    Raises:
+        ConfigError: if transformers cannot load it, or finds no weight for a parameter.
+    """
+    from transformers import AutoModelForCausalLM
+
+    small = without_dropout(copy.deepcopy(config))
+    text = small.get_text_config()
+    kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
+    count = max(min(LAYERS, len(kinds)), *(kinds.index(kind) + 1 for kind in kinds))
+    text.num_hidden_layers = count
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:count]
+    small._experts_implementation = "eager"
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        found = _measured(model, samples, run)
+        model, told = load(
+            folder, config=small, dtype=torch.float64, local_files_only=True, output_loading_info=True
+        )
+        found: PreTrainedModel = model.double().train()
+        alone(found, [torch.tensor([3, 4, 5])])
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: its weights cannot be loaded ({reason(error)}): give a checkpoint with weights, or leave "
+            "--real-weights out"
+        ) from error
+    if missing := sorted(told["missing_keys"]):
+        raise ConfigError(
+            f"{name} has no weight for {missing[0]}: give a complete checkpoint, or leave --real-weights out"
+        )
+    return found
+
+
+def _row(layout: str, model: PreTrainedModel, samples: Sequence[Tensor], truth: Measured) -> Row:
+    try:
+        found = LAYOUTS[layout](model, samples)
     except Exception as error:
         return Row(layout, REFUSED, reason(error)[:200])
     for number, (mine, golden) in enumerate(zip(found.log_probs, truth.log_probs, strict=True)):
@@ -209,109 +263,3 @@ def _row(layout: str, model: PreTrainedModel, samples: Sequence[Tensor], run: La
                 layout, WRONG, f"log-probs are right, the gradient of {name} is off by {gap / largest:.2g}"
             )
     return Row(layout, RIGHT)
-
-
-def _measured(model: PreTrainedModel, samples: Sequence[Tensor], run: Layout) -> _Found:
-    model.zero_grad(set_to_none=True)
-    log_probs = run(model, samples)
-    weights = torch.linspace(-1.0, 1.5, sum(len(one) for one in log_probs))
-    if torch.cat(log_probs).requires_grad:
-        (torch.cat(log_probs) * weights).sum().backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return _Found([one.detach() for one in log_probs], gradients)
-
-
-def _log_probs(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return the log-prob of each token but the first of a sample, from the logits of its row."""
-    return logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-
-
-def _alone(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
-    return [_log_probs(model(input_ids=ids[None], use_cache=False).logits[0], ids) for ids in samples]
-
-
-def _padded(model: PreTrainedModel, samples: Sequence[Tensor], *, left: bool, positions: bool = False) -> Log:
-    width = max(len(ids) for ids in samples)
-    ids = torch.zeros(len(samples), width, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    places = [slice(width - len(one), width) if left else slice(0, len(one)) for one in samples]
-    for row, (place, one) in enumerate(zip(places, samples, strict=True)):
-        ids[row, place], mask[row, place] = one, 1
-    more = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)} if positions else {}
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **more).logits
-    pairs = zip(places, samples, strict=True)
-    return [_log_probs(logits[row, place], one) for row, (place, one) in enumerate(pairs)]
-
-
-def _packed(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
-    positions = torch.cat([torch.arange(len(ids)) for ids in samples])[None]
-    logits = model(input_ids=torch.cat([*samples])[None], position_ids=positions, use_cache=False).logits[0]
-    stops = torch.tensor([len(ids) for ids in samples]).cumsum(0).tolist()
-    starts = [0, *stops[:-1]]
-    return [_log_probs(logits[a:b], ids) for a, b, ids in zip(starts, stops, samples, strict=True)]
-
-
-def _microbatches(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
-    return [one for part in (samples[:1], samples[1:]) for one in _padded(model, part, left=False)]
-
-
-def _after_generation(model: Any, samples: Sequence[Tensor]) -> Log:
-    mask = torch.ones_like(samples[0][None])
-    model.eval()
-    try:
-        model.generate(
-            samples[0][None], attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0
-        )
-    finally:
-        model.train()
-    return _padded(model, samples, left=False)
-
-
-def _checkpointed(model: Any, samples: Sequence[Tensor]) -> Log:
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    try:
-        return _padded(model, samples, left=False)
-    finally:
-        model.gradient_checkpointing_disable()
-
-
-def _compiled(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
-    torch.compiler.reset()
-    call: Any = torch.compile(model, backend="aot_eager")
-    return _padded(call, samples, left=False)
-
-
-def _saved(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            model.save_pretrained(folder)
-            again = (
-                type(model)
-                .from_pretrained(folder, dtype=torch.float64, experts_implementation="eager")
-                .train()
-            )
-    finally:
-        logging.enable_progress_bar()
-    with torch.no_grad():
-        for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
-            if not torch.equal(mine, theirs):
-                raise ValueError("a weight is another one after saving and loading")
-    found = _alone(again, samples)
-    own = _alone(model, samples)
-    return [mine + (theirs - mine).detach() for mine, theirs in zip(own, found, strict=True)]
-
-
-_LAYOUTS: Mapping[str, Layout] = {
-    "padded right": partial(_padded, left=False),
-    "padded left": partial(_padded, left=True),
-    "padded left, position ids": partial(_padded, left=True, positions=True),
-    "packed by position ids": _packed,
-    "microbatches": _microbatches,
-    "generate, then score": _after_generation,
-    "checkpointed": _checkpointed,
-    "compiled": _compiled,
-    "saved and loaded": _saved,
-}

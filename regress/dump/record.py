@@ -46,6 +46,10 @@ class _Head(TypedDict):
     micro: NotRequired[Count | None]
 
 
+LOSS_ROWS = "rows of the loss tokens, in order"
+"""Says in a record's metadata, under the name of a tensor, what its rows are."""
+
+
 @dataclass(eq=False)
 class Record:
     """Tensors of one stage at one place, as they were computed.

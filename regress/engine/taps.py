@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from regress.dump.record import LOSS_ROWS
 from regress.dump.taps import current, tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.local import local
 from regress.engine.metric_table import reason_unjudged
-from regress.engine.token_gradients import ROWS
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss, entropy_in_loss
 from regress.grpo.metrics import Metric
@@ -60,7 +60,7 @@ def inputs(micro: Microbatch) -> None:
     if wanted("batch_inputs"):
         tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
     if wanted("activations"):
-        meta["lm_head"] = ROWS
+        meta["lm_head"] = LOSS_ROWS
         if micro.place.targets is not micro.layout:  # the rows follow the tokens that are predicted
             meta["rows"] = {"layout": micro.place.targets.to_json(), **_at_targets(micro)}
         tap("activations", layout=micro.layout, meta=meta)

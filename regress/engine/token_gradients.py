@@ -18,14 +18,13 @@ from torch import Tensor
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.hooks import in_backward
+from regress.dump.record import LOSS_ROWS
 from regress.dump.taps import BoundTap, bound, current, wanted
 from regress.engine.batch import Microbatch
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 
 STAGE = "token_gradient"
-ROWS = "rows of the loss tokens, in order"
-"""Metadata of records with logits and their gradients ``[1, K, V]``."""
 Shard = Callable[[tuple[int, ...]], ShardLayout | None]
 
 
@@ -74,7 +73,7 @@ class _Caught:
         if self.logits:
             rows = torch.cat([part.over(scale) for part in self.logits]).unsqueeze(0)
             tensors["logit_gradient"] = rows
-            meta["logit_gradient"] = ROWS
+            meta["logit_gradient"] = LOSS_ROWS
             if (shard := self.shard(tuple(rows.shape))) is not None:
                 meta["shards"] = {"logit_gradient": shard.to_json()}
         self.put(tensors, layout=targets, meta=meta)

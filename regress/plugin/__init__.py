@@ -13,6 +13,7 @@ import pytest
 from regress.plugin import hooks, session
 from regress.plugin.failed_replays import FailedReplays
 from regress.plugin.fixture import regress, regress_check
+from regress.plugin.models import ModelTests
 from regress.plugin.options import add_options, spell_out
 from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Orphans(config, summary), "regress-orphans")  # prints after the summary
     config.pluginmanager.register(summary, "regress-summary")
     config.pluginmanager.register(FailedReplays(config), "regress-failed-replays")
+    if config.getoption("--regress-model"):
+        config.pluginmanager.register(ModelTests(), "regress-models")
     session.register(config)
 
 

@@ -10,6 +10,7 @@
 | `--regress-report[=DIR]` | `regress_report` | where reports are written |
 | `--regress-keep-dumps[=DIR]` | `regress_keep_dumps` | where dumps of replays stay |
 | `--regress-set=KEY=VALUE` | `regress_set` | configuration laid over every variant |
+| `--regress-model=MODEL` | | architectures that are tested |
 | `--regress-allow-code` | | import any module that a case or configuration names |
 """
 
@@ -74,6 +75,14 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         help="Configuration laid over every variant, such as model.patch=my_kernels:apply; repeatable (ini: "
         "regress_set).",
+    )
+    add(
+        "--regress-model",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="Test an architecture under each layout of a trainer, as `regress check model` does: hf:OWNER/NAME, or a "
+        "folder with a config.json; repeatable.",
     )
     add(
         "--regress-allow-code",

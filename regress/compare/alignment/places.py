@@ -121,9 +121,7 @@ def placed(
     Raises:
         CompareError: if its shape or its shard layout is unusable.
     """
-    rows_only = rows_only or isinstance(
-        record.meta.get(source.tensor), str
-    )  # "rows of the loss tokens, in order"
+    rows_only = rows_only or isinstance(record.meta.get(source.tensor), str)  # `LOSS_ROWS`
     shard = local_shard(key_of(record), record, source.tensor)
     name = source.tensor, shard.key
     tokens, lead = places.rows(shard.layout.shape, loss, rows_only=rows_only, name=name)

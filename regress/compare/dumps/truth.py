@@ -24,7 +24,7 @@ from regress.compare.quantities import (
 from regress.dump import sources
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.record import Record
+from regress.dump.record import LOSS_ROWS, Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame
 
@@ -127,7 +127,7 @@ class TruthSide(sources.Source):
         if stage not in UPDATE_STAGES:
             size = self.frame(where).size
             rows = [name for name, array in tensors.items() if _by_loss(name, stage, array, size)]
-            meta = _placed(self.frame(where)) | dict.fromkeys(rows, "rows of the loss tokens, in order")
+            meta = _placed(self.frame(where)) | dict.fromkeys(rows, LOSS_ROWS)
         elif stage == "gradient" and "grad_norm" in self.recorded(where):
             meta = {"grad_norm": float(self.truth(where, "grad_norm")["grad_norm"])}
         return Record(

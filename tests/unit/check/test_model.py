@@ -18,6 +18,14 @@ from regress.cli import main
 from tests.unit.check.model_table import FAMILIES, PAGE, checked, row
 
 SCHEMA = Path(regress.__file__).parent / "check/model.schema.json"
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 300,
+}
 DEFAULT = ("Qwen3", "Gemma 2", "OPT")
 
 
@@ -76,3 +84,42 @@ def test_what_is_no_model_is_refused(name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 2
     assert "error: MODEL=" in done.output
+
+
+def test_real_weights_are_those_of_the_first_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen3Config(**SMALL, num_hidden_layers=3)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(0.25)
+    model.save_pretrained(tmp_path)
+    found = checks.Architecture(str(tmp_path), real_weights=True)
+    assert len(found.model.model.layers) == 2
+    assert bool((found.model.model.layers[1].mlp.down_proj.weight == 0.25).all())
+    assert found.row("padded right").verdict == "right"
+
+
+def test_a_checkpoint_without_weights_has_no_real_ones(tmp_path: Path) -> None:
+    Qwen3Config().save_pretrained(tmp_path / "none")
+    done = CliRunner().invoke(main, ["check", "model", str(tmp_path / "none"), "--real-weights"])
+    assert done.exit_code == 2
+    assert "none: its weights cannot be loaded" in done.output
+    Qwen3ForCausalLM(Qwen3Config(**SMALL, num_hidden_layers=1)).save_pretrained(tmp_path / "one")
+    Qwen3Config(**SMALL, num_hidden_layers=2).save_pretrained(tmp_path / "one")
+    done = CliRunner().invoke(main, ["check", "model", str(tmp_path / "one"), "--real-weights"])
+    assert done.exit_code == 2
+    assert "one has no weight for model.layers.1." in done.output
+
+
+def test_pytest_has_a_test_for_each_layout(pytester: pytest.Pytester) -> None:
+    GPT2Config().save_pretrained(pytester.path / "gpt2")
+    done = pytester.runpytest_subprocess("--regress-model", "gpt2", "-k", "padded or data", "-rA")
+    done.assert_outcomes(passed=3, failed=1, deselected=7)
+    done.stdout.fnmatch_lines(
+        [
+            "gpt2, padded left: log-prob of sample 0, token 1: *, alone *",
+            "PASSED regress-model*gpt2*::data parallel",
+        ]
+    )
+    done = pytester.runpytest_subprocess("--regress-model", "nowhere", "-k", "compiled")
+    done.assert_outcomes(failed=1, deselected=10)
+    done.stdout.fnmatch_lines(["*MODEL='nowhere': there is no such directory*"])
