@@ -276,6 +276,7 @@ def tell(
     """
     from regress.compare.dumps.two_runs import APART
     from regress.report.comparison import MODES, report_of
+    from regress.report.lens import lens_lines
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report, write_report_files
 
@@ -303,6 +304,8 @@ def tell(
             echo(line)
         for line in _causes(report, name):
             echo(f"{name}: {line}" if len(found) > 1 else line)
+        for line in lens_lines(report.lenses[name]) if name in report.lenses else ():
+            echo(line)
     for line in _listed(note for note in report.notes if note not in apart):
         echo(f"note: {line}")
     for name, error in report.errors.items():

@@ -25,6 +25,7 @@ from regress.compare.dumps.session import Comparison, exchanged
 from regress.compare.dumps.sides import open_side
 from regress.compare.dumps.two_runs import two_runs
 from regress.compare.dumps.unit import Unit
+from regress.compare.logit_lens import logit_lens
 from regress.compare.quantities import QUANTITIES, UPDATE_STAGES, Kind, quantity_named
 from regress.compare.updates.statements import not_asked
 from regress.compare.verdicts.verdict import Place, Verdict
@@ -121,6 +122,11 @@ def report_of(
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
                 diagnoses[name] = _causes(comparison, divergence, context, options or Options())
+    lenses = {
+        name: lens
+        for name, one in found.items()
+        if name in divergences and (lens := logit_lens(one)) is not None
+    }
     first = next(iter(found.values()))
     golden = f"made again by {again}" if again else original(first.golden)
     environment = {"golden": golden} | {
@@ -134,6 +140,7 @@ def report_of(
         divergences=divergences,
         diagnoses=diagnoses,
         tokens=tokens,
+        lenses=lenses,
         environment=environment,
         notes=[*apart, *notes],
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),

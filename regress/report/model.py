@@ -21,6 +21,8 @@ from regress.report.tokens import TokenTable
 if TYPE_CHECKING:
     import pandas as pd
 
+    from regress.compare.logit_lens import LogitLens
+
 SCHEMA_VERSION = 3
 
 
@@ -42,6 +44,7 @@ class Report:
         divergences: first record, by `Call.where`, whose inputs hold and whose output does not.
         diagnoses: probable causes, by `Call.where`, the likeliest first.
         tokens: token values of the failures, or of the closest call if nothing failed.
+        lenses: log-probs that the state after each layer implies, by `Call.where`.
         environment: facts for the reader: versions, command, differences from the environment of the
             recording.
         notes: sentences that belong to no verdict.
@@ -58,6 +61,7 @@ class Report:
     divergences: Mapping[str, Told] = field(default_factory=dict)
     diagnoses: Mapping[str, Sequence[Told]] = field(default_factory=dict)
     tokens: Sequence[TokenTable] = ()
+    lenses: Mapping[str, LogitLens] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     tensors: int = 0
@@ -154,6 +158,11 @@ class Report:
             "variants": [row.to_json() for row in self.variants],
             "divergences": {where: _told(found) for where, found in self.divergences.items()},
             "diagnoses": {where: [_told(one) for one in found] for where, found in self.diagnoses.items()},
+            **(
+                {"lenses": {name: lens.to_json() for name, lens in self.lenses.items()}}
+                if self.lenses
+                else {}
+            ),
             "tokens": [table.to_json() for table in (self.tokens if every else self._first_tokens())],
             "environment": self.environment,
             "notes": [*self.notes],

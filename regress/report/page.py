@@ -15,6 +15,7 @@ from regress.printed import printable
 from regress.report.call import Call
 from regress.report.headroom import closest_table, in_order_of_computation, variants_table
 from regress.report.html import Card, Chart, Line, Page, Panel, packed_json, script_json
+from regress.report.lens import LENS, lens_table
 from regress.report.model import Report
 from regress.report.numbers import multiple, short
 from regress.report.text import headline
@@ -87,6 +88,8 @@ def _panels(report: Report) -> Iterator[Panel]:
     yield Panel("", "charts", charts=_CHARTS)
     if report.tokens:
         yield Panel("Tokens", "tokens", controls="tokens.html.j2")
+    for where, lens in report.lenses.items():
+        yield Panel(f"Log-probs by layer: {where}", "layers", LENS, tables=[lens_table(lens)])
     hint = "How many times larger the largest error of each quantity could have been."
     yield Panel("Headroom", "headroom", hint, tables=[closest_table(report.closest)])
     if report.variants:

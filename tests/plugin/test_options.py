@@ -212,6 +212,7 @@ def test_the_public_options_are_these(alone: Any) -> None:
         "--regress-report=[DIR]",
         "--regress-keep-dumps=[DIR]",
         "--regress-set=KEY=VALUE",
+        "--regress-model=MODEL",
         "--regress-allow-code",
     ]
     keys = [line.split()[0] for line in known.splitlines() if line.startswith("  regress_")]

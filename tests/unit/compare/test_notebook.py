@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas
+import pytest
 from safetensors.numpy import save_file
 
 import regress
@@ -24,6 +26,16 @@ def test_a_comparison_is_a_frame_of_its_verdicts(tmp_path: Path) -> None:
     bad = frame[frame.status != "ok"]
     assert bad.name.tolist() == ["layer1.weight"]
     assert bad.max_error.tolist() == [1.0]
+
+
+@pytest.mark.extended
+def test_the_frame_of_a_comparison_is_kept_as_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame = regress.compare_sources(folder(tmp_path / "a"), folder(tmp_path / "b", 1.0)).to_pandas()
+    frame.to_parquet(tmp_path / "verdicts.parquet")
+    again = pandas.read_parquet(tmp_path / "verdicts.parquet")
+    assert again.max_error.tolist() == frame.max_error.tolist()
+    assert again.name.tolist() == frame.name.tolist()
 
 
 def test_a_notebook_shows_what_differs_and_nothing_of_it_as_markup(tmp_path: Path) -> None:
