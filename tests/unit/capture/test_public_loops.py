@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from capture_loops import tiny_model
 from click.testing import CliRunner
 from public_loops import COUNTED_LATE, LOOPS, rollouts
+from transformers import Qwen3ForCausalLM
 
 from regress import record
 from regress.cli import main
@@ -84,3 +86,39 @@ def test_own_models_are_read_from_their_logits(tmp_path: Path, name: str) -> Non
     recorded(tmp_path / "a", name, 4)
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert manifest["config"]["capture"]["read_from"] == "logits"
+
+
+class Remembering(Qwen3ForCausalLM):
+    """Keeps the positions that it generated at, as models with images keep the deltas of their rotary positions."""
+
+    kept = 0
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate, and keep how far."""
+        found = super().generate(*args, **kwargs)
+        self.kept = int(found.shape[1])
+        return found
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        """Compute, a few positions further if any are kept."""
+        if self.kept and kwargs.get("position_ids") is None:
+            kwargs["position_ids"] = torch.arange(input_ids.shape[1])[None].expand_as(input_ids).clone()
+            kwargs["position_ids"][:, 3:] += self.kept
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+@pytest.mark.parametrize(("kind", "same"), [(Qwen3ForCausalLM, True), (Remembering, False)])
+def test_what_generation_leaves_in_the_model_is_seen(tmp_path: Path, kind: Any, same: bool) -> None:
+    """A scoring forward after `generate` on the same module equals that of a fresh one, or is a difference."""
+    for first in (False, True):
+        model = kind(tiny_model().config)
+        model.load_state_dict(tiny_model().state_dict())
+        with record(tmp_path / str(first), model, token_gradient=True, read_from="logits"):
+            if first:
+                prompt = rollouts().prompts[0][None]
+                mask = torch.ones_like(prompt)
+                model.generate(prompt, attention_mask=mask, max_new_tokens=4, do_sample=False, use_cache=True)
+            LOOPS["simple_GRPO"][1](model, rollouts(), 4)
+    found = compare_dumps(str(tmp_path / "False"), str(tmp_path / "True"))
+    assert (found.exit_code == 0) is same
+    assert bool([v for v in found.failed if v.quantity == "log_probs"]) is not same
