@@ -1,0 +1,135 @@
+"""How much of its tolerance each quantity used in the last runs, kept in a file of SQLite."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from regress.dump.jsontext import loads
+from regress.errors import ConfigError
+
+ROSE = 2.0
+"""Factor over all earlier runs from which on a quantity is told first."""
+_TABLES = """
+create table if not exists run (id integer primary key, sha256 text unique not null, title text not null);
+create table if not exists used (
+    run integer not null references run (id), quantity text not null, precision text not null,
+    share real not null, failed integer not null, primary key (run, quantity, precision)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Course:
+    """One quantity in one precision over the runs of a history.
+
+    Attributes:
+        shares: part of the tolerance that the largest passing error used, by run, the oldest first.
+        failed: comparisons that failed in the last run.
+    """
+
+    quantity: str
+    precision: str
+    shares: tuple[float, ...]
+    failed: int
+
+    @property
+    def rose(self) -> bool:
+        """True if the last run used more than twice what any earlier one did, or failed."""
+        earlier = self.shares[:-1]
+        return self.failed > 0 or (bool(earlier) and self.shares[-1] > ROSE * max(earlier))
+
+    def __str__(self) -> str:
+        name = f"{self.quantity} {self.precision}".strip()
+        if self.failed:
+            return f"{name}: {self.failed} comparisons failed"
+        now, earlier = self.shares[-1], self.shares[:-1]
+        if not earlier:
+            return f"{name}: {now:.2g} of its tolerance"
+        runs = f"{len(earlier)} run" + "s" * (len(earlier) != 1)
+        return f"{name}: {median(earlier):.2g} of its tolerance in {runs} ({max(earlier):.2g} at most), now {now:.2g}"
+
+
+def add_reports(history: Path, reports: Iterable[Path]) -> int:
+    """Add reports to a history, the oldest first, and return how many were new.
+
+    Raises:
+        ConfigError: for a file that is no report, or no history.
+    """
+    found = [(hashlib.sha256(path.read_bytes()).hexdigest(), _report(path)) for path in reports]
+    count = 0
+    with _opened(history) as store:
+        for digest, tree in found:
+            done = store.execute(
+                "insert or ignore into run (sha256, title) values (?, ?)", (digest, tree["title"])
+            )
+            if done.rowcount:
+                rows = [
+                    (done.lastrowid, row["quantity"], row["precision"], _share(row), int(row["failed"]))
+                    for row in tree["headroom"]
+                ]
+                store.executemany("insert into used values (?, ?, ?, ?, ?)", rows)
+                count += 1
+    return count
+
+
+def courses(history: Path, last: int) -> list[Course]:
+    """Return the quantities of the last run over up to so many runs that have them: those that rose first."""
+    query = (
+        "select quantity, precision, share, failed, run = (select max(id) from run) from used "
+        "order by quantity, precision, run"
+    )
+    with _opened(history) as store:
+        rows = store.execute(query).fetchall()
+    found: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
+    for quantity, precision, *row in rows:
+        found.setdefault((quantity, precision), []).append(tuple(row))
+    every = [
+        Course(*key, tuple(share for share, _, _ in runs[-last:]), runs[-1][1])
+        for key, runs in found.items()
+        if runs[-1][2]
+    ]
+    return sorted(every, key=lambda one: (not one.rose, -one.shares[-1]))
+
+
+def history_json(found: Iterable[Course]) -> str:
+    """Return the courses as JSON."""
+    rows = [{**vars(one), "rose": one.rose} for one in found]
+    return json.dumps({"schema_version": 1, "quantities": rows}, indent=1, allow_nan=False) + "\n"
+
+
+def _share(row: Any) -> float:
+    """Return the part of its tolerance that a row's closest passing comparison used; 0 where none passed."""
+    return 0.0 if row["closest"] is None else float(row["closest"]["multiple"])
+
+
+def _report(path: Path) -> Any:
+    try:
+        tree: Any = loads(path.read_text())
+        [(row["quantity"], row["precision"], _share(row), int(row["failed"])) for row in tree["headroom"]]
+        str(tree["title"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is no report of regress ({type(error).__name__}: {error}): give a report.json of "
+            "pytest --regress-report, or of --report"
+        ) from error
+    return tree
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as store, store:
+            store.executescript(_TABLES)
+            yield store
+    except sqlite3.Error as error:
+        raise ConfigError(
+            f"{path} is no history that can be read and written ({error}): give another file"
+        ) from error
