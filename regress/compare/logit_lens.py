@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from regress.compare.dumps.session import Comparison
 from regress.compare.verdicts.verdict import Verdict
+from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.tensorfiles import tensors_in
@@ -31,6 +32,8 @@ Key = tuple[SampleKey, int]
 """Sample, and position of a token in it."""
 WORK = 20_000_000_000
 """Most products of the heads of all layers; fewer tokens are looked at where there would be more."""
+_ELEMENTS = 1 << 24
+"""Most elements of a head that are held in float64."""
 _LAYER = re.compile(r"(?:.*\.)?(?:layers|h|blocks)\.\d+")
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|embed)")
 _NORM = re.compile(r"(?:.*\.)?(?:norm|ln_f|norm_f|final_layer_?norm)")
@@ -96,7 +99,12 @@ def logit_lens(comparison: Comparison) -> LogitLens | None:
     try:
         golden, actual = (_Side.read(path, *at) for path in (comparison.golden, comparison.actual))
         return None if golden is None or actual is None else _lens(golden, actual, apart[0], told)
-    except (RegressError, OSError, ValueError):  # another kind of source, or a record of another shape
+    except (
+        RegressError,
+        OSError,
+        ValueError,
+        TypeError,
+    ):  # another kind of source, or a record of another shape
         return None
 
 
@@ -146,7 +154,7 @@ class _Side:
     Attributes:
         tokens: key -> row of the arrays; ``ids`` ``[N]`` and recorded ``log_probs`` ``[N]`` of the tokens.
         layers: name -> ``[N, H]`` states, in the order of computation; ``normed`` that of the last norm.
-        head: ``[V, H]``.
+        head: ``[V, H]``, as it was recorded.
         most: largest difference that rounding of the states explains, in nats.
         temperature: divisor of the logits.
     """
@@ -156,7 +164,7 @@ class _Side:
     log_probs: Floats
     layers: Mapping[str, Floats]
     normed: Floats
-    head: Floats
+    head: Array
     most: float
     temperature: float
 
@@ -219,10 +227,15 @@ class _Side:
 
     def implied(self, layer: str, rows: NDArray[np.int64], norm: _Norm) -> Floats:
         """Return the log-probs of some tokens that the states after a layer imply, in nats."""
-        logits = norm(self.layers[layer][rows]) @ self.head.T / self.temperature
-        logits -= logits.max(-1, keepdims=True)
-        chosen = logits[np.arange(len(rows)), self.ids[rows]]
-        found: Floats = chosen - np.log(np.exp(logits).sum(-1))
+        states, ids = norm(self.layers[layer][rows]) / self.temperature, self.ids[rows]
+        total, chosen = np.full(len(rows), -np.inf), np.full(len(rows), np.nan)
+        size = max(1, _ELEMENTS // self.head.shape[1])
+        for start in range(0, len(self.head), size):
+            logits = states @ self.head[start : start + size].astype(np.float64).T
+            total = np.logaddexp(total, np.logaddexp.reduce(logits, -1))
+            here = np.flatnonzero((ids >= start) & (ids < start + logits.shape[1]))
+            chosen[here] = logits[here, ids[here] - start]
+        found: Floats = chosen - total
         return found
 
 
@@ -268,11 +281,13 @@ class _States:
 def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | None:
     """Return the states of a microbatch that predict its trained tokens; None where their records are not there."""
     inputs, forward, gradient = (beside[type] for type in ("batch_inputs", "forward_data", "token_gradient"))
-    if inputs is None or forward is None or "input_ids" not in inputs.tensors:
+    if inputs is None or forward is None or not {"layout", "samples"} <= record.meta.keys():
         return None
     told: Any = record.meta
     layout = TokenLayout.from_json(told["layout"])
-    ids, log_probs = inputs.tensors["input_ids"], forward.tensors["log_probs"]
+    ids, log_probs = inputs.tensors.get("input_ids"), forward.tensors.get("log_probs")
+    if ids is None or log_probs is None:
+        return None
     trained = forward.tensors.get("response_mask")
     if trained is None and gradient is not None:
         trained = gradient.tensors["token_gradient"]
@@ -280,8 +295,7 @@ def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | No
         return None
     keys: list[Key] = []
     places: list[tuple[int, int]] = []
-    for s in layout.segments:
-        group, run = told["samples"][s.sample]
+    for s, (group, run) in zip(layout.segments, told["samples"], strict=True):
         for position in range(s.start + 1, s.stop):
             column = s.col + position - s.start
             if trained[s.row, column]:
@@ -307,7 +321,7 @@ def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | No
     )
 
 
-def _head_before(dump: DumpReader, step: int | None, update: int | None) -> Floats | None:
+def _head_before(dump: DumpReader, step: int | None, update: int | None) -> Array | None:
     """Return the weights of the head before an update, ``[V, H]``; None where they were not recorded whole."""
     earlier = [
         name
@@ -334,10 +348,10 @@ def _head_before(dump: DumpReader, step: int | None, update: int | None) -> Floa
     return _head_of(pair for file in files for pair in tensors_in(file).items())
 
 
-def _head_of(tensors: Iterator[tuple[str, Any]]) -> Floats | None:
+def _head_of(tensors: Iterator[tuple[str, Array]]) -> Array | None:
     known = {name: array for name, array in tensors if any(head.fullmatch(name) for head in _HEADS)}
     for pattern in _HEADS:
         for name, array in known.items():
             if pattern.fullmatch(name) and array.ndim == 2:
-                return np.asarray(array, np.float64)
+                return array
     return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from regress.compare.logit_lens import LogitLens
 from regress.report.table import Table
+
+if TYPE_CHECKING:
+    from regress.compare.logit_lens import LogitLens
 
 LENS = "Log-probs of trained tokens that the state after each layer implies, in nats, by the last norm and the head."
 

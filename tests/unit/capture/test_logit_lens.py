@@ -60,10 +60,16 @@ def record_of(folder: Path, model: nn.Module, wrong: str = "", **how: Any) -> Pa
     return folder
 
 
-@pytest.mark.parametrize("layout", ["right", "packed"])
-def test_the_layer_with_the_fault_is_the_first_that_differs(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "accumulation"), [("right", 1), ("packed", 1), ("left", 4), ("packed", 2)]
+)
+def test_the_layer_with_the_fault_is_the_first_that_differs(
+    tmp_path: Path, layout: str, accumulation: int
+) -> None:
     golden = record_of(tmp_path / "a", tiny_model())
-    actual = record_of(tmp_path / "b", tiny_model(), "model.layers.1.mlp", layout=layout)
+    actual = record_of(
+        tmp_path / "b", tiny_model(), "model.layers.1.mlp", layout=layout, accumulation=accumulation
+    )
     lens = logit_lens(compare(golden, actual))
     assert lens is not None
     assert lens.first == "model.layers.1"
