@@ -81,8 +81,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="MODEL",
         action="append",
         default=[],
-        help="Test an architecture under each layout of a trainer, as `regress check model` does: hf:OWNER/NAME, or a "
-        "folder with a config.json; repeatable.",
+        help="Test the layouts of an architecture, as `regress check model MODEL` does; repeatable.",
     )
     add(
         "--regress-allow-code",

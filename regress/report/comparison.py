@@ -122,11 +122,6 @@ def report_of(
             divergences[name] = divergence
             if modes is None or not modes.explains(divergence.first.quantity):
                 diagnoses[name] = _causes(comparison, divergence, context, options or Options())
-    lenses = {
-        name: lens
-        for name, one in found.items()
-        if name in divergences and (lens := logit_lens(one)) is not None
-    }
     first = next(iter(found.values()))
     golden = f"made again by {again}" if again else original(first.golden)
     environment = {"golden": golden} | {
@@ -140,7 +135,7 @@ def report_of(
         divergences=divergences,
         diagnoses=diagnoses,
         tokens=tokens,
-        lenses=lenses,
+        lenses={name: lens for name in divergences if (lens := logit_lens(found[name])) is not None},
         environment=environment,
         notes=[*apart, *notes],
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),
