@@ -80,7 +80,6 @@ def add_options(parser: pytest.Parser) -> None:
         "--regress-model",
         metavar="MODEL",
         action="append",
-        default=[],
         help="Test the layouts of an architecture, as `regress check model MODEL` does; repeatable.",
     )
     add(
