@@ -65,6 +65,23 @@ def test_a_wrong_gradient_alone_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows["padded right"].text.startswith("log-probs are right, the gradient of ")
 
 
+def test_a_gradient_that_is_not_there_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Qwen3Config().save_pretrained(tmp_path)
+    right = Qwen3ForCausalLM.forward
+
+    def detached(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("attention_mask") is not None:
+            kwargs["inputs_embeds"] = self.model.embed_tokens(kwargs.pop("input_ids")).detach()
+        return right(self, *args, **kwargs)
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "forward", detached)
+    row = checks.Architecture(str(tmp_path)).row("padded right")
+    assert (row.verdict, row.text) == (
+        "wrong",
+        "log-probs are right, the gradient of model.embed_tokens.weight is off by 1",
+    )
+
+
 def test_a_model_that_raises_is_refused_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Qwen3Config().save_pretrained(tmp_path)
 
