@@ -41,13 +41,13 @@ _HEADS = (re.compile(r"(?:.*\.)?lm_head\.weight"), re.compile(r"(?:.*\.)?(?:embe
 _EXACT, _HALF = 5e-3, 0.1
 """Largest difference of the last layer's log-probs from the recorded ones, of float32 and of halves, in nats."""
 Kind = tuple[bool, float]
-"""Whether a norm subtracts the mean, and what it adds to the mean square."""
+"""Kind of a norm: it subtracts the mean or not, and adds so much to the mean square."""
 KINDS: tuple[Kind, ...] = tuple(product((False, True), (1e-6, 1e-5, 1e-8)))
 
 
 @dataclass(frozen=True)
 class LayerLogProbs:
-    """What the state after one layer implies for the tokens of a lens.
+    """Hold what the state after one layer implies for the tokens of a lens.
 
     Attributes:
         layer: name of the module; ``log_probs`` for the recorded values themselves.
@@ -99,12 +99,7 @@ def logit_lens(comparison: Comparison) -> LogitLens | None:
     try:
         golden, actual = (_Side.read(path, *at) for path in (comparison.golden, comparison.actual))
         return None if golden is None or actual is None else _lens(golden, actual, apart[0], told)
-    except (
-        RegressError,
-        OSError,
-        ValueError,
-        TypeError,
-    ):  # another kind of source, or a record of another shape
+    except (RegressError, OSError, ValueError, TypeError):  # another kind of source, or of another shape
         return None
 
 

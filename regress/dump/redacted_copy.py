@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -98,6 +98,8 @@ _MODULES = frozenset(
     }
 )
 """Parts of names that models of transformers share, which tell nothing of whose model it is."""
+_CHOSEN = frozenset({"rewards", "extra"})
+"""Fields whose keys are names that a user chose: reward functions, and what no field of this package holds."""
 _WORD = re.compile(r"[A-Za-z0-9_\- ]{1,40}|torch(?:\.\w+)+")
 _LIBRARIES = frozenset({"versions", "environment", "mesh"})
 _KEY = re.compile(r"[\w/.-]{1,64}")
@@ -113,6 +115,7 @@ class Redaction:
     def __init__(self, key: str | None = None) -> None:
         self._key = os.urandom(32) if key is None else blake2b(key.encode()).digest()
         self._seen: dict[int, int] = {0: 0}
+        self._names: set[str] = set()
 
     def text(self, text: str) -> str:
         """Return the hash of a text; an empty one stays."""
@@ -136,35 +139,45 @@ class Redaction:
     def record(self, record: Record) -> Record:
         """Return a record without ids, texts and names."""
         named = record.type in _NAMED
-        names = {base for name in record.tensors for base in (name, name.partition("/")[0])} if named else ()
+        if named:
+            self._names |= {base for name in record.tensors for base in (name, name.partition("/")[0])}
+        meta = self.tree(record.meta, named=named)
         tensors = {
             self.name(name) if named else name: array if named else self._array(name, array)
             for name, array in record.tensors.items()
         }
-        return replace(record, tensors=tensors, meta=self.tree(record.meta, names))
+        return replace(record, tensors=tensors, meta=meta)
 
     def provenance(self, found: Provenance) -> Provenance:
         """Return where a dump comes from: versions and numbers, and words that choose how something is computed."""
         told = {key: value if key in _LIBRARIES else self.tree(value) for key, value in vars(found).items()}
         return Provenance(**told)
 
-    def tree(self, tree: Any, names: Collection[str] = (), below: bool = False) -> Any:
-        """Return JSON with texts hashed, but for words of the package, and for keys that are no names."""
+    def tree(self, tree: Any, *, named: bool = False, words: bool = False, own: bool = False) -> Any:
+        """Return JSON with texts hashed, but for words of the package, and with names in keys hashed.
+
+        Args:
+            named: keys may be names of parameters or modules: those that were met, and all with a dot.
+            words: short words stay.
+            own: all keys are names that somebody chose.
+        """
         if isinstance(tree, Mapping):
             return {
-                self._member(key, names): self.tree(value, names, below or key in _WORDS)
+                self._member(key, named, own): self.tree(
+                    value, named=named, words=words or key in _WORDS, own=key in _CHOSEN
+                )
                 for key, value in tree.items()
             }
         if isinstance(tree, list | tuple):
-            return [self.tree(value, names, below) for value in tree]
-        if not isinstance(tree, str) or tree == LOSS_ROWS or (below and _WORD.fullmatch(tree)):
+            return [self.tree(value, named=named, words=words) for value in tree]
+        if not isinstance(tree, str) or tree == LOSS_ROWS or (words and _WORD.fullmatch(tree)):
             return tree
         return self.text(tree)
 
-    def _member(self, key: str, names: Collection[str]) -> str:
-        if key in names:
+    def _member(self, key: str, named: bool, own: bool) -> str:
+        if named and (key in self._names or "." in key):
             return self.name(key)
-        return key if _KEY.fullmatch(key) else self.text(key)
+        return self.text(key) if own or not _KEY.fullmatch(key) else key
 
     def _array(self, name: str, array: Array) -> Array:
         if array.dtype.kind not in "iu" or not _TOKENS.fullmatch(name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from capture_loops import VOCABULARY, tiny_model
@@ -87,10 +88,10 @@ class NanoChat(nn.Module):
         )
 
 
-def nanochat(model: nn.Module, batch: Rollouts, size: int) -> None:
+def nanochat(model: Any, batch: Rollouts, size: int) -> None:
     """REINFORCE with two optimizers: inputs and targets shifted by the caller, targets -1 outside of completions."""
-    tables = torch.optim.AdamW([model.wte.weight, model.lm_head.weight], lr=1e-3)  # type: ignore[arg-type]
-    matrices = torch.optim.SGD(model.layers.parameters(), lr=1e-2, momentum=0.9)  # type: ignore[union-attr]
+    tables = torch.optim.AdamW([model.wte.weight, model.lm_head.weight], lr=1e-3)
+    matrices = torch.optim.SGD(model.layers.parameters(), lr=1e-2, momentum=0.9)
     valid = batch.completion_mask().sum()
     for micro in batch.micros(size):
         ids = micro.right_padded()

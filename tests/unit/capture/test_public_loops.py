@@ -19,7 +19,7 @@ from regress.compare.dumps.session import compare_dumps
 from regress.dump.reader import DumpReader
 
 OPTIONS: dict[str, dict[str, Any]] = {"simple_GRPO": {"read_from": "logits"}}
-"""What `record` needs beside the model: nothing tells which tokens of a model of transformers are padding."""
+"""Options of `record` beside the model: nothing tells which tokens of a model of transformers are padding."""
 UNDIVIDED = "tiny-grpo"
 """The loop whose gradient grows with the number of microbatches."""
 

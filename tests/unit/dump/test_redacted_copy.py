@@ -39,7 +39,8 @@ def recorded(folder: Path, shift: float = 0.0) -> Path:
         prompt=[{"role": "user", "content": "Zanzibar"}],
         response="Zanzibar?",
         finish_reason="stop",
-        extra={"owner": "acme"},
+        extra={"owner_acme": "acme"},
+        rewards={"acme_reward": 1.0},
     )
     name = "model.layers.0.secret_gate.weight"
     records = [
@@ -59,7 +60,7 @@ def recorded(folder: Path, shift: float = 0.0) -> Path:
             "optimizer",
             0,
             {f"{name}/exp_avg": np.ones(3, np.float32)},
-            {"learning_rates": {name: 0.1}, "optimizer_type": "torch.optim.adamw.AdamW"},
+            {"learning_rates": {name: 0.1, "acme.bias": 0.2}, "optimizer_type": "torch.optim.adamw.AdamW"},
             rank=0,
         ),
     ]
@@ -104,8 +105,10 @@ def test_nothing_that_tells_whose_it_is_stays(tmp_path: Path) -> None:
     assert name.startswith("model.layers.0.n")
     assert name.endswith(".weight")
     assert [*found["optimizer"].tensors] == [f"{name}/exp_avg"]
+    rates: Any = found["optimizer"].meta["learning_rates"]
+    assert len(rates) == 2
     assert found["optimizer"].meta == {
-        "learning_rates": {name: 0.1},
+        "learning_rates": {name: 0.1, **{key: 0.2 for key in rates if key != name}},
         "optimizer_type": "torch.optim.adamw.AdamW",
     }
     assert DumpReader(tmp_path / "b").config["algorithm"] == {"loss": "ppo_clip"}
