@@ -29,12 +29,15 @@ class Anatomy:
         head: the output embedding, or a function that makes logits of hidden states. Both are None for a model that
             tells neither, and is seen at the softmax.
         at_input: True if the hidden state is read at the input of the head, for models without a separate decoder.
+        first: what is looked at first, ``"logits"`` or ``"hidden_states"``; with logits, decoder and head tell what no
+            softmax does.
     """
 
     root: nn.Module
     decoder: nn.Module | None
     head: nn.Module | Head | None
     at_input: bool = False
+    first: str = "hidden_states"
 
     @property
     def parts(self) -> tuple[nn.Module, nn.Module | Head]:
@@ -84,14 +87,16 @@ def dissect(
     decoder: str | nn.Module | None,
     head: str | nn.Module | Head | None,
     read_from: str | None = None,
+    hidden_states: bool = False,
 ) -> Anatomy:
-    """Find decoder and head, by the API of Hugging Face models or as given; none where the softmax is to be seen.
+    """Find decoder and head, by the API of Hugging Face models or as given, and decide what is looked at first.
 
     Args:
         decoder: module, or its name, whose output is the last hidden state.
         head: module, its name, or a function from hidden states ``[K, H]`` to logits ``[K, V]``.
         read_from: ``"logits"`` for neither, ``"hidden_states"`` if both have to be found; None finds them or does
-            without.
+            without, and looks at logits first unless one was given.
+        hidden_states: True if something is asked for that only hooks on hidden states give.
 
     Raises:
         CaptureError: if one of the two cannot be found that has to be, or the model is none.
@@ -101,7 +106,7 @@ def dissect(
     root = unwrapped(model)
     if head is None and decoder is None and _output_embeddings(root) is None:
         root = _held(root)
-    neither = Anatomy(root, None, None)
+    neither = Anatomy(root, None, None, first="logits")
     if read_from == "logits":
         return neither
     found_head = _named(root, head, "head") if isinstance(head, str) else head
@@ -118,8 +123,13 @@ def dissect(
             "gives none): name "
             'it with record(head="lm_head"), or give a function from hidden states to logits'
         )
+    first = (
+        "hidden_states" if read_from or hidden_states or decoder is not None or head is not None else "logits"
+    )
     if found_decoder is not None:
-        return Anatomy(root, found_decoder, found_head)
+        return Anatomy(root, found_decoder, found_head, first=first)
+    if first == "logits":
+        return neither
     if isinstance(found_head, nn.Module):
         return Anatomy(root, found_head, found_head, at_input=True)
     raise CaptureError(

@@ -53,6 +53,7 @@ class Forwards:
     checked: bool = False
     latest: Pass | None = None
     next_values: dict[str, Any] = field(default_factory=dict)
+    read_from: str = "hidden_states"
     _graded: bool = False
     _outer: dict[str, Any] = field(default_factory=dict)
     _outputs: dict[str, Any] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Forwards:
         hidden = args[0] if self.anatomy.at_input else last_hidden_state(output)
         if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
             return
-        arguments = self._arguments(module, args, kwargs)
+        arguments = arguments_around(self.anatomy, self._outer, module, args, kwargs)
         kind = self._kind(hidden, arguments)
         if kind is None or not self.begin():
             self._outputs, self.latest = {}, None
@@ -182,15 +183,6 @@ class Forwards:
             )
         return None if kind is None else CLASSES[kind]
 
-    def _arguments(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-        """Return the arguments of the decoder and those of the model around it, except those of an encoder."""
-        encoder = getattr(getattr(self.anatomy.root, "config", None), "is_encoder_decoder", False)
-        arguments = {} if encoder else {**self._outer}
-        if not self.anatomy.at_input:
-            told = arguments_of(module, args, kwargs)
-            arguments |= {k: v for k, v in told.items() if v is not None and _tells(v, arguments.get(k))}
-        return arguments
-
     def _open(self, hidden: Tensor, arguments: Mapping[str, Any]) -> tuple[Pass, Tensor]:
         states = whole(hidden.detach())
         root = self.anatomy.root
@@ -202,7 +194,8 @@ class Forwards:
         p.samples = segment_keys(self.settings.samples, arguments, len(p.contents))
         p.activations, self._outputs = self._outputs, {}
         head = make_head(self.anatomy)
-        p.values = token_values(p, states, head, self.settings.temperature or 1.0)
+        p.divisor = self.settings.temperature or 1.0
+        p.values = token_values(p, states, head, p.divisor)
         if not self.checked:
             self._probe = head(states[-1:, -1].clone())  # now, as autocast may end with the forward pass
         return p, states
@@ -255,6 +248,22 @@ def _leading(values: Iterable[Any]) -> tuple[int, int] | None:
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3:
             return int(value.shape[0]), int(value.shape[1])
     return None
+
+
+def arguments_around(
+    anatomy: Anatomy, outer: Mapping[str, Any], module: nn.Module, args: Any, kwargs: Any
+) -> dict[str, Any]:
+    """Return the arguments of the decoder and those of the model around it, except those of an encoder."""
+    arguments = {} if has_encoder(anatomy.root) else {**outer}
+    if not anatomy.at_input:
+        told = arguments_of(module, args, kwargs)
+        arguments |= {k: v for k, v in told.items() if v is not None and _tells(v, arguments.get(k))}
+    return arguments
+
+
+def has_encoder(root: nn.Module) -> bool:
+    """Return True if an encoder reads other tokens than the decoder."""
+    return bool(getattr(getattr(root, "config", None), "is_encoder_decoder", False))
 
 
 def _tells(value: Any, known: Any) -> bool:

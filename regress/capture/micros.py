@@ -85,15 +85,19 @@ class _Stack:
     def meta(self, layout: TokenLayout) -> dict[str, Any]:
         return {"layout": layout.to_json(), "samples": [self.keys[s.sample] for s in layout.segments]}
 
+    @property
+    def divisor(self) -> dict[str, float]:
+        """The temperature of the log-probs, where all passes have the same and tell it."""
+        told = {p.divisor for p in self.passes}
+        (one,) = told if len(told) == 1 else (None,)
+        return {} if one is None else {"temperature": one}
 
-def write_micro(
-    micro: Micro, number: int, naming: Naming, scale: float, temperature: float, add: Add
-) -> list[str]:
+
+def write_micro(micro: Micro, number: int, naming: Naming, scale: float, add: Add) -> list[str]:
     """Write everything that belongs to a microbatch, and return the modules whose outputs could not be placed.
 
     Args:
         scale: factor between the loss of the mini-batch and the back-propagated one.
-        temperature: divisor of the logits for log-probs and entropies.
     """
     stack = _Stack.of(micro.passes, naming)
     at_tokens, at_targets = stack.meta(stack.layout), stack.meta(stack.targets)
@@ -108,7 +112,7 @@ def write_micro(
         number,
         "forward_data",
         {**values, **masks, "input_ids": ids},
-        {**at_targets, "temperature": temperature},
+        {**at_targets, **stack.divisor},
     )
     if extra:
         valid = {"effective_valid": masks["response_mask"]} if masks else {}
@@ -162,16 +166,14 @@ def _by_row(output: tuple[Any, Any, Any], grid: tuple[int, int]) -> tuple[Any, A
     return array, part
 
 
-def write_classified(
-    passes: Iterable[tuple[str, Pass]], naming: Naming, temperature: float, add: Add
-) -> None:
+def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Add) -> None:
     """Write the log-probs of passes without gradients, all of one kind in one record of the step."""
     kinds: dict[str, list[Pass]] = {}
     for kind, p in passes:
         kinds.setdefault(kind, []).append(p)
     for kind, found in kinds.items():
         stack = _Stack.of(found, Naming(naming.root))
-        told = {**stack.meta(stack.targets), "temperature": temperature}
+        told = {**stack.meta(stack.targets), **stack.divisor}
         add(None, kind, {kind: stack.join("values", "log_probs")}, told)
 
 

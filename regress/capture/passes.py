@@ -37,7 +37,7 @@ class Pass:
         contents: an id for each sample, made of its tokens.
         own_place: True if values lie at the token they belong to, and not, as in slices of sequences, at the state
             that predicts it.
-        values: ``[B, T]`` token quantities.
+        values: ``[B, T]`` token quantities; ``divisor`` the temperature that they are of, None where nothing tells it.
         extra: ``[B, T]`` values that were tapped for this pass, by name; ``rewards`` those of its samples.
         samples: key of each segment of the layout, where given.
         activations: module name -> output.
@@ -55,6 +55,7 @@ class Pass:
     contents: list[str]
     own_place: bool = True
     values: dict[str, Array] = field(default_factory=dict)
+    divisor: float | None = 1.0
     extra: dict[str, Array] = field(default_factory=dict)
     rewards: list[float] | None = None
     samples: list[SampleKey] | None = None

@@ -62,24 +62,24 @@ def record(
 ) -> Iterator[Recorder]:
     """Record what a trainer computes inside, without a change to it, as a dump that `regress compare` reads.
 
-    Hooks see the last hidden state of each forward pass with gradients, or, where a model has no module for it, the
-    logits that a softmax takes; the backward calls that reach them; and the steps of every optimizer of the model,
-    wherever they are made. A microbatch is one backward call with the passes that it reached; a step ends with the
-    optimizer's. Training is the same, bit for bit. All ranks of a job call it with the same arguments.
+    It sees the logits that a softmax takes, or the last hidden state of each forward pass where no softmax tells the
+    loss; the backward calls that reach them; and the steps of every optimizer of the model, wherever they are made. A
+    microbatch is one backward call with the passes that it reached; a step ends with the optimizer's. Training is the
+    same, bit for bit. All ranks of a job call it with the same arguments.
 
     Args:
         folder: folder of the dump; made if missing, and refused if it holds one.
         model: plain, or inside DDP, `fully_shard`, tensor parallel, torch.compile or peft; before or after it
             is wrapped.
-        token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about six
-            products of the size of the head.
+        token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; from hidden states that
+            costs about six products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
         routing: keep logits, chosen experts and their weights of each router of a mixture of experts.
         gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.
         initial_weights: keep the weights as they are now, too, as a checkpoint of transformers in the dump, from which
             `regress oracle` computes what the trainer should have.
-        temperature: divisor of the trainer's logits. By default log-probs are those of 1.0, and the token
-            gradient finds it.
+        temperature: divisor of the trainer's logits; by default it is found. Log-probs are the trainer's own, but those
+            of this temperature (1.0 by default) where hidden states are read first.
         samples: name of a forward argument that holds an id for each sample, or a function of all forward
             arguments that returns them; by default an id is made of a sample's tokens.
         classify: function of the forward arguments of passes without gradients: ``"old"`` and ``"reference"``
@@ -96,9 +96,10 @@ def record(
         sequence_group: process group whose ranks hold slices of the same sequences, in their order along the columns.
         backward_scale: factor between the loss of the mini-batch and the back-propagated one; by default the
             scale of a GradScaler times the ranks over which the wrapper averages.
-        read_from: ``"hidden_states"`` (with decoder and head) or ``"logits"`` (wherever softmax, log_softmax, logsumexp
-            or cross_entropy takes them; log-probs are then those of tokens that the loss looks at, at the trainer's own
-            temperature). By default hidden states if the model tells decoder and head, or one was given, else logits.
+        read_from: ``"logits"`` (wherever softmax, log_softmax, logsumexp or cross_entropy takes them: tokens are those
+            that the loss looks at) or ``"hidden_states"`` (with decoder and head: all tokens). By default logits, and
+            hidden states where no softmax tells the loss, as of a fused linear loss; hidden states alone if a decoder
+            or head was given, or activations, routing, classify or sequence_group need them. The manifest says which.
         system: name of the trainer, for the manifest.
         format: safetensors, pt or jsonl.
         overwrite: remove an earlier dump in the folder.
@@ -113,7 +114,8 @@ def record(
     """
     check_arguments(locals())
     world = World(given=mesh, sequence=1 if sequence_group is None else sequence_group.size())
-    anatomy = dissect(model, decoder, head, read_from)
+    states = activations is not None or routing or classify is not None or sequence_group is not None
+    anatomy = dissect(model, decoder, head, read_from, states)
     refuse_flat(model)
     finders = Finders(input_ids, attention_mask, position_ids, cu_seq_lens, pad_token_id)
     settings = Settings(
@@ -183,7 +185,7 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     told: dict[str, Any] = {
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
-        "read_from": "hidden_states" if anatomy.decoder is not None else "logits",
+        "read_from": session.forwards.read_from,
         "kept": session.settings.kept,
         "every_n_steps": session.settings.every_n_steps,
     }
@@ -199,18 +201,20 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
 
 def _nothing(anatomy: Anatomy) -> str:
     """Return what to do where nothing was captured."""
-    name = type(anatomy.decoder or anatomy.root).__name__
-    if anatomy.decoder is not None:
+    inside = "give record the model that is trained (before or after it is wrapped), and train inside of the with block"
+    if anatomy.decoder is None:
+        name = type(anatomy.root).__name__
         return (
-            f"no forward pass of {name} with gradients was captured: give record the model that is trained (before or "
-            "after it is wrapped), and train inside of the with block; if its modules are called past their hooks "
-            '(.forward(...)), say record(read_from="logits")'
+            f"no softmax, log_softmax, logsumexp or cross_entropy of logits of {name} was reached by a backward pass: "
+            f"{inside}; if its loss is fused with its head, name both by record(decoder=..., "
+            "head=...)"
         )
-    return (
-        f"no softmax, log_softmax, logsumexp or cross_entropy of logits of {name} was reached by a backward pass: give "
-        "record the model that is trained, and train inside of the with block; if its loss is fused with its head, "
-        "name both by record(decoder=..., head=...)"
+    past = (
+        ""
+        if anatomy.first == "logits"
+        else '; if its modules are called past their hooks (.forward(...)), say record(read_from="logits")'
     )
+    return f"no forward pass of {type(anatomy.decoder).__name__} with gradients was captured: {inside}{past}"
 
 
 def _exceeds_float32(values: Tensor) -> bool:

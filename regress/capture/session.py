@@ -40,7 +40,7 @@ class Session:
         self.left_out: dict[str, None] = {}
         self.updates = Updates(anatomy, settings, self._keeps, lambda *record: self._add(None, *record))
         self.forwards: Forwards | SoftmaxForwards
-        if anatomy.decoder is not None:
+        if anatomy.first == "hidden_states":
             self.forwards = Forwards(
                 anatomy, settings, world, self.precision, self._begin, self._opened, self._classified
             )
@@ -189,15 +189,14 @@ class Session:
 
     def _write(self) -> None:
         naming = Naming(self.world.root(self.anatomy.root))
-        temperature = self.settings.temperature or 1.0
         for p in (p for micro in self._micros for p in micro.reached if isinstance(p, SoftmaxPass)):
             self._fillers.update(p.fillers)
         filler = next((token for token, _ in self._fillers.most_common(1)), None)
         for number, micro in enumerate(self._micros):
             micro.place(filler)
-            left_out = write_micro(micro, number, naming, self._backward_scale(), temperature, self._add)
+            left_out = write_micro(micro, number, naming, self._backward_scale(), self._add)
             self.left_out |= dict.fromkeys(left_out)
-        write_classified(self._others, naming, temperature, self._add)
+        write_classified(self._others, naming, self._add)
         write_rewards(self._micros, naming, self._add)
 
     def _backward_scale(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -77,6 +77,7 @@ class SoftmaxCalls:
     Attributes:
         tables: shapes ``[V, H]`` of the model's embeddings, whose V logits may have: of whole weights, as a look-up
             takes them, whatever a wrapper shards.
+        owns: returns True for a parameter of the model, as it is now; that of a critic may have the same shape.
         embedded: is called with the token ids of a forward pass with gradients, as its embeddings look them up.
         seen: is called with rows and their logits, as they become log-probs; returns whether they are to be read.
         reached: is called with rows, as a backward pass reaches them.
@@ -85,6 +86,7 @@ class SoftmaxCalls:
     """
 
     tables: set[tuple[int, ...]]
+    owns: Callable[[nn.Parameter], bool]
     embedded: Callable[[Tensor], None]
     seen: Callable[[SeenRows, Tensor], bool]
     reached: Callable[[SeenRows], None]
@@ -144,6 +146,8 @@ class SoftmaxCalls:
         if not isinstance(ids, Tensor) or not isinstance(weight, Tensor) or ids.dim() not in (1, 2):
             return
         shape = tuple(weight.shape)
+        if isinstance(weight, nn.Parameter) and not self.owns(weight):
+            return
         if shape in self.tables and ids.numel():
             self._table = shape if self._table is None else self._table  # the first; others hold positions
             if shape == self._table:

@@ -1,19 +1,20 @@
-"""Forward passes seen at the softmax, for models that no hook can be put on: no head, no last hidden state."""
+"""Forward passes seen at the softmax, whatever a model's modules look like; its last hidden state helps where known."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
 
-from regress.capture.anatomy import Anatomy
-from regress.capture.forwards import is_absolute, pad_token
+from regress.capture.anatomy import Anatomy, last_hidden_state, whole
+from regress.capture.forwards import arguments_around, has_encoder, is_absolute, pad_token
+from regress.capture.hidden_states import HiddenStates
 from regress.capture.inputs import arguments_of, arrangement_of
 from regress.capture.precision import Precision
 from regress.capture.settings import Settings, segment_keys
@@ -21,6 +22,11 @@ from regress.capture.softmax_calls import SeenRows, SoftmaxCalls, SoftmaxMode
 from regress.capture.softmax_passes import SoftmaxPass
 from regress.capture.world import World
 from regress.errors import CaptureError
+
+_MARK = "regress.pass"
+"""Name of the pass in the metadata of a node of the graph."""
+_NEAR = 64
+"""Most nodes of the graph between logits and what the model returned."""
 
 
 @dataclass(eq=False)
@@ -30,7 +36,7 @@ class SoftmaxForwards:
     Attributes:
         begin: is called before a pass is looked at; returns whether passes are wanted now.
         opened: is called with each pass, ``reached`` with each that a backward call reaches.
-        count: passes that a backward call reached so far.
+        counts: passes that a backward call reached so far, by what told their loss.
     """
 
     anatomy: Anatomy
@@ -40,14 +46,16 @@ class SoftmaxForwards:
     begin: Callable[[], bool]
     opened: Callable[[SoftmaxPass], None]
     reached: Callable[[SoftmaxPass], None]
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     active: bool = True
     latest: SoftmaxPass | None = None
     next_values: dict[str, Any] = field(default_factory=dict)
     _outer: dict[str, Any] = field(default_factory=dict)
+    _around: dict[str, Any] = field(default_factory=dict)
+    _within: bool = False
     _calls: SoftmaxCalls | None = None
     _looked_up: bool = True
-    _outputs: list[tuple[ReferenceType[Tensor], SoftmaxPass]] = field(default_factory=list)
+    _other: bool = False
 
     @contextmanager
     def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
@@ -69,13 +77,25 @@ class SoftmaxForwards:
         if not modules:  # rows of a parameter, or products with it
             matrices = (tuple(p.shape) for p in root.parameters() if p.dim() == 2)
             tables = {max(matrices, default=(0, 0))}
-        calls = SoftmaxCalls(tables, self._embedded, self._seen, self._read, self._following, self._computed)
+        calls = SoftmaxCalls(
+            tables, self._owns, self._embedded, self._seen, self._read, self._following, self._computed
+        )
         self._calls = calls
+        decoder = self.anatomy.decoder
         with ExitStack() as stack:
-            before = root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True)
-            after = root.register_forward_hook(eager(self._after_model), always_call=True)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+            handles: list[Any] = [
+                root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True),
+                root.register_forward_hook(eager(self._after_model), always_call=True),
+            ]
+            if decoder is not None:
+                handles += [
+                    decoder.register_forward_pre_hook(
+                        eager(self._before_decoder), with_kwargs=True, prepend=True
+                    ),
+                    decoder.register_forward_hook(eager(self._after_decoder), prepend=True),
+                ]
+            for handle in handles:
+                stack.callback(handle.remove)
             stack.enter_context(SoftmaxMode(calls))
             try:
                 yield
@@ -83,17 +103,28 @@ class SoftmaxForwards:
                 self.active = calls.active = False
                 calls.forget()
 
+    @property
+    def count(self) -> int:
+        """Passes that a backward call reached so far."""
+        return sum(self.counts.values())
+
+    @property
+    def read_from(self) -> str:
+        """What told the loss: logits, hidden states, or each of them for some passes."""
+        return " and ".join(sorted(self.counts)) or "logits"
+
     def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Note the arguments of the model."""
         if self._looks():
-            self._outer = arguments_of(module, args, kwargs)
+            self._within, self.latest = True, None
+            self._outer = {} if has_encoder(module) else arguments_of(module, args, kwargs)
             self.precision.begin(module)
             if not self._looked_up and torch.is_grad_enabled():
                 self._embedded(None)
 
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
         self.precision.end()
-        self._outer = {}
+        self._outer, self._within = {}, False
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if (
             self._looks()
@@ -101,12 +132,47 @@ class SoftmaxForwards:
             and isinstance(logits, Tensor)
             and self.latest is not None
         ):
-            self._outputs = [each for each in self._outputs if each[0]() is not None]
-            self._outputs.append((ref(logits), self.latest))
+            if self.anatomy.decoder is not None and logits.dim() == 3 and logits.numel():
+                self.latest.last_logits = whole(logits.detach()[-1:, -1])
+            _mark(logits, self.latest)
             self._calls.returned(logits)
+
+    def _before_decoder(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the arguments of the decoder, and begin a pass if it is called by itself."""
+        if self._looks():
+            if not self._within:
+                self.latest = None
+            self._around = self._outer
+            self._outer = arguments_around(self.anatomy, self._outer, module, args, kwargs)
+
+    def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Hold the last hidden state of a pass, in case no softmax tells its loss."""
+        hidden = last_hidden_state(output)
+        if self._looks() and hidden is not None and hidden.requires_grad:
+            if self.latest is None:  # its embeddings were compiled, or looked up by somebody else
+                self._embedded(None)
+            if self.latest is not None:
+                self.precision.look(hidden, module)
+                _mark(hidden, self.latest)
+                device = hidden.device.type
+                autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+                hidden.register_hook(
+                    HiddenStates(
+                        self.anatomy,
+                        self.settings,
+                        self.latest,
+                        hidden.detach(),
+                        partial(self._reach, "hidden_states"),
+                        self._computed,
+                        autocast,
+                    )
+                )
+        self._outer, self._around = self._around, {}
 
     def _embedded(self, ids: Tensor | None) -> None:
         """Open a pass: token ids are looked up, with gradients; None if only the arguments tell them."""
+        if has_encoder(self.anatomy.root) and not self._outer:  # those of the encoder
+            return
         if not self._looks() or not self.begin():
             self.latest = None
             return
@@ -124,14 +190,18 @@ class SoftmaxForwards:
         samples = (
             None if settings.samples is None else partial(segment_keys, settings.samples, dict(arguments))
         )
-        self.latest = SoftmaxPass(
-            found, is_absolute(root), settings.temperature or 1.0, self._computed, samples
-        )
+        self.latest = SoftmaxPass(found, is_absolute(root), settings.temperature, self._computed, samples)
         self.opened(self.latest)
 
+    def _owns(self, weight: nn.Parameter) -> bool:
+        """Return True for a parameter of the model; rows that come after another model's may be that one's."""
+        self._other = all(each is not weight for each in self.anatomy.root.parameters())
+        return not self._other
+
     def _seen(self, rows: SeenRows, logits: Tensor) -> bool:
-        whole = logits if logits._base is None else logits._base
-        owner = next((p for output, p in self._outputs if output() is whole), self.latest)
+        owner = _marked(logits)
+        if owner is None and not self._other:
+            owner = self.latest
         if owner is not None:
             self.precision.look(logits, self.anatomy.root)
             owner.seen.append(rows)
@@ -141,8 +211,16 @@ class SoftmaxForwards:
     def _read(self, rows: SeenRows) -> None:
         owner: SoftmaxPass | None = rows.owner
         if owner is not None:
-            self.count += owner.reached is None
-            self.reached(owner)
+            self._reach("logits", owner)
+
+    def _reach(self, by: str, p: SoftmaxPass) -> None:
+        if p.told_by != by:
+            self.counts[by] += 1
+            if p.told_by:
+                self.counts[p.told_by] -= 1
+                self.counts += Counter()  # those above 0
+            p.told_by = by
+        self.reached(p)
 
     def _computed(self) -> torch.dtype:
         return self.precision.torch_dtype
@@ -155,3 +233,23 @@ class SoftmaxForwards:
     def _looks(self) -> bool:
         """Return True if a call is one of a forward pass that trains."""
         return self.active and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+
+def _mark(output: Tensor, p: SoftmaxPass) -> None:
+    """Note in the graph which pass an output of the model belongs to."""
+    node: Any = output.grad_fn
+    if node is not None:
+        node.metadata[_MARK] = p
+
+
+def _marked(logits: Tensor) -> SoftmaxPass | None:
+    """Return the pass whose output is the nearest that logits were made of."""
+    nodes: list[Any] = [logits.grad_fn]
+    for node in nodes:
+        if node is None or len(nodes) > _NEAR:
+            continue
+        found: SoftmaxPass | None = node.metadata.get(_MARK)
+        if found is not None:
+            return found
+        nodes += [each for each, _ in node.next_functions]
+    return None

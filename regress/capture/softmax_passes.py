@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from regress.capture.inference import Arrangement, infer_layout
 from regress.capture.passes import Array, Pass, contents_of, inputs_of
 from regress.capture.shares import accuracy_of
-from regress.capture.softmax_calls import RETURNED, SeenRows
+from regress.capture.softmax_calls import LOSS, RETURNED, SeenRows
 from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows
 from regress.capture.token_gradient import ROUNDING
 from regress.errors import CaptureError
@@ -47,19 +47,27 @@ class SoftmaxPass:
         dtype: returns the coarsest dtype that the trainer computes in.
         samples: key of each sample, where given.
         temperature: divisor of the logits that the trainer says it used; the rows are already divided.
+        divisor: the one that head and hidden states tell.
         seen: rows, in the order of the calls.
         held: values that were tapped for this pass.
         reached: number of the microbatch whose backward call reached it first.
+        told_by: what its loss was read from last, ``"logits"`` or ``"hidden_states"``.
+        from_states: the pass as read from hidden states, where no softmax told it.
+        last_logits: ``[1, V]`` logits that the model returned for its last state, to check the head by.
     """
 
     found: Arrangement
     absolute: bool
-    temperature: float
+    temperature: float | None
     dtype: Callable[[], torch.dtype]
     samples: Any = None
     seen: list[SeenRows] = field(default_factory=list)
     held: list[Mapping[str, Any]] = field(default_factory=list)
     reached: int | None = None
+    divisor: float | None = None
+    told_by: str = ""
+    from_states: Pass | None = None
+    last_logits: torch.Tensor | None = None
 
     def hold(self, values: Mapping[str, Any]) -> None:
         """Keep values that were tapped for this pass until its rows are put to tokens."""
@@ -67,12 +75,30 @@ class SoftmaxPass:
             self.held.append(dict(values))
 
     @cached_property
-    def groups(self) -> list[_Group]:
-        """Rows at their places, in groups that cover each place once.
+    def groups(self) -> list[Group]:
+        """Rows at their places, in groups that cover each place once; none of rows that no softmax made.
 
         Raises:
             CaptureError: if the rows fit the ids under no arrangement.
         """
+        return [] if self.from_states is not None else self.groups_told
+
+    @property
+    def is_told(self) -> bool:
+        """True if the rows that backward passes reached so far tell the loss: a softmax made them, and each fits."""
+        read = [one for one in self.seen if one.rows is not None]
+        if not any(one.level == LOSS for one in read) and any(
+            _unexplained(one, self.dtype()) for one in read
+        ):
+            return False
+        try:
+            return bool(self.groups_told)
+        except CaptureError:
+            return False
+
+    @property
+    def groups_told(self) -> list[Group]:
+        """As `groups`, of the rows that were reached so far."""
         read = [one for one in self.seen if one.rows is not None]
         level = min((one.level for one in read), default=0)
         chosen = [one for one in read if one.level == level]
@@ -96,7 +122,10 @@ class SoftmaxPass:
     @property
     def fillers(self) -> Counter[int]:
         """Token that a row ends with behind the last one that is trained on -> how often it stands there."""
-        ids, found = _extended(self.found.input_ids, self.groups, None), Counter[int]()
+        found = Counter[int]()
+        if self.from_states is not None:
+            return found
+        ids = _extended(self.found.input_ids, self.groups, None)
         for row, last in zip(ids, _last_trained(ids, self.groups), strict=True):
             told = row[row != UNKNOWN]
             tail = told[last + 1 :][::-1] if last else told[:0]
@@ -109,6 +138,8 @@ class SoftmaxPass:
         Args:
             filler: the token that pads rows, where no mask and no configuration tells it.
         """
+        if self.from_states is not None:
+            return self.from_states
         groups = self.groups
         pad = self.found.pad_token_id
         wide = _extended(self.found.input_ids, groups, filler if pad is None else pad)
@@ -124,7 +155,8 @@ class SoftmaxPass:
             contents_of(np.where(layout.attention_mask, ids, 0), layout),
             values=values.of_tokens,
             gradients=values.gradients,
-            temperatures=[self.temperature],
+            divisor=self.temperature or self.divisor,
+            temperatures=[one for one in (self.divisor or self.temperature,) if one is not None],
             accuracy=values.accuracy(torch.finfo(self.dtype()).eps),
             strays=values.strays,
             reached=self.reached,
@@ -134,7 +166,7 @@ class SoftmaxPass:
             p.hold(held)
         return p
 
-    def _arrangement(self, ids: Ints, groups: Sequence[_Group], filler: int | None) -> Arrangement:
+    def _arrangement(self, ids: Ints, groups: Sequence[Group], filler: int | None) -> Arrangement:
         """Return the inputs with the tokens that only targets show, and a mask where only targets tell one."""
         T, found = self.found.input_ids.shape[1], self.found
         more = ids.shape[1] - T
@@ -152,7 +184,7 @@ class SoftmaxPass:
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """Rows that cover places of the ids once: the flat place of each in ``[B, T + 1]``."""
 
     places: Ints
@@ -178,7 +210,7 @@ def _unexplained(seen: SeenRows, dtype: torch.dtype) -> bool:
     return seen.rows is not None and float(seen.rows.residual_R.max()) > rounding(dtype)
 
 
-def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[_Group]:
+def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[Group]:
     """Yield the rows in groups, each of which fits the ids: all of them, each by itself, or one chunk after another.
 
     Raises:
@@ -204,7 +236,7 @@ def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[_Group]:
         )
 
 
-def _placed(parts: Sequence[SeenRows], ids: Ints) -> _Group | None:
+def _placed(parts: Sequence[SeenRows], ids: Ints) -> Group | None:
     """Return the first arrangement of the parts' rows under which each trains on the token that follows it."""
     B, T = ids.shape
     wide = np.concatenate([ids, np.full((B, 1), UNKNOWN)], 1)
@@ -216,7 +248,7 @@ def _placed(parts: Sequence[SeenRows], ids: Ints) -> _Group | None:
             places = grid.reshape(-1)
             known = wide.reshape(-1)[places]
             if ((known == targets) | (known == UNKNOWN))[asked].all():
-                return _Group(places, rows, T + 1)
+                return Group(places, rows, T + 1)
     return None
 
 
@@ -253,19 +285,26 @@ def _firsts(columns: int, T: int) -> list[int]:
     return list(dict.fromkeys([*usual, *range(1, T + 2 - columns)]))
 
 
-def _extended(ids: Ints, groups: Sequence[_Group], padding: int | None) -> Ints:
-    """Return the ids ``[B, T + 1]`` with the targets beyond the last column; ``[B, T]`` where there are none."""
+def _extended(ids: Ints, groups: Sequence[Group], padding: int | None) -> Ints:
+    """Return the ids ``[B, T + 1]`` with the targets beyond the last column; ``[B, T]`` where there are none.
+
+    Where every row takes its own first token there, targets were rolled, and no token follows.
+    """
     B, T = ids.shape
     last = np.full(B, UNKNOWN)
     for group in groups:
         row, column = group.cells
+        taken = (column == T) & (group.targets >= 0)
+        first = ids[row[taken], 0]
+        if len(set(first.tolist())) > 1 and (group.targets[taken] == first).all():
+            continue
         told = group.live | (group.targets != (UNKNOWN if padding is None else padding))
         beyond = (column == T) & (group.targets >= 0) & told
         last[row[beyond]] = group.targets[beyond]
     return ids if (last == UNKNOWN).all() else np.concatenate([ids, last[:, None]], 1)
 
 
-def _mask_of(ids: Ints, groups: Sequence[_Group], pad: int | None, filler: int | None) -> Ints:
+def _mask_of(ids: Ints, groups: Sequence[Group], pad: int | None, filler: int | None) -> Ints:
     """Return where tokens lie: padding at the ends left out, but for a token that is trained on.
 
     Args:
@@ -279,7 +318,7 @@ def _mask_of(ids: Ints, groups: Sequence[_Group], pad: int | None, filler: int |
     return mask
 
 
-def _last_trained(ids: Ints, groups: Sequence[_Group]) -> Ints:
+def _last_trained(ids: Ints, groups: Sequence[Group]) -> Ints:
     """Return the last column of each row whose token has a gradient; 0 where none has."""
     last = np.zeros(len(ids), np.int64)
     for group in groups:
@@ -306,7 +345,7 @@ class _Values:
     strays: int
 
     @classmethod
-    def of(cls, groups: Sequence[_Group], layout: TokenLayout, most: float) -> _Values:
+    def of(cls, groups: Sequence[Group], layout: TokenLayout, most: float) -> _Values:
         shape = layout.shape
         found = {name: np.zeros(shape) for name in ("log_probs", "entropy", *_GRADIENTS)}
         recoverable, covered, read = np.ones(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)

@@ -83,6 +83,27 @@ def token_losses(logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Ten
     return -log_probs * (1 + targets % 3), loss_mask(inputs)
 
 
+class FusedLogProbs(torch.autograd.Function):
+    """Log-probs of a head whose logits nobody sees, as fused linear losses compute them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """Return the log-prob ``[N]`` of each target under ``softmax(hidden weight^T / temperature)``."""
+        log_p = (hidden @ weight.T / temperature).log_softmax(-1)
+        ctx.save_for_backward(hidden, weight, targets, log_p)
+        ctx.temperature = temperature
+        return log_p.gather(-1, targets[:, None])[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the derivatives by hidden states and weight."""
+        hidden, weight, targets, log_p = ctx.saved_tensors
+        rest = -log_p.exp()
+        rest[torch.arange(len(targets)), targets] += 1
+        rest *= gradients[0][:, None] / ctx.temperature
+        return rest @ weight, rest.T @ hidden, None, None
+
+
 Loss = Callable[[Tensor, dict[str, Tensor], int], Tensor]
 
 

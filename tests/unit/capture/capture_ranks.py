@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -94,6 +95,40 @@ def fsdp2_head(folder: Path, rank: int, world: int) -> None:
     train(folder, model, model, data=world, index=rank)
 
 
+def fsdp2_fused(folder: Path, rank: int, world: int) -> None:
+    """The head is fused with the loss: what the model returns for logits are log-probs."""
+    from types import SimpleNamespace
+
+    from capture_loops import FusedLogProbs, loss_mask, make_samples, steps, tiny_model
+    from torch.distributed.fsdp import fully_shard
+    from transformers import Qwen3ForCausalLM
+
+    from regress import record
+
+    class Fused(Qwen3ForCausalLM):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:  # type: ignore[override]  # it returns no logits
+            hidden = self.model(input_ids, attention_mask).last_hidden_state[:, :-1]
+            flat: Any = FusedLogProbs.apply(
+                hidden.flatten(0, 1), self.lm_head.weight, input_ids[:, 1:].flatten(), 1.0
+            )
+            return SimpleNamespace(logits=flat.reshape(hidden.shape[:2]))
+
+    model = tiny_model()
+    model.__class__ = Fused
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    total = sum(len(row) - 1 for row in make_samples())
+
+    def loss(log_probs: Tensor, inputs: dict[str, Tensor], _: int) -> Tensor:
+        weights = (1 + inputs["input_ids"][:, 1:] % 3) * loss_mask(inputs)
+        return -(log_probs * weights).sum() * world / total
+
+    with record(folder, model, token_gradient=True):
+        for _ in steps(model, samples=rows_of(rank, world), accumulation=2, loss=loss, updates=2):
+            pass
+
+
 def hsdp(folder: Path, rank: int, world: int) -> None:
     from capture_loops import tiny_model
     from torch.distributed.device_mesh import init_device_mesh
@@ -178,7 +213,10 @@ def sequence(folder: Path, rank: int, world: int) -> None:
     train_slices(folder, rank, world, distributed.group.WORLD)
 
 
-JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, fsdp2_head, hsdp, tp, sequence, nothing_told)}
+JOBS = {
+    job.__name__: job
+    for job in (ddp, ddp_inner, fsdp2, fsdp2_head, fsdp2_fused, hsdp, tp, sequence, nothing_told)
+}
 
 
 def on_rank(job: str, folder: Path) -> None:

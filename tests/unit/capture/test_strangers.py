@@ -138,7 +138,7 @@ def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> No
     read = {"input_ids": inputs["input_ids"].flip(1), "attention_mask": inputs["attention_mask"].flip(1)}
     with (
         pytest.raises(CaptureError, match="no attention mask tells whether it is padding"),
-        record(tmp_path / "a", model),
+        record(tmp_path / "a", model, read_from="hidden_states"),
     ):
         model(**read, decoder_input_ids=inputs["input_ids"])
     with record(tmp_path / "b", model):
@@ -273,7 +273,7 @@ def test_nothing_is_ruled_out_that_the_dumps_do_not_tell(tmp_path: Path) -> None
 
     def run(name: str, temperature: float) -> Path:
         model, inputs = tiny_model(), padded(make_samples())
-        with record(tmp_path / name, model):
+        with record(tmp_path / name, model, read_from="hidden_states"):
             mean_loss(model(**inputs).logits / temperature, inputs, TOTAL).backward()
         return tmp_path / name
 
