@@ -18,8 +18,6 @@ from regress.cli import main
 from regress.compare.dumps.session import compare_dumps
 from regress.dump.reader import DumpReader
 
-OPTIONS: dict[str, dict[str, Any]] = {"simple_GRPO": {"read_from": "logits"}}
-"""Options of `record` beside the model: nothing tells which tokens of a model of transformers are padding."""
 UNDIVIDED = "tiny-grpo"
 """The loop whose gradient grows with the number of microbatches."""
 
@@ -27,7 +25,7 @@ UNDIVIDED = "tiny-grpo"
 def recorded(folder: Path, name: str, size: int) -> str:
     kind, loop = LOOPS[name]
     model = kind()
-    with record(folder, model, token_gradient=True, **OPTIONS.get(name, {})):
+    with record(folder, model, token_gradient=True):
         loop(model, rollouts(), size)
     return str(folder)
 
@@ -89,22 +87,13 @@ def test_own_models_are_read_from_their_logits(tmp_path: Path, name: str) -> Non
 
 
 class Remembering(Qwen3ForCausalLM):
-    """Keeps the positions that it generated at, as models with images keep the deltas of their rotary positions."""
-
-    kept = 0
+    """Keeps slower rotary frequencies after it generated, as those do that grow with the longest sequence."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate, and keep how far."""
+        """Generate, and slow the frequencies down."""
         found = super().generate(*args, **kwargs)
-        self.kept = int(found.shape[1])
+        self.model.rotary_emb.inv_freq *= 0.9
         return found
-
-    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
-        """Compute, a few positions further if any are kept."""
-        if self.kept and kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = torch.arange(input_ids.shape[1])[None].expand_as(input_ids).clone()
-            kwargs["position_ids"][:, 3:] += self.kept
-        return super().forward(input_ids=input_ids, **kwargs)
 
 
 @pytest.mark.parametrize(("kind", "same"), [(Qwen3ForCausalLM, True), (Remembering, False)])
@@ -113,7 +102,7 @@ def test_what_generation_leaves_in_the_model_is_seen(tmp_path: Path, kind: Any, 
     for first in (False, True):
         model = kind(tiny_model().config)
         model.load_state_dict(tiny_model().state_dict())
-        with record(tmp_path / str(first), model, token_gradient=True, read_from="logits"):
+        with record(tmp_path / str(first), model, token_gradient=True):
             if first:
                 prompt = rollouts().prompts[0][None]
                 mask = torch.ones_like(prompt)
