@@ -12,7 +12,7 @@ from regress.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from regress.capture.batch import tap_batch as tap_batch
+    from regress.capture.tap_batch import tap_batch as tap_batch
     from regress.capture.recording import record as record
     from regress.check.objective import assert_objective as assert_objective
     from regress.compare.dumps.session import Comparison as Comparison
@@ -71,7 +71,7 @@ _HOMES = {
     "record": "capture.recording",
     "recording": "dump.taps",
     "tap": "dump.taps",
-    "tap_batch": "capture.batch",
+    "tap_batch": "capture.tap_batch",
     "tap_trajectories": "dump.taps",
     "true_float64": "engine.precision",
 }

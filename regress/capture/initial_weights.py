@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regress.capture.anatomy import Anatomy, whole
-from regress.capture.world import World
+from regress.capture.model_structure import Anatomy, whole
+from regress.capture.trainer_ranks import World
 from regress.errors import CaptureError
 
 FOLDER = "initial_weights"

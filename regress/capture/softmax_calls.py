@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from regress.capture.anatomy import whole
+from regress.capture.model_structure import whole
 from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows, read_rows
 
 _SOFTMAX = {

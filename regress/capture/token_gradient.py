@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.capture.directions import Head, Linearized, Reduce, blocks, errors_of
-from regress.capture.temperature import find_temperature, search_temperature
+from regress.capture.hidden_state_gradients import Head, Linearized, Reduce, blocks, errors_of
+from regress.capture.temperature_search import find_temperature, search_temperature
 
 __all__ = ["Head", "Reduce", "TokenGradient", "find_temperature", "residual_of", "solve"]
 

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from regress.capture.gradients import listening
+from regress.capture.gradient_hooks import listening
 from regress.errors import GuardError
 from regress.live.adapters import Watch, attach, model_of
 from regress.live.arguments import chosen_checks, refuse_options

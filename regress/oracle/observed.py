@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.capture.passes import content_key
+from regress.capture.forward_pass import content_key
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.shard_overlap import assembled

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regress.capture.routing import EXPERTS, Routed, routed
+from regress.capture.expert_routing import EXPERTS, Routed, routed
 from regress.dump.hooks import in_backward
 from regress.dump.record import Record
 from regress.dump.taps import tap, wanted

@@ -89,7 +89,7 @@ OWN: Mapping[str, str] = {
     "systems/launch.py run_jobs": "logs and jobs of this process",
     "systems/recut.py recut": "an export that this process has just made",
     "systems/environments.py _opened": "marks of an environment that this program has installed, checked by shape",
-    "capture/forwards.py _after_decoder": "no file",
+    "capture/forward_hooks.py _after_decoder": "no file",
     "compare/dumps/columns.py columns": "pieces of a file that was checked when it was opened",
     "compare/dumps/columns.py aligned": "pieces of a file that was checked when it was opened",
     "dump/mapped.py open": "pieces of a file that was checked when it was opened",

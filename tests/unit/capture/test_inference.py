@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.capture.inference import Arrangement, infer_layout, predicted
+from regress.capture.layout_inference import Arrangement, infer_layout, predicted
 from regress.errors import CaptureError
 from regress.layout import Segment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regress.capture.inputs import Finders, arrangement_of
+from regress.capture.forward_inputs import Finders, arrangement_of
 from regress.errors import CaptureError
 
 IDS = torch.arange(2, 10).reshape(2, 4)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regress.capture.directions import Head
+from regress.capture.hidden_state_gradients import Head
 from regress.capture.token_gradient import TokenGradient, residual_of
 from regress.layout import TokenLayout
 

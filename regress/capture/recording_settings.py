@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.capture.inputs import Finders
+from regress.capture.forward_inputs import Finders
 from regress.errors import CaptureError
 from regress.layout import SampleKey
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regress.capture.anatomy import Head
-from regress.capture.passes import Array, Pass, scattered, source_rows
-from regress.capture.shifts import shifted_residuals
+from regress.capture.model_structure import Head
+from regress.capture.forward_pass import Array, Pass, scattered, source_rows
+from regress.capture.target_shifts import shifted_residuals
 from regress.capture.token_gradient import ROUNDING, TokenGradient, solve
 
 PLAIN = 16

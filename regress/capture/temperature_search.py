@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.capture.directions import Head, Linearized, Reduce
+from regress.capture.hidden_state_gradients import Head, Linearized, Reduce
 
 LOWEST, HIGHEST, POINTS = 0.05, 20.0, 49
 TOKENS = 32

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regress.capture.inference import Arrangement
+from regress.capture.layout_inference import Arrangement
 from regress.errors import CaptureError
 
 Find = str | Callable[[Mapping[str, Any]], Any] | None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from regress.capture.anatomy import is_distributed
+from regress.capture.model_structure import is_distributed
 from regress.errors import CaptureError
 from regress.layout import DIMENSIONS, Mesh
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import distributed
 
-from regress.capture.inference import Arrangement
+from regress.capture.layout_inference import Arrangement
 from regress.errors import CaptureError
 from regress.layout import Segment, TokenLayout
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regress.capture.anatomy import Anatomy, Head, is_distributed, whole
+from regress.capture.model_structure import Anatomy, Head, is_distributed, whole
 from regress.capture.linear_head import LinearHead
 from regress.errors import CaptureError
 
