@@ -12,8 +12,8 @@ from regress.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from regress.capture.tap_batch import tap_batch as tap_batch
     from regress.capture.recording import record as record
+    from regress.capture.tap_batch import tap_batch as tap_batch
     from regress.check.objective import assert_objective as assert_objective
     from regress.compare.dumps.session import Comparison as Comparison
     from regress.compare.request import check_dump as check_dump

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regress.capture.model_structure import Anatomy, last_hidden_state, plain_name, whole
-from regress.capture.output_head import check_logits, make_head
-from regress.capture.layout_inference import Arrangement, infer_layout
+from regress.capture.expert_routing import routed, routers
 from regress.capture.forward_inputs import arguments_of, arrangement_of
 from regress.capture.forward_pass import Pass, open_pass, open_slice, token_values
-from regress.capture.trainer_precision import Precision
-from regress.capture.expert_routing import routed, routers
-from regress.capture.sequence_slices import gather_sequence
-from regress.capture.recording_settings import CLASSES, Settings, segment_keys
+from regress.capture.layout_inference import Arrangement, infer_layout
+from regress.capture.model_structure import Anatomy, last_hidden_state, plain_name, whole
 from regress.capture.optimizer_hooks import shard_of
+from regress.capture.output_head import check_logits, make_head
+from regress.capture.recording_settings import CLASSES, Settings, segment_keys
+from regress.capture.sequence_slices import gather_sequence
+from regress.capture.trainer_precision import Precision
 from regress.capture.trainer_ranks import World
 from regress.dump.arrays import to_numpy
 from regress.dump.hooks import first_tensor, matching_modules

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regress.capture.model_structure import Head
 from regress.capture.layout_inference import Arrangement, predicted
-from regress.capture.sequence_slices import sliced
+from regress.capture.model_structure import Head
 from regress.capture.recording_settings import as_keys
+from regress.capture.sequence_slices import sliced
 from regress.dump.arrays import to_numpy
 from regress.errors import CaptureError
 from regress.grpo.logprobs import token_log_probs

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regress.capture.forward_pass import Array, Pass, open_pass, token_values
+from regress.capture.layout_inference import infer_layout
 from regress.capture.model_structure import Anatomy, Head, whole
 from regress.capture.output_head import check_logits, make_head, solver_head
-from regress.capture.layout_inference import infer_layout
-from regress.capture.forward_pass import Array, Pass, open_pass, token_values
 from regress.capture.recording_settings import Settings
-from regress.capture.token_gradient_of_pass import add_token_gradient
 from regress.capture.softmax_passes import SoftmaxPass
 from regress.capture.temperature_search import HIGHEST, LARGEST_ERROR, LOWEST
+from regress.capture.token_gradient_of_pass import add_token_gradient
 
 ROWS = 8
 """Most rows that a temperature is read from."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from regress.capture.forward_pass import Array, Pass, stacked, together
-from regress.capture.token_gradient_of_pass import told_of, unscaled
 from regress.capture.softmax_passes import SoftmaxPass
+from regress.capture.token_gradient_of_pass import told_of, unscaled
 from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import SampleKey, TokenLayout
 

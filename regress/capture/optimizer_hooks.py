@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regress.capture.model_structure import Anatomy
 from regress.capture.gradient_hooks import versions
+from regress.capture.model_structure import Anatomy
 from regress.capture.recording_settings import Settings
 from regress.dump.arrays import Array, to_numpy
 from regress.dump.placements import local, of

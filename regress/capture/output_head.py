@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regress.capture.model_structure import Anatomy, Head, is_distributed, whole
 from regress.capture.linear_head import LinearHead
+from regress.capture.model_structure import Anatomy, Head, is_distributed, whole
 from regress.errors import CaptureError
 
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3}

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from regress.capture.model_structure import Anatomy, Head, dissect
-from regress.capture.record_arguments import check_arguments
-from regress.capture.tap_batch import sessions
+from regress.capture.forward_inputs import Find, Finders
 from regress.capture.gradient_hooks import listening
 from regress.capture.initial_weights import FOLDER, write_initial_weights
-from regress.capture.forward_inputs import Find, Finders
+from regress.capture.model_structure import Anatomy, Head, dissect
+from regress.capture.record_arguments import check_arguments
 from regress.capture.recording_session import Session
 from regress.capture.recording_settings import Classify, Samples, Settings
+from regress.capture.tap_batch import sessions
 from regress.capture.trainer_ranks import World, refuse_flat
 from regress.dump.location import Location
 from regress.dump.manifest import Provenance

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regress.capture.model_structure import Anatomy, whole
 from regress.capture.forward_hooks import Forwards
-from regress.capture.output_head import solver_head
-from regress.capture.microbatch_records import Micro, Naming, write_classified, write_micro, write_rewards
 from regress.capture.forward_pass import Pass
-from regress.capture.trainer_precision import Precision
+from regress.capture.microbatch_records import Micro, Naming, write_classified, write_micro, write_rewards
+from regress.capture.model_structure import Anatomy, whole
+from regress.capture.optimizer_hooks import Updates
+from regress.capture.output_head import solver_head
 from regress.capture.recording_settings import Settings
-from regress.capture.token_gradient_of_pass import add_token_gradient
 from regress.capture.softmax_forwards import SoftmaxForwards
 from regress.capture.softmax_passes import SoftmaxPass
-from regress.capture.optimizer_hooks import Updates
+from regress.capture.token_gradient_of_pass import add_token_gradient
+from regress.capture.trainer_precision import Precision
 from regress.capture.trainer_ranks import World
 from regress.dump.coordinates import Coordinates
 from regress.dump.recorder import Recorder

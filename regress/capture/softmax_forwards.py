@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regress.capture.model_structure import Anatomy, last_hidden_state, whole
 from regress.capture.forward_hooks import arguments_around, has_encoder, is_absolute, pad_token
-from regress.capture.hidden_states import HiddenStates
 from regress.capture.forward_inputs import arguments_of, arrangement_of
-from regress.capture.trainer_precision import Precision
+from regress.capture.hidden_states import HiddenStates
+from regress.capture.model_structure import Anatomy, last_hidden_state, whole
 from regress.capture.recording_settings import Settings, segment_keys
 from regress.capture.softmax_calls import SeenRows, SoftmaxCalls, SoftmaxMode
 from regress.capture.softmax_passes import SoftmaxPass
+from regress.capture.trainer_precision import Precision
 from regress.capture.trainer_ranks import World
 from regress.errors import CaptureError
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regress.capture.layout_inference import Arrangement, infer_layout
 from regress.capture.forward_pass import Array, Pass, contents_of, inputs_of
-from regress.capture.token_gradient_of_pass import accuracy_of
+from regress.capture.layout_inference import Arrangement, infer_layout
 from regress.capture.softmax_calls import LOSS, RETURNED, SeenRows
 from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows
 from regress.capture.token_gradient import ROUNDING
+from regress.capture.token_gradient_of_pass import accuracy_of
 from regress.errors import CaptureError
 from regress.layout import Segment, TokenLayout
 

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from regress.capture.layout_inference import Arrangement, infer_layout, predicted
 from regress.capture.forward_inputs import as_ids
-from regress.capture.microbatch_records import Naming
 from regress.capture.forward_pass import contents_of, inputs_of, on_tokens
+from regress.capture.layout_inference import Arrangement, infer_layout, predicted
+from regress.capture.microbatch_records import Naming
 from regress.capture.recording_session import Session
 from regress.capture.recording_settings import as_keys
 from regress.dump.recorder import Collector

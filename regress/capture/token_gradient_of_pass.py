@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regress.capture.model_structure import Head
 from regress.capture.forward_pass import Array, Pass, scattered, source_rows
+from regress.capture.model_structure import Head
 from regress.capture.target_shifts import shifted_residuals
 from regress.capture.token_gradient import ROUNDING, TokenGradient, solve
 

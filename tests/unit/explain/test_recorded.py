@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from regress import explain_dump
-from regress.capture.tap_batch import tap_batch
 from regress.capture.recording import record
+from regress.capture.tap_batch import tap_batch
 from regress.dump.trajectory import Trajectory, to_record
 from regress.explain.statement import Explanation
 
