@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from regress.capture.recording import record as record
     from regress.capture.tap_batch import tap_batch as tap_batch
-    from regress.check.objective import assert_objective as assert_objective
+    from regress.check.loss_check import assert_objective as assert_objective
     from regress.compare.dumps.session import Comparison as Comparison
     from regress.compare.request import check_dump as check_dump
     from regress.compare.request import compare_sources as compare_sources
@@ -61,7 +61,7 @@ _HOMES = {
     "Variant": "replay.variants",
     "Verdict": "compare.verdicts.verdict",
     "assert_close": "plugin.closeness",
-    "assert_objective": "check.objective",
+    "assert_objective": "check.loss_check",
     "at": "dump.taps",
     "check_dump": "compare.request",
     "compare_sources": "compare.request",

@@ -93,8 +93,8 @@ def loss(
 
     Exit codes: 0 it is that objective, 1 it departs from it, 2 it cannot be called, or there is no such objective.
     """
-    from regress.check.objective import check_objective
-    from regress.check.report import ObjectiveCheck
+    from regress.check.check_report import ObjectiveCheck
+    from regress.check.loss_check import check_objective
     from regress.trust import imported_function
 
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
@@ -134,7 +134,7 @@ def model(ctx: click.Context, name: str, seed: int, real_weights: bool, json_fil
 
     Exit codes: 0 no layout is wrong, 1 some are, 2 there is no such model. A layout that the model refuses is no error.
     """
-    from regress.check.model import ModelCheck, check_model
+    from regress.check.architecture_check import ModelCheck, check_model
 
     with errors_written(lambda error: ModelCheck(name, error=error).dumps(), json_file):
         found = check_model(name, seed=seed, real_weights=real_weights)
@@ -182,7 +182,7 @@ def resume(
 
     Exit codes: 0 it goes on as if it had not been stopped, 1 it does not, 2 it cannot be judged.
     """
-    from regress.check.resume import ResumeCheck, check_resume
+    from regress.check.resume_check import ResumeCheck, check_resume
 
     said = " ".join(command)
     with (

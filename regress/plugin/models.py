@@ -12,7 +12,7 @@ from regress.errors import RegressError
 from regress.redaction import redacted
 
 if TYPE_CHECKING:
-    from regress.check.model import Architecture
+    from regress.check.architecture_check import Architecture
 
 
 class ModelTests:
@@ -39,7 +39,7 @@ class ModelNode(pytest.Collector):
     @cached_property
     def architecture(self) -> Architecture:
         """The model, built once."""
-        from regress.check.model import Architecture
+        from regress.check.architecture_check import Architecture
 
         return Architecture(self.model)
 

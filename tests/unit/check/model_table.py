@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 
-from regress.check.model import ModelCheck, check_model
+from regress.check.architecture_check import ModelCheck, check_model
 
 PAGE = Path(__file__).parents[3] / "docs/models.md"
 FAMILIES: dict[str, Callable[[], Any]] = {

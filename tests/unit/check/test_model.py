@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM
 
 import regress
-from regress.check import model as checks
+from regress.check import architecture_check as checks
 from regress.cli import main
 from tests.unit.check.model_table import FAMILIES, PAGE, checked, row
 

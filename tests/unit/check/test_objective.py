@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 import regress
-from regress.check.objective import check_objective
+from regress.check.loss_check import check_objective
 from regress.cli import main
 from regress.errors import ConfigError
 from tests.unit.check import losses

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.check.batches import LONGEST, Batch
+from regress.check.objective_batches import LONGEST, Batch
 from regress.compare.diagnosis.counterfactual import Compute, Formula, Values
 from regress.compare.diagnosis.token_formulas import objective_formula
 from regress.grpo.evaluate import Samples, advantages_of, gradients_of, loss_of, weights_of

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from regress.check.check_report import SCHEMA_VERSION
 from regress.check.model_layouts import LAYOUTS, LENGTHS, Measured, alone, measure
-from regress.check.report import SCHEMA_VERSION
 from regress.engine.hub import local_folder
 from regress.engine.precision import true_float64
 from regress.engine.pretrained import checkpoint_config, quiet, without_dropout

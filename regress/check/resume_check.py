@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regress.check.report import SCHEMA_VERSION
+from regress.check.check_report import SCHEMA_VERSION
 from regress.errors import ConfigError
 
 PLACE = "{run}"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.check.arguments import arguments_of, name_of
-from regress.check.batches import Batch, batches
-from regress.check.calls import Caller, Result, call_lines, chosen_form
-from regress.check.expected import GRADIENT, LOSS
-from regress.check.layouts import in_layouts
-from regress.check.report import DEPARTS, RIGHT, Checked, ObjectiveCheck
-from regress.check.search import FLOAT32, Run, Search
+from regress.check.batch_layouts import in_layouts
+from regress.check.check_report import DEPARTS, RIGHT, Checked, ObjectiveCheck
+from regress.check.counterfactual_search import FLOAT32, Run, Search
+from regress.check.expected_objective import GRADIENT, LOSS
+from regress.check.loss_arguments import arguments_of, name_of
+from regress.check.loss_calls import Caller, Result, call_lines, chosen_form
+from regress.check.objective_batches import Batch, batches
 from regress.grpo.presets import make_objective
 
 _EXACT = 1e-9

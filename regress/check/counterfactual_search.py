@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.check.batches import Batch
-from regress.check.calls import Result
-from regress.check.expected import GRADIENT, LOSS, Expected
+from regress.check.expected_objective import GRADIENT, LOSS, Expected
+from regress.check.loss_calls import Result
+from regress.check.objective_batches import Batch
 from regress.compare.diagnosis.counterfactual import (
     Counterfactual,
     Formula,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.check.arguments import COUNTS, TERMS, Argument, name_of
-from regress.check.batches import LONGEST, Batch
+from regress.check.loss_arguments import COUNTS, TERMS, Argument, name_of
+from regress.check.objective_batches import LONGEST, Batch
 from regress.errors import ConfigError, reason
 from regress.grpo.fields import ObjectiveFields
 

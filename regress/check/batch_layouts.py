@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regress.check.arguments import BOUNDARIES
-from regress.check.batches import GROUP, Batch
-from regress.check.calls import FLAT, PACKED, Caller, Form, Result
-from regress.check.report import DEPARTS, DEPENDS, RIGHT, UNSEEN, Checked
+from regress.check.check_report import DEPARTS, DEPENDS, RIGHT, UNSEEN, Checked
+from regress.check.loss_arguments import BOUNDARIES
+from regress.check.loss_calls import FLAT, PACKED, Caller, Form, Result
+from regress.check.objective_batches import GROUP, Batch
 
 _ROUNDING = 1e-5
 """Largest difference of two ways, relative to the largest gradient."""
