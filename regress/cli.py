@@ -10,17 +10,17 @@ import click
 from rich.console import Console
 
 from regress import __version__
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.command_group import Commands, FriendlyGroup, renamed
+from regress.credential_redaction import redacted_url
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFolder, errors_written, json_option, write_output
 from regress.engine.config.flags import CommandWithFlags
 from regress.errors import ConfigError
 from regress.golden.options import code_option
 from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
-from regress.printed import echo
-from regress.progress import progress
-from regress.redaction import redacted_url
+from regress.printable_text import echo
+from regress.progress_bar import progress
 from regress.report.judge_options import json_calls_option, json_file_option
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))

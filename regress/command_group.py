@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
+from regress.credential_redaction import redacted_output
 from regress.errors import ConfigError, RegressError
 from regress.plugins import COMMANDS, HELP, load, registered
-from regress.printed import echo, hint_at
-from regress.redaction import redacted_output
+from regress.printable_text import echo, hint_at
 
 
 class Commands(MutableMapping[str, click.Command]):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from regress.printed import printable
-from regress.redaction import redacted
+from regress.credential_redaction import redacted
+from regress.printable_text import printable
 
 
 class RegressError(Exception):

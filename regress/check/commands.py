@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.dump.outputs import LocalFolder, Output, errors_written, json_option, write_output
 from regress.errors import ConfigError
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 class _Checks(click.Group):
@@ -95,7 +95,7 @@ def loss(
     """
     from regress.check.check_report import ObjectiveCheck
     from regress.check.loss_check import check_objective
-    from regress.trust import imported_function
+    from regress.import_trust import imported_function
 
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from regress.dump.outputs import Output, OutputFile, save_output
 from regress.engine.config.flags import CommandWithFlags
 from regress.errors import DoctorError
-from regress.printed import echo
+from regress.printable_text import echo
 
 VERBS = (
     *("report_only", "diagnose", "auto_fix", "clean_only", "create_fresh", "backup", "restore", "shell"),

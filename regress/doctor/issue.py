@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from regress.printed import printable
-from regress.redaction import redacted, redacted_tree
+from regress.credential_redaction import redacted, redacted_tree
+from regress.printable_text import printable
 
 SCRUBBED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 """Control characters of names and values in files, which a terminal would obey."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from regress import durable
+from regress import durable_files
 from regress.doctor.check_context import CheckContext
 from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
 from regress.doctor.checks.leftovers import writer_of
@@ -27,7 +27,7 @@ from regress.doctor.restore import COPY_LIMIT
 from regress.doctor.target import find_target
 from regress.doctor.tree import Tree, Unreadable, parsed, read_manifest, resealed
 from regress.dump.manifest import MANIFEST
-from regress.durable import Stamp
+from regress.durable_files import Stamp
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.engine.tracking.state import STATE as TRACKING
 from regress.errors import DoctorError
@@ -80,7 +80,7 @@ class Backup:
             self.created.append(name)
             return
         before = digest(place)
-        durable.copy(place, self.folder / name)
+        durable_files.copy(place, self.folder / name)
         if digest(self.folder / name) != before:
             raise DoctorError(f"{name} changed while it was copied; stop the run that writes it")
         self.files[name] = before
@@ -91,7 +91,7 @@ class Backup:
             "schema_version": 1,
             **{k: v for k, v in vars(self).items() if k not in ("tree", "folder")},
         }
-        durable.write(self.folder / LIST, [(json.dumps(content, indent=1) + "\n").encode()])
+        durable_files.write(self.folder / LIST, [(json.dumps(content, indent=1) + "\n").encode()])
 
 
 def digest(path: Path) -> str:
@@ -119,7 +119,7 @@ def apply(tree: Tree, actions: Sequence[Action], backup: Backup | str) -> Backup
     require_idle(tree)
     with _told(tree.root):
         kept = Backup.make(tree, backup) if isinstance(backup, str) else backup
-        batch = durable.Batch(tree.root)
+        batch = durable_files.Batch(tree.root)
         for action in actions:
             if isinstance(action, Write):
                 if action.path not in kept.moved:
@@ -186,7 +186,7 @@ def restore(context: CheckContext, name: str, *, dry_run: bool = False) -> tuple
         apply(tree, actions, kept)
         with _told(tree.root):
             for path in links:
-                durable.copy(folder / path, tree.root / path)
+                durable_files.copy(folder / path, tree.root / path)
     return folder, paths
 
 
@@ -338,11 +338,11 @@ def again(context: CheckContext) -> CheckContext:
 
 def finished(context: CheckContext) -> CheckContext:
     """Finish the changes of a doctor that was killed, and return the context as it is then."""
-    if not durable.unfinished(context.tree.root):
+    if not durable_files.unfinished(context.tree.root):
         return context
     require_idle(context.tree)
     with _told(context.tree.root):
-        durable.finish(context.tree.root)
+        durable_files.finish(context.tree.root)
     return again(context)
 
 
@@ -385,7 +385,7 @@ def _move(tree: Tree, name: str, to: str) -> None:
         raise DoctorError(f"{to} exists already; move it away")
     target.parent.mkdir(parents=True, exist_ok=True)
     path.rename(target)
-    durable.sync(path.parent)
+    durable_files.sync(path.parent)
 
 
 @contextmanager

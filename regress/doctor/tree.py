@@ -19,7 +19,7 @@ from regress.doctor.issue import clean
 from regress.dump.files import Stamp
 from regress.dump.manifest import MANIFEST
 from regress.engine.checkpoint.manifest import manifest_bytes, parse_manifest
-from regress.inputs import is_hole, parse_json
+from regress.untrusted_files import is_hole, parse_json
 
 
 @dataclass(frozen=True)

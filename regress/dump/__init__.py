@@ -6,7 +6,7 @@ Names below load on first use, so that importing this package starts neither tor
 
 from typing import TYPE_CHECKING
 
-from regress.lazy import lazy_names
+from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from regress.dump.hooks import matching_parameters as matching_parameters

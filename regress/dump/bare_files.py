@@ -17,7 +17,7 @@ from regress.dump.record import Record
 from regress.dump.sources import Reader, Source
 from regress.dump.tensorfiles import is_tensor_file, tensors_in
 from regress.errors import DumpError
-from regress.inputs import parse_json
+from regress.untrusted_files import parse_json
 
 STAGE = "param"
 NAME = "tensors"

@@ -1,4 +1,4 @@
-"""Writing of whole files or none: on this machine by `regress.durable`, in a store by one upload."""
+"""Writing of whole files or none: on this machine by `regress.durable_files`, in a store by one upload."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from regress import durable
+from regress import durable_files
 from regress.dump.location import Location
-from regress.durable import TEMPORARY, Stamp
+from regress.durable_files import TEMPORARY, Stamp
 from regress.errors import DumpError
-from regress.inputs import open_file
+from regress.untrusted_files import open_file
 
 __all__ = ["TEMPORARY", "Stamp"]
 
@@ -52,7 +52,7 @@ def write_atomically(
         path.write_bytes(data)
         return stamp_of(data)
     try:
-        return durable.write(path, chunks, fsync=fsync)
+        return durable_files.write(path, chunks, fsync=fsync)
     except OSError as error:
         raise unwritable(path, error, place) from error
 
@@ -85,7 +85,7 @@ def file_stamp(path: Path, size: int | None = None) -> Stamp:
 def sync_folder(path: Location) -> None:
     """Make renames within a folder outlast a power failure, where the file system can; a store has none."""
     if isinstance(path, Path):
-        durable.sync(path)
+        durable_files.sync(path)
 
 
 def probe(folder: Location) -> None:

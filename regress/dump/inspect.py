@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from regress.credential_redaction import redacted
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.coordinates import parse_stem
 from regress.dump.jsontext import strict, tag_floats
@@ -23,8 +24,7 @@ from regress.dump.record import Record
 from regress.dump.stages import STAGES
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
-from regress.printed import printable, printable_tree
-from regress.redaction import redacted
+from regress.printable_text import printable, printable_tree
 
 Row = dict[str, Any]
 

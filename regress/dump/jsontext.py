@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from regress.errors import DumpError
-from regress.inputs import parse_json
+from regress.untrusted_files import parse_json
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
-from regress import inputs
+from regress import untrusted_files
 from regress.errors import DumpError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def size(path: Location) -> int:
 
 def opened(path: Location) -> IO[bytes]:
     """Open a file for reading; one of a store is downloaded. Raises `OSError`, also for what is no ordinary file."""
-    return inputs.open_file(path) if isinstance(path, Path) else BytesIO(path.read_bytes())
+    return untrusted_files.open_file(path) if isinstance(path, Path) else BytesIO(path.read_bytes())
 
 
 def read_bytes(path: Location, limit: int | None = None) -> bytes:
@@ -101,7 +101,7 @@ def read_bytes(path: Location, limit: int | None = None) -> bytes:
     Raises:
         OSError: if it cannot be read, or is no ordinary file (a named pipe, a device).
     """
-    return inputs.read_bytes(path, limit) if isinstance(path, Path) else path.read_bytes()
+    return untrusted_files.read_bytes(path, limit) if isinstance(path, Path) else path.read_bytes()
 
 
 def local_path(path: str) -> Path:

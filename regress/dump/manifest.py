@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from regress.credential_redaction import redacted_tree
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
@@ -20,9 +21,8 @@ from regress.dump.location import Location, read_bytes
 from regress.dump.stages import FOLDERS, STAGES
 from regress.dump.sums import CHUNK, fits
 from regress.errors import DumpError
-from regress.inputs import DOCUMENT
-from regress.redaction import redacted_tree
-from regress.schema import Count, Hash, Name, conform
+from regress.json_schema import Count, Hash, Name, conform
+from regress.untrusted_files import DOCUMENT
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1

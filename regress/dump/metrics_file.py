@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 from regress.errors import DumpError, RegressError
-from regress.inputs import parse_json, read_bytes
-from regress.schema import Count, Least, conform
+from regress.json_schema import Count, Least, conform
+from regress.untrusted_files import parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 SEGMENT, SEQUENCE, TIME, STEP, UPDATE = "segment", "sequence", "time", "step", "update"

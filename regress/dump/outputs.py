@@ -21,7 +21,7 @@ import click
 from regress.dump.files import unwritable, write_atomically
 from regress.dump.location import Location, local_folder, location
 from regress.errors import RegressError
-from regress.printed import echo
+from regress.printable_text import echo
 
 STANDARD = "-"
 _LINKS = 40  # as many as Linux follows

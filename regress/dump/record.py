@@ -13,7 +13,7 @@ from regress.dump.damage import Damage
 from regress.dump.jsontext import Json, dumps, plain
 from regress.dump.stages import stage_index, stage_number
 from regress.errors import DumpError
-from regress.schema import Count, Name, conform
+from regress.json_schema import Count, Name, conform
 
 SCHEMA_VERSION = 1
 _PAYLOAD_KEYS = (

@@ -19,8 +19,8 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
+from regress.credential_redaction import redacted_url
 from regress.errors import DumpError, reason
-from regress.redaction import redacted_url
 
 _PATH = r"[^@:?#;]+(:\d+)?(/[^?#;]*)?"
 _NAMELESS = re.compile(_PATH)

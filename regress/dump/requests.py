@@ -25,8 +25,8 @@ from typing import Any, NotRequired, Self, TypedDict
 from regress.dump.jsontext import Json, dumps, loads, plain
 from regress.dump.location import Location, read_bytes
 from regress.errors import DumpError
+from regress.json_schema import Count, Name, conform
 from regress.layout import SampleKey
-from regress.schema import Count, Name, conform
 
 INDEX = "requests.jsonl"
 FORWARD_ONLY = "forward_only"

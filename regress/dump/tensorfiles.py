@@ -20,7 +20,7 @@ from regress.dump.formats.safetensors import CODES, HEADER
 from regress.dump.location import Location
 from regress.dump.mapped import map_file
 from regress.errors import DumpError
-from regress.inputs import TwiceError, parse_json
+from regress.untrusted_files import TwiceError, parse_json
 
 SUFFIXES = (".safetensors", ".pt", ".bin", ".pth")
 

@@ -24,7 +24,7 @@ from transformers.masking_utils import sdpa_mask
 from regress.engine.config.training import OptimizerConfig
 from regress.errors import ConfigError, RegressError, reason
 from regress.grpo.losses import TokenLoss
-from regress.trust import named_code
+from regress.import_trust import named_code
 
 LossFunction = Callable[..., TokenLoss]
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from regress.errors import ConfigError, reason
-from regress.inputs import parse_json, read_bytes
+from regress.untrusted_files import parse_json, read_bytes
 
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _DESCRIBING = ("config.json", "adapter_config.json", "tokenizer_config.json")

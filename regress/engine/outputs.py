@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.metrics_file import METRICS
-from regress.durable import publish, recover
+from regress.durable_files import publish, recover
 from regress.engine.adapters.save import save_model
 from regress.engine.tracking.state import STATE
 from regress.errors import RegressError, reason

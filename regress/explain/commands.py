@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from regress.dump.outputs import Output, errors_written, json_option, write_output
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.command()

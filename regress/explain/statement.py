@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.redaction import redacted
+from regress.credential_redaction import redacted
 
 SCHEMA_VERSION = 2
 ON_POLICY = "on policy"

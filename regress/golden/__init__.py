@@ -5,7 +5,7 @@ Names below load on first use.
 
 from typing import TYPE_CHECKING
 
-from regress.lazy import lazy_names
+from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from regress.golden.case import GoldenCase as GoldenCase

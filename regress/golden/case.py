@@ -17,7 +17,7 @@ from regress.dump.formats import safetensors
 from regress.dump.jsontext import Json, plain
 from regress.dump.reader import detect_format
 from regress.dump.trajectory import Trajectory, from_record
-from regress.durable import unfinished
+from regress.durable_files import unfinished
 from regress.errors import DumpError, GoldenError, reason
 from regress.golden.files import (
     CASE_FILE,

@@ -24,7 +24,7 @@ from regress.golden import check_text
 from regress.golden.files import CHECKS
 from regress.golden.files import read as read_file
 from regress.golden.tree import TENSOR, Tree
-from regress.schema import conform
+from regress.json_schema import conform
 
 TEXT, RECORD = ".check", ".safetensors"  # pytest collects what is called test*.txt
 REMEDY = "restore it from version control, or record it again with pytest --update-golden=all"

@@ -13,7 +13,7 @@ import click
 from regress.errors import ConfigError, GoldenError, meant
 from regress.golden.options import directory_option
 from regress.golden.store import open_store
-from regress.printed import echo
+from regress.printable_text import echo
 
 if TYPE_CHECKING:
     from regress.golden.case import GoldenCase

@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 
 from regress.dump.coordinates import Coordinates, parse_stem
 from regress.dump.files import file_stamp, remedy
-from regress.durable import UPDATE, Batch, Stamp, finish, locked, unfinished
+from regress.durable_files import UPDATE, Batch, Stamp, finish, locked, unfinished
 from regress.errors import DumpError, GoldenError
-from regress.inputs import read_bytes
+from regress.untrusted_files import read_bytes
 
 CASE_FILE, MANIFEST, TRUTH = "case.yaml", "manifest.json", "truth"
 CHECKS = "checks"  # beside the cases

@@ -17,11 +17,11 @@ import numpy as np
 
 from regress.dump.arrays import DTYPES, Array, dtype_name, raw
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
-from regress.durable import Stamp
+from regress.durable_files import Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.files import MANIFEST, is_input, is_word, parse_where, truth_file
-from regress.inputs import DOCUMENT, read_bytes
-from regress.schema import Count, Finite, Hash, Least, Matches, conform
+from regress.json_schema import Count, Finite, Hash, Least, Matches, conform
+from regress.untrusted_files import DOCUMENT, read_bytes
 
 SCHEMA_VERSION = 2
 _DIGITS = 9  # statistics are for readers of a diff; comparisons use the values themselves

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.dump.jsontext import loads
-from regress.durable import Batch, Stamp
+from regress.durable_files import Batch, Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.files import MANIFEST, RESTORE, changing, read, truth_file
 from regress.golden.manifest import Manifest, checksum

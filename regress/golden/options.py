@@ -27,7 +27,7 @@ def code_option(command: F) -> F:
 
     def allow(_: click.Context, __: click.Parameter, value: bool) -> None:
         if value:
-            from regress.trust import allow_all_code
+            from regress.import_trust import allow_all_code
 
             allow_all_code()
 

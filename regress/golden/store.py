@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, GoldenError, meant
 from regress.golden.files import CASE_FILE, MANIFEST, check_case_name, finish_update
-from regress.project import project_root, project_tree
+from regress.project_settings import project_root, project_tree
 
 if TYPE_CHECKING:
     from regress.golden.case import GoldenCase

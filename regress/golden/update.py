@@ -13,7 +13,7 @@ from regress.dump.formats import safetensors
 from regress.dump.jsontext import Json
 from regress.dump.record import Record
 from regress.dump.stages import STAGES
-from regress.durable import TEMPORARY, Batch, Stamp
+from regress.durable_files import TEMPORARY, Batch, Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.case import read_truth
 from regress.golden.files import (

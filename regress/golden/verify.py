@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from regress.durable import TEMPORARY
+from regress.durable_files import TEMPORARY
 from regress.errors import DumpError, GoldenError
 from regress.golden.case import GoldenCase, read_truth
 from regress.golden.checks import is_check, read_check, stored_checks
@@ -15,7 +15,7 @@ from regress.golden.files import CHECKS, changing, truth_file, truth_files
 from regress.golden.manifest import Manifest, TensorEntry, read_manifest
 from regress.golden.store import GoldenStore
 from regress.golden.update import leftovers
-from regress.inputs import parse_json, read_bytes
+from regress.untrusted_files import parse_json, read_bytes
 
 ORPHANS = ".pytest_cache/v/regress/orphans"
 """File in which the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""

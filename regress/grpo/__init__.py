@@ -5,7 +5,7 @@ Names below load on first use, so that configuration and ``--help`` start no tor
 
 from typing import TYPE_CHECKING
 
-from regress.lazy import lazy_names
+from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from regress.grpo.advantages import token_advantages as token_advantages

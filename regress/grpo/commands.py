@@ -10,7 +10,7 @@ from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective
 from regress.grpo.recipes import RECIPES
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.command()

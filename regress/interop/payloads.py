@@ -16,7 +16,7 @@ from regress.dump.formats import pt
 from regress.dump.location import Location, read_bytes
 from regress.dump.reader import detect_format
 from regress.errors import DumpError
-from regress.inputs import parse_json
+from regress.untrusted_files import parse_json
 
 Payload = Mapping[str, Any]
 

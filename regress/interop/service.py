@@ -22,9 +22,9 @@ from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_re
 from regress.dump.sources import Reader, Source
 from regress.dump.sums import Span
 from regress.errors import DumpError
+from regress.json_schema import conform
 from regress.layout import Segment, TokenLayout
-from regress.printed import printable
-from regress.schema import conform
+from regress.printable_text import printable
 
 PER_MICROBATCH = ("forward_data", "loss", "is_loss_debug", "batch_inputs")
 _ALWAYS: Mapping[str, frozenset[str]] = {

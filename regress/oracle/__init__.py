@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regress.lazy import lazy_names
+from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from regress.oracle.exported import truth as truth

@@ -13,7 +13,7 @@ import click
 from regress.dump.location import Location
 from regress.dump.outputs import LocalFolder, Output, errors_written
 from regress.errors import ConfigError, OracleError
-from regress.printed import echo
+from regress.printable_text import echo
 from regress.report.judge_options import (
     json_calls_option,
     json_file_option,

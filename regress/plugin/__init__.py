@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from regress.import_trust import allow_all_code
 from regress.plugin import hooks, session
 from regress.plugin.failed_replays import FailedReplays
 from regress.plugin.fixture import regress, regress_check
@@ -20,8 +21,7 @@ from regress.plugin.replays import regress_record
 from regress.plugin.selection import choose
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
-from regress.printed import encodable
-from regress.trust import allow_all_code
+from regress.printable_text import encodable
 
 __all__ = ["regress", "regress_check", "regress_record"]
 

@@ -102,7 +102,7 @@ class FailedReplays:
         groups: list[Group],
         firsts: list[Failure],
     ) -> None:
-        from regress.printed import printable
+        from regress.printable_text import printable
         from regress.report.github import annotated, annotation
         from regress.report.groups import GROUPS
         from regress.report.numbers import plural

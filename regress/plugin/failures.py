@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from regress.credential_redaction import redacted
 from regress.plugin.options import reproduce, said
 from regress.plugin.parts import ReplayPart
 from regress.plugin.selection import selector
 from regress.plugin.settings import SETTINGS
-from regress.redaction import redacted
 from regress.report.call import link
 from regress.report.text import explain, headline
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from regress.credential_redaction import redacted
 from regress.errors import RegressError
-from regress.redaction import redacted
 
 if TYPE_CHECKING:
     from regress.check.architecture_check import Architecture

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from regress.redaction import redacted
+from regress.credential_redaction import redacted
 
 EXTENTS = ("reduced", "default", "full")
 TIERS = ("semantics", "precision", "bitwise", "all")

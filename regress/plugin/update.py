@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regress.durable import write
+from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden.files import CHECKS, changing, read, unwritable
 from regress.plugin.rows import UpdateRow
@@ -24,7 +24,7 @@ from regress.report.numbers import pair
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
-    from regress.durable import Batch
+    from regress.durable_files import Batch
     from regress.golden.checks import StoredCheck
     from regress.golden.tree import Tree
     from regress.replay.update import Staged
@@ -162,7 +162,7 @@ def _staged_cases(staged_dir: Path) -> dict[str, Staged]:
 
 def _take_over(batch: Batch, name: str, staged: Staged) -> Iterable[UpdateRow]:
     """Add the update of a case to a batch, and return its rows; if it is refused, nothing is added."""
-    from regress.durable import Batch
+    from regress.durable_files import Batch
     from regress.golden.update import take_over
 
     assert staged.case is not None

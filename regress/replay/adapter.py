@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError, NotSupported, ReplayError, reason
-from regress.project import project_section
+from regress.project_settings import project_section
 from regress.replay.variants import Precision, Variant
 
 KEY = "replay"

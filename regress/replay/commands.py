@@ -15,8 +15,8 @@ from regress.golden.commands import golden
 from regress.golden.files import CASE_FILE, MANIFEST, TRUTH
 from regress.golden.options import code_option, directory_option
 from regress.golden.store import open_store
-from regress.printed import echo, hint_at
-from regress.progress import progress
+from regress.printable_text import echo, hint_at
+from regress.progress_bar import progress
 from regress.replay.export_commands import export
 from regress.report.numbers import plural
 

@@ -12,8 +12,8 @@ import yaml
 from regress.engine.config import Config, load_config
 from regress.engine.config.recording import DumpOptions
 from regress.errors import ConfigError
-from regress.extras import install, missing
 from regress.golden.case import GoldenCase
+from regress.optional_packages import install, missing
 from regress.replay.rollouts import SAMPLED
 from regress.replay.variants import Precision, Variant
 

@@ -9,7 +9,7 @@ import click
 from regress.dump.outputs import LocalFolder
 from regress.golden.options import directory_option
 from regress.golden.store import open_store
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.command()

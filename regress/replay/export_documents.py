@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from regress.errors import GoldenError
-from regress.inputs import DOCUMENT, parse_json, read_bytes
-from regress.schema import Count, Finite, conform
+from regress.json_schema import Count, Finite, conform
+from regress.untrusted_files import DOCUMENT, parse_json, read_bytes
 
 INDEX, OBJECTIVE, ROLLOUTS = "export.json", "objective.json", "rollouts"
 Key = tuple[str | int, int]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from regress.progress import progress
+from regress.progress_bar import progress
 from regress.replay.pool import close_shared_pool
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import ReplayError, reason
-from regress.inputs import DOCUMENT, parse_json, read_bytes
+from regress.json_schema import conform
 from regress.report.call import Call
-from regress.schema import conform
+from regress.untrusted_files import DOCUMENT, parse_json, read_bytes
 
 FILE = "outcome.json"
 """File that holds the outcome of a replay in its folder."""

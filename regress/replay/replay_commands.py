@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.dump.location import Location
 from regress.dump.outputs import LocalFolder, OutputFolder
 from regress.errors import ConfigError
@@ -21,7 +21,7 @@ from regress.golden.files import CASE_FILE
 from regress.golden.options import code_option, directory_option
 from regress.golden.store import open_store
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
-from regress.printed import echo
+from regress.printable_text import echo
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 from regress.report.table import Table

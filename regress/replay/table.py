@@ -12,7 +12,7 @@ from typing import Any
 from regress.errors import ConfigError
 from regress.plugins import VARIANTS as REGISTERED
 from regress.plugins import load, registered
-from regress.project import project_section
+from regress.project_settings import project_section
 from regress.replay.names import overrides_of
 from regress.replay.traits import TRAITS
 from regress.replay.variants import ANY, SEMANTICS, TRAIT, Precision, Variant

@@ -26,13 +26,13 @@ from regress.golden.case import GoldenCase
 from regress.golden.files import MANIFEST, parse_where
 from regress.golden.store import GoldenStore
 from regress.golden.update import check_finite, commit
-from regress.inputs import parse_json, read_bytes
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.judge import stored_tolerances
 from regress.replay.matrix import Replay
 from regress.replay.table import BASE
 from regress.replay.truth import Truth, compute_truth, flat, provenance_of, require_case_signal
 from regress.replay.variants import Precision
+from regress.untrusted_files import parse_json, read_bytes
 
 Selection = Collection[tuple[str, str]]
 """``(where, quantity)`` of the tests of a session; ``coverage`` stands for quantities without a test."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.dump.location import Location
 from regress.dump.outputs import Output, errors_written
 from regress.errors import ConfigError
 from regress.golden.options import directory_option
-from regress.printed import echo
-from regress.progress import progress
+from regress.printable_text import echo
+from regress.progress_bar import progress
 from regress.report.judge_options import (
     json_calls_option,
     json_file_option,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.headroom import COLUMNS
 from regress.report.model import Report
 from regress.report.text import headline

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from regress.dump.outputs import Output, json_option, write_output
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.command()

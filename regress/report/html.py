@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.table import Table
 
 

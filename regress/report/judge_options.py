@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.dump.outputs import OutputFile, OutputFolder
 
 Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]

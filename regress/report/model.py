@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.sequence import Verdicts
+from regress.credential_redaction import redacted_tree
 from regress.dump.jsontext import strict
-from regress.printed import printable_tree
-from regress.redaction import redacted_tree
+from regress.printable_text import printable_tree
 from regress.report.call import Call
 from regress.report.headroom import Closest, VariantRow, closest_calls
 from regress.report.numbers import plural

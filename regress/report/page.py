@@ -11,7 +11,7 @@ from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.verdicts.affected import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, strict
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.call import Call
 from regress.report.headroom import closest_table, in_order_of_computation, variants_table
 from regress.report.html import Card, Chart, Line, Page, Panel, packed_json, script_json

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.dump.outputs import Output, OutputFile, write_output
-from regress.printed import echo
+from regress.printable_text import echo
 
 FORMATS = ("html", "text", "json")
 PAGE = "run-report.html"

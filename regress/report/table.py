@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from regress.printed import printable
+from regress.printable_text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Verdict
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.call import Call
 from regress.report.headroom import COLUMNS, Closest, closest_table
 from regress.report.model import Report

@@ -9,7 +9,7 @@ from regress.compare.diagnosis.divergence import Divergence, name_of
 from regress.compare.replicas import QUANTITY as REPLICAS
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
 from regress.compare.verdicts.verdict import Status, Verdict, Worst
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.numbers import multiple, pair, plural, short
 
 WIDTH = 159

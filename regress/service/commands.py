@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.errors import ConfigError
 from regress.golden.options import code_option
 from regress.service.core.limits import FORMATS, Limits

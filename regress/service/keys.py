@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from regress.errors import ConfigError, reason
-from regress.inputs import read_bytes
+from regress.untrusted_files import read_bytes
 
 VARIABLE = "GRPO_REGRESS_API_KEY"
 _LIMIT = 1 << 20

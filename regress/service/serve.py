@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError, reason
-from regress.extras import install
+from regress.optional_packages import install
 from regress.service.core.limits import Limits
 from regress.service.core.opening import executor_of, launched_rank, opened_host
 from regress.service.core.torchrun import follow

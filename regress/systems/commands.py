@@ -9,7 +9,7 @@ import click
 
 from regress.dump.outputs import LocalFolder, Output, OutputFile, write_output
 from regress.golden.options import directory_option
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.group()

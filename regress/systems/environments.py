@@ -25,9 +25,9 @@ from typing import TypedDict
 from filelock import FileLock
 
 from regress.errors import SystemsError, reason
-from regress.inputs import parse_json, read_bytes
-from regress.schema import conform
+from regress.json_schema import conform
 from regress.systems.protocol import SystemUnderTest
+from regress.untrusted_files import parse_json, read_bytes
 
 VARIABLE = "REGRESS_SYSTEMS"
 """Variable that names the folder of environments; by default one in the user's cache."""

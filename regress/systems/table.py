@@ -10,10 +10,10 @@ from typing import Any
 from regress.dump.location import Location, read_bytes
 from regress.dump.outputs import Output, save_output
 from regress.errors import SystemsError
-from regress.inputs import parse_json
-from regress.schema import conform
+from regress.json_schema import conform
 from regress.systems.findings import finding_named, gone
 from regress.systems.row import Result, Row
+from regress.untrusted_files import parse_json
 
 FORMAT = 1
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import TaskError, reason
-from regress.extras import install
-from regress.inputs import parse_json, read_bytes, refuse_growth
+from regress.optional_packages import install
 from regress.tasks.draws import distinct, generator
 from regress.tasks.problem import Problem
 from regress.tasks.rows import RowFields, problem_of
+from regress.untrusted_files import parse_json, read_bytes, refuse_growth
 
 NAME = "dataset"
 """Name of the task of every file: a problem keeps its task_id where the file is moved."""

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from regress.errors import ConfigError, TaskError
+from regress.import_trust import require_allowed
 from regress.tasks.names import nearest
-from regress.trust import require_allowed
 
 
 def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Any:
     """Return the function `name` of the registry, or of a path "package.module:function".
 
     `key` is the configuration key of the name, and `kind` the kind of function, such as "reward". Raises
-    TaskError for an unknown name, and for a path that must not (see `regress.trust`) or cannot be imported,
+    TaskError for an unknown name, and for a path that must not (see `regress.import_trust`) or cannot be imported,
     or that leads to no function.
     """
     if name in registry:

@@ -60,6 +60,6 @@ def make_own_task(name: str, level: int, params: Mapping[str, Any], seed: int) -
     """Return the task of a path "package.module:function".
 
     Raises:
-        TaskError: if the path must not (see `regress.trust`) or cannot be imported.
+        TaskError: if the path must not (see `regress.import_trust`) or cannot be imported.
     """
     return OwnTask(name, level, named_function("task.name", "task", name, {}), params, seed)

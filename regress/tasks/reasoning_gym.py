@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from regress.errors import TaskError
-from regress.extras import install
+from regress.optional_packages import install
 from regress.tasks.difficulty import HIGHEST
 from regress.tasks.draws import below, generator
 from regress.tasks.names import nearest

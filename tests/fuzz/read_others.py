@@ -58,9 +58,9 @@ def project(path: Path, whole: Path) -> None:
     from regress.compare.verdicts.overrides import read_overrides
     from regress.errors import RegressError
     from regress.golden.store import golden_directory
+    from regress.import_trust import allowed_modules
     from regress.replay.adapter import project_adapter
     from regress.replay.table import project_variants as variant_table
-    from regress.trust import allowed_modules
 
     refused: list[RegressError] = []
     for read in (golden_directory, variant_table, read_overrides, project_adapter, allowed_modules):
@@ -220,7 +220,7 @@ def planted(name: str, made: object) -> Target:
     def target(path: Path, whole: Path) -> None:
         from unittest.mock import patch
 
-        with patch(f"regress.inputs.{name}", made):
+        with patch(f"regress.untrusted_files.{name}", made):
             resumed_metrics(path, whole)
             report(path, whole)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from regress.durable import unfinished
+from regress.durable_files import unfinished
 from regress.golden.store import GoldenStore
 from regress.golden.verify import verify
 

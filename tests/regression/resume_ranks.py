@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from torch import distributed
 
-from regress import durable
+from regress import durable_files
 from regress.dump import metrics_file
 from regress.engine import evaluation, optim, policy, rollout, trainer
 from regress.engine.checkpoint import saver, write
@@ -175,7 +175,7 @@ def _half_a_file(of: Callable[[Path], bool]) -> Callable[[_Fuse], None]:
     """While a file is written under the name that it has until it is whole."""
 
     def arm(fuse: _Fuse) -> None:
-        known = durable._fill
+        known = durable_files._fill
 
         def wrapped(path: Path, chunks: Any, *rest: Any) -> Any:
             if of(path):
@@ -185,7 +185,7 @@ def _half_a_file(of: Callable[[Path], bool]) -> Callable[[_Fuse], None]:
                 fuse()
             return known(path, chunks, *rest)
 
-        durable._fill = wrapped
+        durable_files._fill = wrapped
 
     return arm
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from regress import durable
-from regress.durable import Batch, Stamp, finish, locked, unfinished
+from regress import durable_files
+from regress.durable_files import Batch, Stamp, finish, locked, unfinished
 from tests.unit.killed import killed_at
 
-PACKAGE = Path(durable.__file__).parent
+PACKAGE = Path(durable_files.__file__).parent
 
 
 def at_every_operation(folder: Path, work: Callable[[Path], object], check: Callable[[Path], None]) -> None:
@@ -52,7 +52,7 @@ def seen(root: Path) -> dict[str, bytes]:
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in root.rglob("*")
-        if path.is_file() and not path.relative_to(root).parts[0].startswith(durable.TEMPORARY)
+        if path.is_file() and not path.relative_to(root).parts[0].startswith(durable_files.TEMPORARY)
     }
 
 
@@ -70,10 +70,10 @@ def update(root: Path) -> Batch:
 def test_a_write_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     def check(root: Path) -> None:
         assert (root / "a").read_bytes() in (b"old a", b"new a")
-        durable.write(root / "a", [b"new", b" a"])
+        durable_files.write(root / "a", [b"new", b" a"])
         assert (root / "a").read_bytes() == b"new a"
 
-    at_every_operation(tmp_path, lambda root: durable.write(root / "a", [b"new", b" a"]), check)
+    at_every_operation(tmp_path, lambda root: durable_files.write(root / "a", [b"new", b" a"]), check)
 
 
 def test_a_batch_that_is_killed_leaves_all_old_files_or_all_new_ones(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_recovery_that_is_killed_is_finished_by_the_next(tmp_path: Path) -> No
     decided.mkdir()
     old(decided)
     moment = 0
-    while not (decided / durable.UPDATE).exists():  # killed as soon as it is decided
+    while not (decided / durable_files.UPDATE).exists():  # killed as soon as it is decided
         assert killed_at(moment, lambda: update(decided))
         moment += 1
     for number in range(500):
@@ -113,10 +113,10 @@ def test_a_folder_that_is_published_is_the_old_one_or_the_new_one(tmp_path: Path
         working.mkdir()
         (working / "b").write_bytes(b"new b")
         (working / "whole").write_bytes(b"")
-        durable.publish(working, root / "below")
+        durable_files.publish(working, root / "below")
 
     def check(root: Path) -> None:
-        durable.recover(root, "below".__eq__, lambda folder: (folder / "b").is_file())
+        durable_files.recover(root, "below".__eq__, lambda folder: (folder / "b").is_file())
         assert (root / "below" / "b").read_bytes() == (
             b"new b" if (root / "below" / "whole").exists() else b"old b"
         )
@@ -127,20 +127,20 @@ def test_a_folder_that_is_published_is_the_old_one_or_the_new_one(tmp_path: Path
 
 def test_a_folder_that_is_discarded_is_whole_or_gone(tmp_path: Path) -> None:
     def check(root: Path) -> None:
-        durable.recover(root, "below".__eq__, Path.is_dir)
+        durable_files.recover(root, "below".__eq__, Path.is_dir)
         assert seen(root) in (OLD, {"a": b"old a", "gone/c": b"old c"})
 
-    at_every_operation(tmp_path, lambda root: durable.discard(root / "below"), check)
+    at_every_operation(tmp_path, lambda root: durable_files.discard(root / "below"), check)
 
 
 def test_a_copy_that_is_killed_is_whole_or_not_there(tmp_path: Path) -> None:
     def check(root: Path) -> None:
         if (root / "copy").exists():
             assert (root / "copy" / "b").read_bytes() == b"old b"
-        durable.recover(root, lambda name: name.endswith("-copy"), Path.is_dir)
+        durable_files.recover(root, lambda name: name.endswith("-copy"), Path.is_dir)
         assert sorted(path.name for path in root.iterdir() if path.name != "copy") == ["a", "below", "gone"]
 
-    at_every_operation(tmp_path, lambda root: durable.copy(root / "below", root / "copy"), check)
+    at_every_operation(tmp_path, lambda root: durable_files.copy(root / "below", root / "copy"), check)
 
 
 def test_a_batch_tells_what_it_wrote_and_leaves_equal_files_alone(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_a_blocked_file_refuses_the_whole_batch(tmp_path: Path, target: str, cod
 @pytest.mark.parametrize("rows", ['[["../out", "0"]]', '[["a", "../a"]]', "[1]", "no"])
 def test_a_list_that_no_batch_wrote_moves_nothing(tmp_path: Path, rows: str) -> None:
     root = tmp_path / "root"
-    (root / durable.UPDATE).mkdir(parents=True)
-    (root / durable.UPDATE / "0").write_bytes(b"bad")
-    (root / durable.UPDATE / "files.json").write_text(rows)
+    (root / durable_files.UPDATE).mkdir(parents=True)
+    (root / durable_files.UPDATE / "0").write_bytes(b"bad")
+    (root / durable_files.UPDATE / "files.json").write_text(rows)
     with pytest.raises(OSError, match=r"it is no list of an update.*files\.json"):
         finish(root)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
@@ -200,7 +200,7 @@ def test_a_list_that_no_batch_wrote_moves_nothing(tmp_path: Path, rows: str) -> 
 def test_a_named_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a device, a named pipe or a socket"):
-        durable.write(tmp_path / "pipe", [b"data"])
+        durable_files.write(tmp_path / "pipe", [b"data"])
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
@@ -208,13 +208,13 @@ def test_permissions_are_kept_when_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     path.chmod(0o600)
-    durable.write(path, [b"new"], keep_mode=True)
+    durable_files.write(path, [b"new"], keep_mode=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_another_process_waits_for_the_lock_or_is_told(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from regress.durable import locked\n"
+        "import sys; from pathlib import Path; from regress.durable_files import locked\n"
         "with locked(Path(sys.argv[1]), wait=False): pass"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -256,7 +256,7 @@ def own_ways(tree: ast.Module) -> Any:
 
 
 def test_it_imports_nothing_of_ours() -> None:
-    nodes = ast.walk(ast.parse(Path(durable.__file__).read_text()))
+    nodes = ast.walk(ast.parse(Path(durable_files.__file__).read_text()))
     modules = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
     assert not [module for module in modules if module is None or module.startswith("regress")]
 
@@ -272,5 +272,5 @@ def test_half_a_file_of_a_writer_that_is_gone_goes(tmp_path: Path) -> None:
     ]
     for path in left:
         path.write_text("{")
-    durable.recover(tmp_path, "state.json".__eq__, Path.is_dir)
+    durable_files.recover(tmp_path, "state.json".__eq__, Path.is_dir)
     assert [path.exists() for path in left] == [False, True, True]

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from regress.printed import echo
-from regress.progress import EVERY, progress
+from regress.printable_text import echo
+from regress.progress_bar import EVERY, progress
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("regress.progress.monotonic", found)
+    monkeypatch.setattr("regress.progress_bar.monotonic", found)
     return found
 
 

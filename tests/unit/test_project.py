@@ -8,7 +8,7 @@ import pytest
 
 from regress.errors import ConfigError, RegressError
 from regress.golden.store import golden_directory
-from regress.project import project_section
+from regress.project_settings import project_section
 
 SHAPES = {
     "no TOML": "[",

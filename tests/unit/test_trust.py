@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.errors import ConfigError
-from regress.trust import VARIABLE, allow_all_code, allowed_modules, named_code
+from regress.import_trust import VARIABLE, allow_all_code, allowed_modules, named_code
 
 FORBIDDEN = "is imported only if it lies below the project root"
 

@@ -23,7 +23,7 @@ from regress.compare.quantities import QUANTITIES, quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, Tolerances
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
-from regress.project import project_section
+from regress.project_settings import project_section
 
 EVERY = "*"
 PRECISIONS = ("float64", "float32", "bfloat16", "mixed")

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from regress.compare.verdicts.affected import Affected
-from regress.schema import conform
+from regress.json_schema import conform
 
 
 class Status(StrEnum):

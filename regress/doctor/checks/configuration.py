@@ -11,7 +11,7 @@ from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import Issue, clean, issue, shown
 from regress.engine.checkpoint.changes import is_allowed, is_free, is_on_demand, known_changes, resolved
 from regress.errors import ConfigError, RegressError
-from regress.trust import require_allowed
+from regress.import_trust import require_allowed
 
 KINDS = {
     "length_config_mismatch": ("data.max_", "data.length_"),

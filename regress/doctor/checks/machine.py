@@ -13,7 +13,7 @@ from regress.doctor.checks.weights import is_adapter
 from regress.doctor.issue import Issue, issue, shown
 from regress.dump.manifest import DETERMINISM_VARIABLES, Provenance, environment
 from regress.engine.provenance import settings
-from regress.extras import installed
+from regress.optional_packages import installed
 
 DISTRIBUTION = "grpo-regress"
 

@@ -18,7 +18,7 @@ from regress.dump.metrics_file import METRICS
 from regress.engine.tracking.backup import FOLDER
 from regress.engine.tracking.login import has_wandb_login
 from regress.engine.tracking.state import STATE as TRACKING
-from regress.extras import install
+from regress.optional_packages import install
 
 LINE_LIMIT = 4 * 2**20
 """Bytes of the longest line that is parsed."""

@@ -21,7 +21,7 @@ from regress.dump.jsontext import float_name, loads, nonfinite, tag_floats
 from regress.dump.payload import from_payload, to_payload
 from regress.dump.record import Record, replace_tensors
 from regress.errors import DumpError
-from regress.inputs import parse_json
+from regress.untrusted_files import parse_json
 
 NAME = "jsonl"
 

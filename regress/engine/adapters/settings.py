@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from regress.engine.config.model import LoraConfig as Section
 from regress.engine.hub import cached_folder, local_folder
 from regress.errors import ConfigError, NotInstalled, reason
-from regress.extras import install
-from regress.inputs import parse_json, read_bytes
+from regress.optional_packages import install
+from regress.untrusted_files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -5,7 +5,7 @@ Names below load on first use and need no torch.
 
 from typing import TYPE_CHECKING
 
-from regress.lazy import lazy_names
+from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from regress.engine.checkpoint.names import checkpoint_name as checkpoint_name

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from regress.credential_redaction import redacted_tree
 from regress.engine.config import flat
 from regress.engine.config.schema import Config
 from regress.errors import CheckpointError, ConfigError
-from regress.redaction import redacted_tree
 
 FREE = (
     *("exp_name", "max_steps", "output_dir", "evaluation", "tracking", "parallel", "batching", "debug"),

@@ -18,7 +18,7 @@ from regress.dump.jsontext import dumps, loads
 from regress.dump.location import Location, children, read_bytes
 from regress.dump.manifest import MANIFEST
 from regress.errors import CheckpointError, DumpError
-from regress.inputs import DOCUMENT
+from regress.untrusted_files import DOCUMENT
 
 SCHEMA_VERSION = 1
 READ_SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".py", ".jinja", ".model")

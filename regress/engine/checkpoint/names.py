@@ -7,7 +7,7 @@ import re
 from regress.dump.jsontext import loads
 from regress.dump.location import Location, children, location, read_bytes
 from regress.dump.manifest import MANIFEST
-from regress.inputs import DOCUMENT
+from regress.untrusted_files import DOCUMENT
 
 STATE, TRAINER_STATE, CURRICULUM_STATE = "regress_state.json", "trainer_state.json", "curriculum_state.json"
 """Files of a checkpoint besides those that Hugging Face's ``save_pretrained`` writes."""

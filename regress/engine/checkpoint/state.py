@@ -17,7 +17,7 @@ from regress.engine.checkpoint.manifest import verify
 from regress.engine.checkpoint.names import STATE, checkpoint_name
 from regress.engine.config.schema import Config
 from regress.errors import CheckpointError
-from regress.inputs import DOCUMENT
+from regress.untrusted_files import DOCUMENT
 
 SCHEMA_VERSION = 2
 READABLE = (1, SCHEMA_VERSION)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from regress.dump.files import remove_tree
 from regress.dump.location import Location, children
 from regress.dump.manifest import MANIFEST
-from regress.durable import TEMPORARY, discard, publish, recover
+from regress.durable_files import TEMPORARY, discard, publish, recover
 from regress.engine.checkpoint.manifest import read_manifest, stamps_of, verify, write_manifest
 from regress.engine.checkpoint.names import UNFINISHED, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot

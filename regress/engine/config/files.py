@@ -37,7 +37,7 @@ from regress.engine.config.messages import (
 from regress.engine.config.option import Entry, KeyPath
 from regress.engine.config.values import Resolver, UnresolvedError, is_tree
 from regress.errors import ConfigError
-from regress.inputs import read_bytes
+from regress.untrusted_files import read_bytes
 
 SUFFIX = ".yaml"
 BUILT_IN = Path(__file__).parent / "conf"

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regress.credential_redaction import redacted_tree
 from regress.engine.config.files import UNREADABLE, Files
 from regress.engine.config.messages import (
     COMMAND_LINE,
@@ -42,7 +43,6 @@ from regress.engine.config.schema import (
 from regress.engine.config.training import shorten_warmup
 from regress.engine.config.values import Values
 from regress.errors import ConfigError
-from regress.redaction import redacted_tree
 
 PREFIX, SEPARATOR, VERBATIM = "REGRESS_", "__", "system_envs"
 SEARCHPATH = "hydra.searchpath"

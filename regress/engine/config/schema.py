@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any
 
+from regress.credential_redaction import HIDDEN
 from regress.engine.adapters.settings import is_adapter
 from regress.engine.config.layout import BatchingConfig, ParallelConfig
 from regress.engine.config.messages import Origin, nearest_keys, shortened
@@ -42,7 +43,6 @@ from regress.engine.config.training import (
     derive_preset,
 )
 from regress.errors import ConfigError
-from regress.redaction import HIDDEN
 
 __all__ = ["DumpOptions", "LoraConfig"]
 

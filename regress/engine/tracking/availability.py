@@ -10,7 +10,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from regress.engine.tracking.login import has_wandb_login
 from regress.errors import ConfigError, reason
-from regress.extras import install
+from regress.optional_packages import install
 
 AUTOMATIC = ("wandb", "tensorboard")
 """Trackers that are tried where nobody names one, the best first."""

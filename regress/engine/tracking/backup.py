@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from regress.dump.metrics_file import SEQUENCE, STEP, Row
-from regress.durable import write
+from regress.durable_files import write
 from regress.errors import RegressError
-from regress.inputs import parse_json, read_bytes
-from regress.schema import conform
+from regress.json_schema import conform
+from regress.untrusted_files import parse_json, read_bytes
 
 FOLDER = "wandb_backup"
 VERSION = 1

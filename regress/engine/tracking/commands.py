@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from regress.printed import echo
+from regress.printable_text import echo
 
 
 @click.group()

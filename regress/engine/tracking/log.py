@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from regress.credential_redaction import redacted_tree
 from regress.dump.metrics_file import (
     METRICS,
     SEQUENCE,
@@ -29,7 +30,6 @@ from regress.engine.tracking.channel import Channel, Delivery
 from regress.engine.tracking.identity import Target, Wishes, find_target
 from regress.engine.tracking.state import SyncState, read_sync_state
 from regress.errors import RegressError
-from regress.redaction import redacted_tree
 
 Value = float | int | str | None
 VERSION = 1

@@ -11,8 +11,8 @@ from typing import Any, NotRequired, TypedDict
 
 from regress.engine.tracking.backup import write_json
 from regress.errors import RegressError
-from regress.inputs import parse_json, read_bytes
-from regress.schema import conform
+from regress.json_schema import conform
+from regress.untrusted_files import parse_json, read_bytes
 
 STATE = "wandb_sync_state.json"
 VERSION = 1

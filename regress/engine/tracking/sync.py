@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from regress.credential_redaction import redacted_tree
 from regress.dump.metrics_file import (
     METRICS,
     SEGMENT,
@@ -26,7 +27,6 @@ from regress.engine.tracking.identity import Wishes
 from regress.engine.tracking.log import VERSION, TrackedLog, Value
 from regress.engine.tracking.state import read_sync_state
 from regress.errors import RegressError
-from regress.redaction import redacted_tree
 
 _manager: WandBSyncManager | None = None
 _lock = threading.Lock()

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError, reason
-from regress.extras import install
+from regress.optional_packages import install
 from regress.service.client.backend import RemoteModel
 from regress.service.client.settings import Endpoint, endpoint_of
 

@@ -22,7 +22,7 @@ from regress.dump.location import Location, location
 from regress.dump.nexrl import as_dict
 from regress.dump.requests import REQUESTED
 from regress.dump.trajectory import Trajectory
-from regress.durable import write
+from regress.durable_files import write
 from regress.engine.config.schema import Config
 from regress.engine.trainer import UnfinishedStep
 from regress.errors import DumpError, reason

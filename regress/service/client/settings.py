@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from regress.credential_redaction import redacted_url
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
-from regress.redaction import redacted_url
 from regress.service.api import ServiceError
 
 Mode = Literal["auto", "own", "sdk"]

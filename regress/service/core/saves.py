@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from regress.dump.files import remove_tree
-from regress.durable import TEMPORARY, publish
+from regress.durable_files import TEMPORARY, publish
 from regress.engine.checkpoint.manifest import stamps_of, verify, write_manifest
 from regress.errors import DumpError, RegressError, reason
 from regress.service.api import SAVE_NAME, SaveKind, ServiceError

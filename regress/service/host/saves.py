@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.dump.manifest import MANIFEST
-from regress.durable import publish
+from regress.durable_files import publish
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import OPTIMIZER, STATE
 from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot

@@ -19,9 +19,9 @@ from rich.console import Console
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory
 from regress.engine.config.schema import Config
 from regress.errors import NotInstalled, NotSupported, reason
-from regress.extras import install
 from regress.golden.case import GoldenCase
 from regress.interop.payloads import read_payload
+from regress.optional_packages import install
 from regress.replay.configure import case_config, compose
 from regress.replay.run import torch_settings
 from regress.replay.variants import Precision, Variant

@@ -11,7 +11,7 @@ from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place
 from regress.dump.location import Location
 from regress.errors import ConfigError
-from regress.extras import missing
+from regress.optional_packages import missing
 from regress.replay.configure import unmet, unusable_tracker
 from regress.replay.matrix import Item, Replay, is_judged, place_of_test, require_recorded_plan
 from regress.replay.replayers import Judged, Judging, Machine, Replayer

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from regress.choice import Choice
+from regress.choice_option import Choice
 from regress.command_group import FriendlyGroup
 from regress.dump.location import Location
 from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
 from regress.golden.options import code_option, directory_option
 from regress.golden.store import open_store
-from regress.printed import echo
-from regress.progress import progress
+from regress.printable_text import echo
+from regress.progress_bar import progress
 
 if TYPE_CHECKING:
     from regress.golden.store import GoldenStore

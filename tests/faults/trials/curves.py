@@ -14,10 +14,10 @@ from regress.dump.outputs import Output, StandardOutput, save_output
 from regress.engine.build import build
 from regress.engine.config import load_config
 from regress.errors import ReplayError, reason
-from regress.inputs import DOCUMENT, parse_json
+from regress.json_schema import IsFinite, conform
 from regress.replay.run import no_progress, torch_settings
 from regress.replay.workspace import Workspace
-from regress.schema import IsFinite, conform
+from regress.untrusted_files import DOCUMENT, parse_json
 from tests.faults.registry import installed
 
 NAMED = (

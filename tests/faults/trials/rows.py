@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from regress.errors import ReplayError, reason
-from regress.inputs import DOCUMENT, parse_json, read_bytes
-from regress.schema import conform
+from regress.json_schema import conform
+from regress.untrusted_files import DOCUMENT, parse_json, read_bytes
 
 SCHEMA = 1
 DIAGNOSES = ("right", "wrong", "silent")

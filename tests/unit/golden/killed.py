@@ -23,7 +23,7 @@ import numpy as np
 from regress.dump import Recorder, Trajectory, at, read, recording, tap, tap_trajectories
 from regress.dump.files import TEMPORARY
 from regress.dump.manifest import MANIFEST
-from regress.durable import unfinished
+from regress.durable_files import unfinished
 from regress.golden.case import GoldenCase
 from regress.golden.manifest import ToleranceEntry
 from regress.golden.store import GoldenStore

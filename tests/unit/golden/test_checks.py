@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.dump.arrays import DTYPES
-from regress.durable import write
+from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck, check_path, is_check, read_check, stored_checks
 from regress.golden.tree import Tree

@@ -19,7 +19,7 @@ from regress.cli import main
 from regress.dump.coordinates import Coordinates
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record
-from regress.durable import write
+from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden import GoldenStore, ToleranceEntry
 from regress.golden.checks import StoredCheck

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.durable import UPDATE, unfinished
+from regress.durable_files import UPDATE, unfinished
 from regress.errors import GoldenError
 from regress.golden import GoldenStore
 from regress.golden.checks import StoredCheck

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.inputs import DEPTH, TwiceError, parse_json, read_bytes
+from regress.untrusted_files import DEPTH, TwiceError, parse_json, read_bytes
 
 JSON = st.recursive(
     st.none()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regress.cli import main
 from regress.errors import DumpError, reason
-from regress.printed import printable, printable_tree
+from regress.printable_text import printable, printable_tree
 
 
 @given(st.text(st.characters(codec=None)))

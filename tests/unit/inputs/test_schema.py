@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from regress.schema import Count, Finite, Hash, Least, Name, conform
+from regress.json_schema import Count, Finite, Hash, Least, Name, conform
 
 
 class Colour(StrEnum):

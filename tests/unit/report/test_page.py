@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
-from regress.printed import printable
+from regress.printable_text import printable
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.page import LISTED, page_data, to_html

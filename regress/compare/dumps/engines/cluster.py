@@ -19,7 +19,7 @@ from regress.compare.dumps.session import Job, work
 from regress.compare.dumps.sides import close_sides, open_side
 from regress.dump.location import is_remote, local_path
 from regress.errors import CompareError, DumpError, reason
-from regress.extras import install
+from regress.optional_packages import install
 
 if TYPE_CHECKING:
     from types import ModuleType

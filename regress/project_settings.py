@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.inputs import read_bytes
+from regress.untrusted_files import read_bytes
 
 _LIMIT = 1 << 24  # bytes
 KEYS = ("variants", "tolerances", "replay", "allow_code")

@@ -13,7 +13,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 
-from regress.printed import echo, printable
+from regress.printable_text import echo, printable
 
 EVERY = 30.0
 """Seconds between two lines."""

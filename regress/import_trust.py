@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError, reason
-from regress.project import project_root, project_section
+from regress.project_settings import project_root, project_section
 
 KEY = "allow_code"
 VARIABLE = "GRPO_REGRESS_ALLOW_CODE"

@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from regress.printed import printable
+from regress.printable_text import printable
 
 DEPTH = 200
 """Levels of the deepest JSON that is read; far below the recursion limit of what walks through it."""

@@ -36,7 +36,7 @@ from typing import (
     is_typeddict,
 )
 
-from regress.printed import printable
+from regress.printable_text import printable
 
 T = TypeVar("T")
 Check = Callable[[Any, str], None]
