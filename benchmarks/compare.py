@@ -29,8 +29,8 @@ import torch
 
 from benchmarks.report import Report
 from benchmarks.timing import Measured, alternate, timed
-from regress.compare.metrics import stripes
-from regress.compare.metrics.stripes import measure
+from regress.compare.metrics import striped_measures
+from regress.compare.metrics.striped_measures import measure
 from regress.dump.arrays import Array, to_torch
 from regress.dump.mapped import Region
 
@@ -42,7 +42,7 @@ BLOCK = 1 << 22
 RTOL, ATOL = 0.1, 1e-5
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 START_UP = {
-    "ours": "from regress.compare.metrics.stripes import measure; measure(x, y)",
+    "ours": "from regress.compare.metrics.striped_measures import measure; measure(x, y)",
     "allclose": "np.allclose(x, y)",
     "assert_close": "import torch; torch.testing.assert_close(torch.from_numpy(x), torch.from_numpy(y))",
 }
@@ -175,7 +175,7 @@ def _ours(threads: int, row: int | None = None) -> Compare:
 
 def _chunks(actual: Array, golden: Array) -> None:
     """Measure without compiled loops, as where the extra ``fast`` is not installed."""
-    with mock.patch.object(stripes, "_compiles", return_value=False):
+    with mock.patch.object(striped_measures, "_compiles", return_value=False):
         _ours(1)(actual, golden)
 
 

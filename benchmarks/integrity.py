@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.report import Report
 from benchmarks.timing import alternate, timed
-from regress.compare.dumps.bounds import Bounds
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically

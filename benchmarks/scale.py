@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.report import Report
 from benchmarks.timing import alternate, timed
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "scale"))
 
@@ -37,7 +37,7 @@ MEASURE = """
 import json, multiprocessing, re, sys, time
 from pathlib import Path
 from regress.compare.dumps.engines import engine_named
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 
 def kilobytes(process, file, key):
     try:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from regress.capture.recording import record as record
     from regress.capture.tap_batch import tap_batch as tap_batch
     from regress.check.loss_check import assert_objective as assert_objective
-    from regress.compare.dumps.session import Comparison as Comparison
-    from regress.compare.request import check_dump as check_dump
-    from regress.compare.request import compare_sources as compare_sources
+    from regress.compare.comparison_request import check_dump as check_dump
+    from regress.compare.comparison_request import compare_sources as compare_sources
+    from regress.compare.dumps.comparison import Comparison as Comparison
     from regress.compare.verdicts.tolerance import Tolerance as Tolerance
     from regress.compare.verdicts.verdict import Verdict as Verdict
     from regress.dump.reader import DumpReader as DumpReader
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from regress.replay.variants import Variant as Variant
 
 _HOMES = {
-    "Comparison": "compare.dumps.session",
+    "Comparison": "compare.dumps.comparison",
     "DumpReader": "dump.reader",
     "GoldenCase": "golden.case",
     "GoldenStore": "golden.store",
@@ -63,8 +63,8 @@ _HOMES = {
     "assert_close": "plugin.closeness",
     "assert_objective": "check.loss_check",
     "at": "dump.taps",
-    "check_dump": "compare.request",
-    "compare_sources": "compare.request",
+    "check_dump": "compare.comparison_request",
+    "compare_sources": "compare.comparison_request",
     "explain_dump": "explain.explain",
     "export_case": "replay.export",
     "guard": "live.guard",

@@ -14,7 +14,7 @@ from typing import Any
 from sphinx.application import Sphinx
 
 import regress
-from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.quantities import QUANTITIES
 from regress.dump.stages import STAGES
 from regress.engine.config.option import Option

@@ -15,7 +15,7 @@ import torch
 from regress.check.expected_objective import GRADIENT, LOSS, Expected
 from regress.check.loss_calls import Result
 from regress.check.objective_batches import Batch
-from regress.compare.diagnosis.counterfactual import (
+from regress.compare.diagnosis.counterfactuals import (
     Counterfactual,
     Formula,
     counterfactuals,

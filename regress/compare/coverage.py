@@ -9,19 +9,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import Key
+from regress.compare.alignment.element_names import Locator
 from regress.compare.alignment.local_shard import others, uncovered
-from regress.compare.alignment.locate import Locator
-from regress.compare.alignment.places import Mask
+from regress.compare.alignment.record_keys import Key
+from regress.compare.alignment.token_places import Mask
 from regress.compare.diagnosis.hypotheses import Truth
-from regress.compare.plan import Plan
 from regress.compare.quantities import (
     MICRO_STAGES,
     OPEN_STAGES,
     UPDATE_STAGES,
 )
-from regress.compare.records import Records
-from regress.compare.verdicts.case import element
+from regress.compare.record_plan import Plan
+from regress.compare.update_records import Records
+from regress.compare.verdicts.tensor_case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.layout import TokenFrame
 

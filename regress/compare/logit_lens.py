@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.dumps.session import Comparison
+from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.opened_dump import open_side
 from regress.explain.explain import explain_dump
 from regress.explain.statement import Statement, UpdateExplanation
 from regress.explain.update import Update, read_update

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.opened_dump import open_side
 from regress.errors import CompareError, RegressError
 from regress.explain import basics, clip, loss
 from regress.explain.advantages import Advantages, candidates, constant

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from regress.compare.metrics.ulps import spacing
-from regress.compare.updates.logits import expected_values
+from regress.compare.updates.logit_recomputation import expected_values
 from regress.dump.record import Record
 from regress.explain.source import Source
 from regress.explain.update import Floats, Ints, Update, indices_of

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from regress.compare.dumps.averaged import averaged
-from regress.compare.dumps.bounds import Bounds, spacing
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.session import Comparison, compare_dumps
-from regress.compare.dumps.sides import open_side
-from regress.compare.verdicts.overrides import read_overrides
+from regress.compare.dumps.comparison import Comparison, compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.rank_averaged_loss import averaged
+from regress.compare.dumps.tensor_selection import Selection
+from regress.compare.dumps.tolerance_bounds import Bounds, spacing
+from regress.compare.verdicts.tolerance_overrides import read_overrides
 from regress.dump.files import file_stamp
 from regress.dump.reader import DumpReader
 from regress.engine.config.schema import Config
@@ -74,7 +74,7 @@ def judge_dump(
             for every loss token.
         model: checkpoint with the weights before the first update, in place of those in the dump.
         reference: checkpoint of the reference model, or ``initial`` for the weights before the first update.
-        precision, ranks_average, only: see `regress.compare.request.compare_sources`.
+        precision, ranks_average, only: see `regress.compare.comparison_request.compare_sources`.
 
     Raises:
         OracleError: if the dump does not hold what the engine needs, or is of something that it cannot compute.

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from regress.compare.dumps.bounds import Bounds
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status

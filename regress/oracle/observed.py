@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from regress.capture.forward_pass import content_key
-from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.shard_overlap import assembled
-from regress.compare.alignment.spans import Spans
+from regress.compare.alignment.token_spans import Spans
 from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record

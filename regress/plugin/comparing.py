@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float

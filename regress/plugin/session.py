@@ -67,7 +67,7 @@ class ReplaySession:
     def suite(self) -> Suite:
         """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
-            from regress.compare.verdicts.overrides import read_overrides
+            from regress.compare.verdicts.tolerance_overrides import read_overrides
             from regress.replay.settings import with_settings
             from regress.replay.table import project_variants
 

@@ -12,7 +12,7 @@ from regress.errors import ConfigError, RegressError
 from regress.plugin.parts import Broken, ReplayPart, parts
 
 if TYPE_CHECKING:
-    from regress.compare.verdicts.overrides import Overrides
+    from regress.compare.verdicts.tolerance_overrides import Overrides
     from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.golden.store import GoldenStore

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.beside import Beside, OwnMicrobatch
-from regress.compare.dumps.golden import sampler_log_probs
-from regress.compare.dumps.truth import Tensors
+from regress.compare.diagnosis.related_values import Beside, OwnMicrobatch
+from regress.compare.dumps.golden_source import sampler_log_probs
+from regress.compare.dumps.truth_source import Tensors
 from regress.dump.arrays import Array
 from regress.golden.case import GoldenCase
 from regress.replay.plan import PlannedUpdate

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.dumps.golden import token_text
-from regress.compare.judge import judge_update
-from regress.compare.plan import Plan
+from regress.compare.dumps.golden_source import token_text
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
-from regress.compare.records import Records
-from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.trajectories import judge_trajectories
+from regress.compare.record_plan import Plan
+from regress.compare.update_judge import judge_update
+from regress.compare.update_records import Records
+from regress.compare.updates.trajectory_judge import judge_trajectories
+from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array

@@ -12,7 +12,7 @@ from regress.progress_bar import progress
 from regress.replay.pool import close_shared_pool
 
 if TYPE_CHECKING:
-    from regress.compare.verdicts.overrides import Overrides
+    from regress.compare.verdicts.tolerance_overrides import Overrides
     from regress.replay.cache import ReplayCache
     from regress.replay.matrix import Replay
     from regress.replay.session import Results, Session

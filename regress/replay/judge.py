@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from regress.compare.dumps.golden import token_text
-from regress.compare.judge import judge_bitwise, judge_update
+from regress.compare.dumps.golden_source import token_text
 from regress.compare.quantities import ADDED, METRICS, quantity_named
-from regress.compare.records import Records
-from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.selftest import judge_rolled
-from regress.compare.verdicts.overrides import Overrides
+from regress.compare.update_judge import judge_bitwise, judge_update
+from regress.compare.update_records import Records
+from regress.compare.updates.judge_self_test import judge_rolled
+from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
+from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader

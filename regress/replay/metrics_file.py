@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.quantities import METRICS
-from regress.compare.updates.checked import Broken, Checked
+from regress.compare.updates.invariant_counts import Broken, Checked
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.metrics_file import METRICS as FILE
 from regress.dump.metrics_file import STEP, UPDATE, metrics_of, read_metrics

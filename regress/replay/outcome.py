@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from regress.compare.diagnosis.causes import Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
-from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
+from regress.compare.diagnosis.layer_names import merged_layers, multiples_by_layer
+from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Verdict

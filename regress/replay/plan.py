@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.plan import Plan
+from regress.compare.record_plan import Plan
 from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason

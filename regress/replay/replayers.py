@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.location import Location
 from regress.golden.case import GoldenCase

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from regress.compare.alignment.canonical import canonicalize
-from regress.compare.diagnosis.draws import draws_that_differ
-from regress.compare.updates.trajectories import MISMATCH, SAMPLER, judge_mismatch, judge_trajectories
+from regress.compare.alignment.canonical_tensors import canonicalize
+from regress.compare.diagnosis.sampled_tokens import draws_that_differ
+from regress.compare.updates.trajectory_judge import MISMATCH, SAMPLER, judge_mismatch, judge_trajectories
 from regress.compare.verdicts.tolerance import Tolerance, Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regress.compare.diagnosis.causes import Diagnosis
-from regress.compare.diagnosis.divergence import Divergence
-from regress.compare.verdicts.overrides import Overrides, read_overrides
+from regress.compare.diagnosis.first_divergence import Divergence
+from regress.compare.diagnosis.probable_cause import Diagnosis
+from regress.compare.verdicts.tolerance_overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase

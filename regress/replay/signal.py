@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.compare.diagnosis.counterfactual import Formula, branches, depends_on, gives
+from regress.compare.diagnosis.counterfactuals import Formula, branches, depends_on, gives
 from regress.compare.diagnosis.token_formulas import FORMULAS, TokenFormulas
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from regress.compare.dumps.golden import token_text
+from regress.compare.dumps.golden_source import token_text
 from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.compare.alignment.canonical import canonicalize
+from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regress.compare.alignment.project import Projection
+from regress.compare.alignment.canonical_projection import Projection
 from regress.compare.quantities import METRICS, Kind, Source, quantity_named
-from regress.compare.verdicts.overrides import Overrides
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
+from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.files import write_atomically

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from regress.compare.diagnosis.divergence import name_of
+from regress.compare.diagnosis.first_divergence import name_of
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.jsontext import strict
 from regress.report.text import placed

@@ -30,9 +30,9 @@ from regress.report.judge_options import (
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.compare.dumps.bounds import Bounds
-    from regress.compare.dumps.options import Options
-    from regress.compare.dumps.session import Comparison, Engine
+    from regress.compare.dumps.comparison import Comparison, Engine
+    from regress.compare.dumps.comparison_options import Options
+    from regress.compare.dumps.tolerance_bounds import Bounds
     from regress.compare.verdicts.verdict import Verdict
     from regress.report.model import Report
     from regress.report.modes import Directories, Modes
@@ -154,9 +154,9 @@ def compare(
 
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
-    from regress.compare.dumps.averaged import averaged
-    from regress.compare.dumps.golden import located
-    from regress.compare.request import bounds_of
+    from regress.compare.comparison_request import bounds_of
+    from regress.compare.dumps.golden_source import located
+    from regress.compare.dumps.rank_averaged_loss import averaged
     from regress.report.comparison import refused
     from regress.report.modes import modes_of
 
@@ -187,7 +187,7 @@ def _pairs(
     folder: Path | None,
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """Return the pairs of golden and actual sources, by name."""
-    from regress.compare.dumps.golden import located
+    from regress.compare.dumps.golden_source import located
     from regress.report.modes import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
@@ -211,8 +211,8 @@ def _pairs(
 def _options(
     step: str | None, only: Sequence[str], ranks: int | None, micros: int | None, bounds: Bounds
 ) -> Options:
-    from regress.compare.dumps.options import Options
-    from regress.compare.dumps.selection import Selection
+    from regress.compare.dumps.comparison_options import Options
+    from regress.compare.dumps.tensor_selection import Selection
 
     steps = None
     if step is not None:
@@ -230,7 +230,7 @@ def _warn(text: str) -> None:
 
 
 def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
-    from regress.compare.dumps.session import compare_dumps
+    from regress.compare.dumps.comparison import compare_dumps
 
     with progress(f"{golden} and {actual}") as bar:
 
@@ -244,7 +244,7 @@ def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Com
 
 
 def _beside_noise(found: Comparison, noise: str, options: Options, engine: Engine) -> Comparison:
-    from regress.compare.noise import judged_beside_noise
+    from regress.compare.baseline_noise import judged_beside_noise
 
     return judged_beside_noise(found, _compared(found.golden, noise, options, engine))
 
@@ -274,7 +274,7 @@ def tell(
         options: those of the comparisons.
         again: command that makes the golden dump and compares again, where that dump is not kept.
     """
-    from regress.compare.dumps.two_runs import APART
+    from regress.compare.dumps.different_runs import APART
     from regress.report.comparison import MODES, report_of
     from regress.report.lens import lens_lines
     from regress.report.terminal import colourful, screen

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alone import check_dump
-from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, exchanged_divergence, find_divergence
-from regress.compare.diagnosis.rules.table import OF_GOLDEN
+from regress.compare.diagnosis.first_divergence import Divergence, exchanged_divergence, find_divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose
+from regress.compare.diagnosis.rules.rule_table import OF_GOLDEN
 from regress.compare.diagnosis.run_context import RunContext, run_context_of_side
-from regress.compare.dumps.absent import absent_records
-from regress.compare.dumps.columns import Column, columns
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.planning import plan_units
-from regress.compare.dumps.sent import original
-from regress.compare.dumps.session import Comparison, exchanged
-from regress.compare.dumps.sides import open_side
-from regress.compare.dumps.two_runs import two_runs
-from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.absent_records import absent_records
+from regress.compare.dumps.comparison import Comparison, exchanged
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.comparison_plan import plan_units
+from regress.compare.dumps.comparison_unit import Unit
+from regress.compare.dumps.different_runs import two_runs
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.token_columns import Column, columns
+from regress.compare.dumps.wire_view import original
 from regress.compare.logit_lens import logit_lens
 from regress.compare.quantities import QUANTITIES, UPDATE_STAGES, Kind, quantity_named
-from regress.compare.updates.statements import not_asked
+from regress.compare.single_dump_checks import check_dump
+from regress.compare.updates.invariant_statements import not_asked
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import RegressError
 from regress.explain.differences import SUBJECTS, differences

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis
-from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.first_divergence import Divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis
 from regress.compare.verdicts.verdict import Verdict
 from regress.report.numbers import plural
 from regress.report.text import headline

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from regress.compare.verdicts.sequence import Verdicts
+from regress.compare.verdicts.verdict_sequence import Verdicts
 from regress.credential_redaction import redacted_tree
 from regress.dump.jsontext import strict
 from regress.printable_text import printable_tree

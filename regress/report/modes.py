@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from regress.compare.dumps.options import Options
+from regress.compare.dumps.comparison_options import Options
 from regress.plugins import MODES, load, named
 from regress.report.model import Told
 

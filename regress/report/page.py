@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
-from regress.compare.verdicts.affected import Affected
+from regress.compare.diagnosis.layer_names import merged_layers, multiples_by_layer
+from regress.compare.verdicts.affected_elements import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, strict
 from regress.printable_text import printable

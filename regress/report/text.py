@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from regress.compare.diagnosis.causes import Diagnosis
-from regress.compare.diagnosis.divergence import Divergence, name_of
-from regress.compare.replicas import QUANTITY as REPLICAS
-from regress.compare.updates.checked import QUANTITY as INVARIANTS
+from regress.compare.diagnosis.first_divergence import Divergence, name_of
+from regress.compare.diagnosis.probable_cause import Diagnosis
+from regress.compare.replica_agreement import QUANTITY as REPLICAS
+from regress.compare.updates.invariant_counts import QUANTITY as INVARIANTS
 from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.printable_text import printable
 from regress.report.numbers import multiple, pair, plural, short

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import canonical_layout
-from regress.compare.alignment.locate import TokenText
+from regress.compare.alignment.element_names import TokenText
+from regress.compare.alignment.record_keys import canonical_layout
 from regress.compare.quantities import QUANTITIES, Kind, Source, primary_source
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place

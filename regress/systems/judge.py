@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence, name_of
-from regress.compare.dumps.session import Comparison
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence, name_of
+from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
+from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.report.comparison import run_context_of
 from regress.report.text import headline

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regress.compare.verdicts.affected import Affected, Count
+from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.call import Call
 from regress.report.model import Report

@@ -55,7 +55,7 @@ def outcome(path: Path, whole: Path) -> None:
 
 
 def project(path: Path, whole: Path) -> None:
-    from regress.compare.verdicts.overrides import read_overrides
+    from regress.compare.verdicts.tolerance_overrides import read_overrides
     from regress.errors import RegressError
     from regress.golden.store import golden_directory
     from regress.import_trust import allowed_modules

@@ -14,9 +14,9 @@ def quiet() -> Console:
 
 
 def _compare(golden: Path, actual: Path, *, only: str = "") -> None:
-    from regress.compare.dumps.options import Options
-    from regress.compare.dumps.selection import Selection
-    from regress.compare.dumps.session import compare_dumps
+    from regress.compare.dumps.comparison import compare_dumps
+    from regress.compare.dumps.comparison_options import Options
+    from regress.compare.dumps.tensor_selection import Selection
     from regress.report.comparison import report_of
     from regress.report.terminal import screen, whole
 
@@ -98,7 +98,7 @@ def golden(path: Path, whole: Path) -> None:
 
 
 def golden_side(path: Path, whole: Path) -> None:
-    from regress.compare.dumps.sides import close_sides, open_side
+    from regress.compare.dumps.opened_dump import close_sides, open_side
 
     close_sides()
     side = open_side(f"golden:{path}/tiny")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 from regress.errors import DumpError, RegressError
 
 Setup = Callable[..., Any]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.dumps.comparison import Comparison, compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.verdicts.verdict import Status
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap, tap_trajectories

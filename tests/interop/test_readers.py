@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from regress import plugins
-from regress.compare.dumps.session import compare_dumps
-from regress.compare.dumps.sides import close_sides, open_side
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.opened_dump import close_sides, open_side
 from regress.errors import DumpError
 
 Register = Callable[..., None]

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.compare.dumps.options import Options
+from regress.compare.dumps.comparison_options import Options
 from regress.interop.modes.three_modes import comparable, found_between
 from regress.report.modes import Directories
 

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regress.compare.diagnosis.causes import Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
+from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
 from regress.golden.store import GoldenStore

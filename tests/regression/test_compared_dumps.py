@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
+from regress.compare.dumps.comparison import Comparison, compare_dumps
+from regress.compare.dumps.comparison_options import Options
 from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS

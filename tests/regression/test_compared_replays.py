@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
 from regress.engine.config import load_config
 from regress.engine.run import train
 

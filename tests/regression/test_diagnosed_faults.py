@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
+from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay

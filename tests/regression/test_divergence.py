@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from regress.compare.diagnosis.causes import Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
+from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.golden.store import GoldenStore
 from regress.replay.injection import Inject, injected
 from regress.replay.judge import judge_replay

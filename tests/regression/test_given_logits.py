@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 from torch import Tensor
 
-from regress.compare.records import Records
-from regress.compare.updates.invariants import judge_invariants
+from regress.compare.update_records import Records
+from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine import policy
 from regress.golden.store import GoldenStore

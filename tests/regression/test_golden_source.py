@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically

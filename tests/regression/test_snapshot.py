@@ -18,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import snapshot
 
-from regress.compare.diagnosis.causes import UNKNOWN
+from regress.compare.diagnosis.probable_cause import UNKNOWN
 from regress.dump.reader import DumpReader
 
 KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())

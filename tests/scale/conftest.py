@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 
 sys.path.append(str(Path(__file__).parent))
 

@@ -20,12 +20,12 @@ from deadly import Deadly
 from made_dumps import Made
 
 from regress.cli import main
-from regress.compare.dumps.engines import ENGINES, cluster, engine_named, processes
-from regress.compare.dumps.engines.cluster import Cluster, work_there
-from regress.compare.dumps.engines.processes import AHEAD, Processes
-from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.planning import plan_units
-from regress.compare.dumps.session import Job, compare_dumps
+from regress.compare.dumps.comparison import Job, compare_dumps
+from regress.compare.dumps.comparison_plan import plan_units
+from regress.compare.dumps.engines import ENGINES, engine_named, process_pool, ray_cluster
+from regress.compare.dumps.engines.process_pool import AHEAD, Processes
+from regress.compare.dumps.engines.ray_cluster import Cluster, work_there
+from regress.compare.dumps.scaled_verdicts import Finding
 from regress.errors import CompareError, DumpError
 
 Pair = tuple[str, str]
@@ -81,10 +81,10 @@ def test_a_killed_process_changes_nothing(pair: Pair, expected: list[object], to
 def test_processes_that_die_all_the_time_change_nothing(
     pair: Pair, expected: list[object], told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_stay_with_owner", die)
+    monkeypatch.setattr(process_pool, "_stay_with_owner", die)
     found = compare_dumps(*pair, engine=spread(told))
     assert [verdict.to_json() for verdict in found.verdicts] == expected
-    assert told[processes.PATIENCE - 1] == (
+    assert told[process_pool.PATIENCE - 1] == (
         "a worker process died again: all that is left is done by this process"
     )
 
@@ -109,9 +109,9 @@ def test_a_small_comparison_starts_no_process(pair: Pair, monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise AssertionError("a pool was started")
 
-    monkeypatch.setattr(processes, "ProcessPoolExecutor", refuse)
-    monkeypatch.setattr(processes, "ALONE", 3600.0)
-    compare_dumps(*pair, engine=Processes(2, alone=processes.ALONE))
+    monkeypatch.setattr(process_pool, "ProcessPoolExecutor", refuse)
+    monkeypatch.setattr(process_pool, "ALONE", 3600.0)
+    compare_dumps(*pair, engine=Processes(2, alone=process_pool.ALONE))
 
 
 def test_only_so_many_jobs_are_in_hand(pair: Pair, told: list[str]) -> None:
@@ -128,7 +128,7 @@ def test_only_so_many_jobs_are_in_hand(pair: Pair, told: list[str]) -> None:
 
     jobs = Counted((unit, None) for unit in plan_units(*pair).units)
     assert len(jobs) > 2 * AHEAD + 2
-    results = iter(processes._spread(jobs, 2, told.append))
+    results = iter(process_pool._spread(jobs, 2, told.append))
     next(results)
     assert Counted.taken == 2 * AHEAD
     next(results)
@@ -152,8 +152,8 @@ def test_what_a_job_raises_is_raised_here(pair: Pair, told: list[str], tmp_path:
 def test_workers_end_with_the_process_that_wanted_them(pair: Pair, tmp_path: Path) -> None:
     code = f"""
 import multiprocessing, os, signal, sys
-from regress.compare.dumps.engines.processes import Processes
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.engines.process_pool import Processes
+from regress.compare.dumps.comparison import compare_dumps
 
 def die(count):
     if count > 0:
@@ -198,7 +198,7 @@ def test_what_is_no_engine_is_said(name: str, options: dict[str, object], messag
 
 
 def test_every_engine_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "imported", lambda: None)
+    monkeypatch.setattr(ray_cluster, "imported", lambda: None)
     assert [engine_named(name) for name in ENGINES if name != "local"] == [Processes(), Cluster()]
 
 
@@ -217,7 +217,7 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    monkeypatch.setattr(cluster, "imported", Ray)
+    monkeypatch.setattr(ray_cluster, "imported", Ray)
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(
         CompareError, match=rf"no Ray cluster at 127.0.0.1:{port} .*ConnectionRefused.*RAY_ADDR"

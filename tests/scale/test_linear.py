@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from made_dumps import Made, shard
 
 from regress.compare.alignment.shard_overlap import IntervalIndex
-from regress.compare.dumps.planning import plan_units
-from regress.compare.dumps.session import compare_dumps
-from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.comparison_plan import plan_units
+from regress.compare.dumps.comparison_unit import Unit
 from regress.dump import reader
 from regress.layout import ShardLayout
 

@@ -27,7 +27,7 @@ leaves room for no more than 0.4 times a tensor.
 CODE = """
 import json, re, sys
 from pathlib import Path
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 
 found = compare_dumps(*sys.argv[1:])
 kilobytes = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -14,10 +14,10 @@ import pytest
 from deadly import Deadly
 from made_dumps import Made
 
-from regress.compare.dumps.engines.cluster import Cluster, imported
-from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.planning import plan_units
-from regress.compare.dumps.session import Job, compare_dumps, work
+from regress.compare.dumps.comparison import Job, compare_dumps, work
+from regress.compare.dumps.comparison_plan import plan_units
+from regress.compare.dumps.engines.ray_cluster import Cluster, imported
+from regress.compare.dumps.scaled_verdicts import Finding
 from regress.errors import CompareError
 
 pytestmark = pytest.mark.extended

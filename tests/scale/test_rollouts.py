@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_dumps import Entry, finish
 
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.dumps.comparison import Comparison, compare_dumps
 from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plants.catalogue import FAULTS
 
-from regress.compare.dumps.session import Comparison
+from regress.compare.dumps.comparison import Comparison
 from regress.golden.store import GoldenStore
 from regress.oracle.judge import judge_dump
 from regress.replay.exported import ExportedCase

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.keys import Key
+from regress.compare.alignment.record_keys import Key
 from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.metrics.stripes import largest
+from regress.compare.metrics.striped_measures import largest
 from regress.dump.arrays import Array
 
 Truth = Mapping[str, Mapping[str, Array]]

@@ -13,10 +13,10 @@ from itertools import combinations, product
 
 import numpy as np
 
-from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import Shard, flat_index, others, uncovered
+from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.token_overlap import BLOCK
-from regress.compare.verdicts.case import Block, Locate, element, unravelled
+from regress.compare.verdicts.tensor_case import Block, Locate, element, unravelled
 from regress.dump.arrays import Array, raw
 from regress.dump.mapped import release
 from regress.errors import CompareError

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.spans import PADDING
-from regress.compare.verdicts.case import Block
+from regress.compare.alignment.token_spans import PADDING
+from regress.compare.verdicts.tensor_case import Block
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
 from regress.errors import CompareError

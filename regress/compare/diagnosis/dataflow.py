@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regress.compare.diagnosis.layers import LAST, layer_of, layer_order
+from regress.compare.diagnosis.layer_names import LAST, layer_of, layer_order
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.extent import (
+from regress.compare.diagnosis.failure_extent import (
     LIMIT,
     affected_tokens,
     blocks,
@@ -21,10 +21,10 @@ from regress.compare.diagnosis.extent import (
 )
 from regress.compare.diagnosis.group_patterns import of_groups, of_tokens, of_zeros
 from regress.compare.diagnosis.hypotheses import CHANCE, Hypothesis, explains, fitted, permuted, says_nothing
-from regress.compare.diagnosis.temperature import log_sum_exp, temperature
-from regress.compare.diagnosis.terms import Term, Terms
+from regress.compare.diagnosis.logit_temperature import log_sum_exp, temperature
+from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes
-from regress.compare.verdicts.affected import Affected, Count
+from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.dump.arrays import Array, is_float
 from regress.layout import ShardLayout
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.failure_pattern import Pattern
 from regress.compare.diagnosis.hypotheses import Floats
-from regress.compare.diagnosis.pattern import Pattern
-from regress.compare.verdicts.affected import Affected
+from regress.compare.verdicts.affected_elements import Affected
 
 KEY, WITHIN, BY_TOKEN, ZEROS = "groups", "within", "by token", "zeros"
 _SAME = 1e-6

@@ -18,7 +18,7 @@ from regress.compare.metrics.ulps import spacing
 from regress.dump.arrays import Array, is_float
 
 if TYPE_CHECKING:
-    from regress.compare.diagnosis.counterfactual import Counterfactual
+    from regress.compare.diagnosis.counterfactuals import Counterfactual
 
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""

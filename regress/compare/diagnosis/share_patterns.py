@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from regress.compare.diagnosis.pattern import Pattern
+from regress.compare.diagnosis.failure_pattern import Pattern
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Verdict
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.counterfactual import MOVED, Counterfactual, affine, counterfactuals, same
+from regress.compare.diagnosis.counterfactuals import MOVED, Counterfactual, affine, counterfactuals, same
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, changed
-from regress.compare.diagnosis.softmax import gradient_parts
-from regress.compare.diagnosis.terms import Term, Terms
+from regress.compare.diagnosis.softmax_formula import gradient_parts
+from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.diagnosis.token_formulas import FEW, OF_LOGITS, WHOLE, TokenFormulas
 
 _SUMS = ("token_loss", "token_gradient")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.beside import Beside
 from regress.compare.diagnosis.hypotheses import Floats, Truth
-from regress.compare.diagnosis.softmax import TOKEN_GRADIENTS, softmax_formula
+from regress.compare.diagnosis.related_values import Beside
+from regress.compare.diagnosis.softmax_formula import TOKEN_GRADIENTS, softmax_formula
 from regress.dump.arrays import Array
 from regress.errors import RegressError
 from regress.layout import TokenFrame
@@ -21,7 +21,7 @@ from regress.layout import TokenFrame
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from regress.compare.diagnosis.counterfactual import Compute, Formula
+    from regress.compare.diagnosis.counterfactuals import Compute, Formula
     from regress.grpo.evaluate import Samples
     from regress.grpo.objective import Objective
 
@@ -129,7 +129,7 @@ class TokenFormulas:
     @cached_property
     def _in_use(self) -> Objective | None:
         """The configured objective, with coefficients that adapt as the golden loss of this update tells them."""
-        from regress.compare.diagnosis.counterfactual import Formula, affine
+        from regress.compare.diagnosis.counterfactuals import Formula, affine
         from regress.grpo.evaluate import loss_of
 
         golden, objective, samples = self.golden("token_loss"), self.objective, self.samples
@@ -175,7 +175,7 @@ class TokenFormulas:
     def _gives(
         self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]], objective: Objective
     ) -> bool:
-        from regress.compare.diagnosis.counterfactual import Formula, gives
+        from regress.compare.diagnosis.counterfactuals import Formula, gives
 
         golden, samples = self.golden(quantity), self.samples
         formula = Formula(
@@ -295,7 +295,7 @@ def objective_formula(
     Args:
         swaps: inputs beside log-probs and advantages -> inputs that may have been taken for them.
     """
-    from regress.compare.diagnosis.counterfactual import Formula
+    from regress.compare.diagnosis.counterfactuals import Formula
 
     of_policies = {name: tuple(other for other in _LOG_PROBS if other != name) for name in _LOG_PROBS}
     exchanges = [*combinations(_numbers(objective), 2), ("kl_coef", "entropy_coef")]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, told_apart
-from regress.compare.diagnosis.terms import Terms
+from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.term_decomposition import Terms
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.adamw import MOMENTS, STATE, AdamW, adamw_formula, made_twice
-from regress.compare.diagnosis.beside import NOTHING, Beside
+from regress.compare.diagnosis.adamw_formula import MOMENTS, STATE, AdamW, adamw_formula, made_twice
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, changed
-from regress.compare.diagnosis.terms import Term, Terms
-from regress.compare.dumps.adam import CLIP_EPS
+from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.term_decomposition import Term, Terms
+from regress.compare.dumps.adamw_settings import CLIP_EPS
 
 if TYPE_CHECKING:
-    from regress.compare.diagnosis.counterfactual import Counterfactual, Formula
+    from regress.compare.diagnosis.counterfactuals import Counterfactual, Formula
 
 _PARTS = (2, 3, 4, 8)
 """Numbers of parts that ranks may hold of a tensor."""
@@ -107,7 +107,7 @@ class UpdateHypotheses:
 
     def _update(self, quantity: str, name: str, affected: NDArray[np.bool_] | None) -> Iterator[Hypothesis]:
         """Yield what a moment or parameter would be, had one thing of the update been another."""
-        from regress.compare.diagnosis.counterfactual import affine, counterfactuals
+        from regress.compare.diagnosis.counterfactuals import affine, counterfactuals
 
         parameter, _, kind = name.rpartition("/") if quantity == "optimizer" else (name, "", "param")
         golden, formula = self._values(quantity, name), self._formula(parameter)
@@ -213,7 +213,7 @@ def _screened(
     formula: Formula, kind: str, golden: Floats, affected: NDArray[np.bool_] | None
 ) -> Iterator[Hypothesis]:
     """Yield what a few elements of a tensor would be, and all of it where that explains them."""
-    from regress.compare.diagnosis.counterfactual import counterfactuals
+    from regress.compare.diagnosis.counterfactuals import counterfactuals
 
     rows = np.arange(golden.size) if affected is None else np.flatnonzero(affected)
     rows = rows[:: max(1, -(-rows.size // _FEW))]

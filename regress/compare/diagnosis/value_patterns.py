@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from regress.compare.diagnosis.failure_pattern import Pattern
 from regress.compare.diagnosis.group_patterns import BY_TOKEN, WITHIN, ZEROS, group_patterns
 from regress.compare.diagnosis.group_patterns import KEY as GROUPS
 from regress.compare.diagnosis.hypotheses import LEFT
-from regress.compare.diagnosis.pattern import Pattern
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.share_patterns import KEY as MICROBATCHES
 from regress.compare.diagnosis.share_patterns import share_patterns
-from regress.compare.verdicts.affected import Affected
+from regress.compare.verdicts.affected_elements import Affected
 from regress.compare.verdicts.verdict import Status, Verdict
 
 EXPLAINED = LEFT

@@ -8,20 +8,20 @@ from functools import cached_property
 
 import numpy as np
 
-from regress.compare.alignment.locate import Locator
-from regress.compare.alignment.places import Mask, Placed, Places, placed
-from regress.compare.alignment.project import Projection
+from regress.compare.alignment.canonical_projection import Projection
+from regress.compare.alignment.element_names import Locator
 from regress.compare.alignment.token_overlap import Index, Part
+from regress.compare.alignment.token_places import Mask, Placed, Places, placed
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.dumps.canonical import golden_at, golden_update
-from regress.compare.dumps.golden import text_of
-from regress.compare.dumps.listing import header, record_of, told_by
-from regress.compare.dumps.match import numbered
-from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.unit import Unit
+from regress.compare.dumps.canonical_values import golden_at, golden_update
+from regress.compare.dumps.comparison_unit import Unit
+from regress.compare.dumps.golden_source import text_of
+from regress.compare.dumps.opened_dump import Side, open_side
+from regress.compare.dumps.record_listing import header, record_of, told_by
+from regress.compare.dumps.sample_matching import numbered
 from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, Source
-from regress.compare.records import words_at
-from regress.compare.verdicts.case import Locate
+from regress.compare.update_records import words_at
+from regress.compare.verdicts.tensor_case import Locate
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey

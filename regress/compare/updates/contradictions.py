@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.updates.checked import Checked
+from regress.compare.updates.invariant_counts import Checked
 from regress.dump.arrays import Array
 
 Ints = NDArray[np.int64]

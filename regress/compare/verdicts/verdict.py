@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from regress.compare.verdicts.affected import Affected
+from regress.compare.verdicts.affected_elements import Affected
 from regress.json_schema import conform
 
 
@@ -99,7 +99,7 @@ class Verdict:
         quantiles: ``p50``, ``p90``, ``p99``, ``p999`` of the error, by octave: true values lie at most a factor of two
             below.
         worst_row: row with the largest error, if the last dimension makes rows and something differs.
-        distances: distances of the two policies, for log-probs only, see `regress.compare.metrics.distances`.
+        distances: distances of the two policies, for log-probs only, see `regress.compare.metrics.policy_distances`.
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
         basis, reason: those of the tolerance.

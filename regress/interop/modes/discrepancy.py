@@ -11,7 +11,7 @@ TRAINER, CLIENT, SERVICE = "the self-hosted trainer", "the client", "the service
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A discrepancy; see `regress.compare.diagnosis.causes.Diagnosis` for those of single tensors.
+    """A discrepancy; see `regress.compare.diagnosis.probable_cause.Diagnosis` for those of single tensors.
 
     Attributes:
         rule: its name.

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.aligned import TokenRows
-from regress.compare.dumps.columns import aligned
-from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.planning import plan_units, steps_of
-from regress.compare.dumps.rollouts import RolloutUnit
-from regress.compare.dumps.sent import original
-from regress.compare.dumps.shares import ShareUnit
-from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.unit import Unit
+from regress.compare.alignment.aligned_tensor import TokenRows
+from regress.compare.dumps.comparison_options import Options, Planned
+from regress.compare.dumps.comparison_plan import plan_units, steps_of
+from regress.compare.dumps.comparison_unit import Unit
+from regress.compare.dumps.loss_shares import ShareUnit
+from regress.compare.dumps.opened_dump import Side, open_side
+from regress.compare.dumps.rollout_comparison import RolloutUnit
+from regress.compare.dumps.token_columns import aligned
+from regress.compare.dumps.wire_view import original
 from regress.dump.arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from regress.compare.dumps.sent import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.wire_view import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
 from regress.interop.modes.discrepancy import Discrepancy, some
 from regress.interop.modes.presence import dropped, files, order, presence
 from regress.interop.modes.replies import replies

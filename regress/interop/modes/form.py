@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regress.compare.dumps.sent import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
-from regress.compare.dumps.sides import Side
+from regress.compare.dumps.opened_dump import Side
+from regress.compare.dumps.wire_view import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
 from regress.interop.modes.datums import client_of
 from regress.interop.modes.rows import Row, pairs_of, rows_of
 from regress.interop.service import ServiceDump

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from regress.compare.dumps.sides import Side
+from regress.compare.dumps.opened_dump import Side
 from regress.dump.requests import VARIABLES
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
 from regress.interop.modes.rows import Row

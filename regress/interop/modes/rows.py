@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.spans import Spans
-from regress.compare.dumps.match import Sample, Tokens, match_samples
-from regress.compare.dumps.sides import Side
+from regress.compare.alignment.token_spans import Spans
+from regress.compare.dumps.opened_dump import Side
+from regress.compare.dumps.sample_matching import Sample, Tokens, match_samples
 from regress.dump.record import Record
 from regress.dump.trajectory import rollouts_in
 from regress.layout import SampleKey

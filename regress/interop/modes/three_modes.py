@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.sent import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.wire_view import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
 from regress.errors import CompareError, RegressError
 from regress.interop.modes.documented import sections, steps_in
 from regress.interop.modes.documented_text import lines_of

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.dumps.bounds import Bounds
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.session import Comparison, compare_dumps
-from regress.compare.verdicts.overrides import Overrides
+from regress.compare.dumps.comparison import Comparison, compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
+from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import CompareError
 from regress.golden.case import GoldenCase

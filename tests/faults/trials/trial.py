@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.manifest import Manifest
 from regress.dump.reader import DumpReader

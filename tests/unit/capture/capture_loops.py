@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from regress import record
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.dumps.comparison import Comparison, compare_dumps
 
 VOCABULARY = 40
 

@@ -15,7 +15,7 @@ from transformers import Qwen3ForCausalLM
 
 from regress import record
 from regress.cli import main
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 from regress.dump.reader import DumpReader
 
 UNDIVIDED = "tiny-grpo"

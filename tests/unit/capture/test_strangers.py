@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
 
 from regress import record
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from regress.compare.metrics.compiled import measure_compiled
-from regress.compare.metrics.stripes import largest, measure
+from regress.compare.metrics.compiled_measures import measure_compiled
+from regress.compare.metrics.striped_measures import largest, measure
 from regress.dump import DumpReader, Recorder, at, recording, tap
 from regress.dump.arrays import DTYPES, is_float
 from regress.dump.mapped import Region, map_file, release

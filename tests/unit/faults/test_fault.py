@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import tests.faults
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ReplayError
 from regress.replay.injection import Patch

@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from off_policy_loop import straddled, tiny_model, train
 
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
 from regress.oracle.judge import judge_dump
 from regress.oracle.repeat import taken_branches
 

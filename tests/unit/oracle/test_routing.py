@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from off_policy_loop import tiny_mixture, tiny_model, train
 
 from regress import record
-from regress.compare.dumps.session import Comparison
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
+from regress.compare.dumps.comparison import Comparison
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 from regress.oracle.judge import judge_dump

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.session import Comparison
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
+from regress.compare.dumps.comparison import Comparison
 from regress.dump.reader import DumpReader
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from regress.compare.diagnosis.causes import Diagnosis
-from regress.compare.diagnosis.divergence import Divergence
-from regress.compare.diagnosis.patterns import Pattern
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.diagnosis.common_patterns import Pattern
+from regress.compare.diagnosis.first_divergence import Divergence
+from regress.compare.diagnosis.probable_cause import Diagnosis
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural

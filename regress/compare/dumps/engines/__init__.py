@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from regress.compare.dumps.engines.warning import warn
+from regress.compare.dumps.engines.executor_warning import warn
 from regress.errors import CompareError
 
 if TYPE_CHECKING:
-    from regress.compare.dumps.session import Engine
+    from regress.compare.dumps.comparison import Engine
 
-ENGINES = ("local", "processes", "ray")
+ENGINES = ("local", "process_pool", "ray")
 
 
 def engine_named(
@@ -48,14 +48,14 @@ def engine_named(
             f"the engine local is this process alone, but {workers} workers were asked for: add --engine processes"
         )
     if name == "ray":
-        from regress.compare.dumps.engines import cluster
+        from regress.compare.dumps.engines import ray_cluster
 
-        cluster.imported()
-        return cluster.Cluster(workers, address, tell)
-    if name == "processes":
-        from regress.compare.dumps.engines.processes import Processes
+        ray_cluster.imported()
+        return ray_cluster.Cluster(workers, address, tell)
+    if name == "process_pool":
+        from regress.compare.dumps.engines.process_pool import Processes
 
         return Processes(workers, tell)
-    from regress.compare.dumps.session import serial
+    from regress.compare.dumps.comparison import serial
 
     return serial

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.alignment.canonical import canonicalize
-from regress.compare.alignment.keys import canonical_layout
-from regress.compare.alignment.places import Places
-from regress.compare.alignment.project import Projection
+from regress.compare.alignment.canonical_projection import Projection
+from regress.compare.alignment.canonical_tensors import canonicalize
+from regress.compare.alignment.record_keys import canonical_layout
+from regress.compare.alignment.token_places import Places
 from regress.compare.quantities import QUANTITIES, primary_source, quantity_named, source_of
 from regress.dump.record import Record
 from regress.dump.stages import STAGES

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.compare.diagnosis.beside import Beside
+from regress.compare.diagnosis.related_values import Beside
 from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses

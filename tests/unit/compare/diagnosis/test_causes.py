@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose, matched, next_command
+from regress.compare.diagnosis.common_patterns import Pattern
 from regress.compare.diagnosis.dataflow import INPUTS
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
-from regress.compare.diagnosis.draws import SAMPLED
-from regress.compare.diagnosis.patterns import Pattern
-from regress.compare.diagnosis.rule import Rule
-from regress.compare.diagnosis.rules.conditions import CONDITIONS
-from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.diagnosis_rule import Rule
+from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose, matched, next_command
+from regress.compare.diagnosis.rules.rule_conditions import CONDITIONS
+from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.diagnosis.sampled_tokens import SAMPLED
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.replay.names import choose

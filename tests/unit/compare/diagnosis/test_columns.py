@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.diagnosis.failure_contexts import FailureContexts
+from regress.compare.diagnosis.tensor_failures import FailureContexts
 from regress.compare.quantities import Source
 from regress.dump.arrays import Array
 from regress.layout import Segment, TokenFrame, TokenLayout

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regress.compare.diagnosis.adamw import AdamW
-from regress.compare.diagnosis.counterfactual import Change, Formula, affine, counterfactuals
-from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.adamw_formula import AdamW
+from regress.compare.diagnosis.counterfactuals import Change, Formula, affine, counterfactuals
+from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.grpo.catalogue import KL_ESTIMATORS
 from regress.grpo.evaluate import advantages_of, gradients_of, loss_of
 from regress.grpo.objective import Objective

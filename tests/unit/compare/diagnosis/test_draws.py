@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.draws import SAMPLED, draws_that_differ
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
+from regress.compare.diagnosis.sampled_tokens import SAMPLED, draws_that_differ
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.trajectory import Trajectory, to_record

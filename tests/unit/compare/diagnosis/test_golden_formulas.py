@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.compare.diagnosis.counterfactual import gives
+from regress.compare.diagnosis.counterfactuals import gives
 from regress.compare.diagnosis.token_formulas import FORMULAS, TOKEN_GRADIENTS, TokenFormulas
 from regress.engine.config import to_plain
 from regress.golden.case import GoldenCase

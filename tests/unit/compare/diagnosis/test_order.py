@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regress.compare.diagnosis.dataflow import inputs_under
-from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
+from regress.compare.alignment.aligned_tensor import Aligned, TokenRows, judge_aligned
+from regress.compare.alignment.canonical_projection import Projection
 from regress.compare.alignment.local_shard import Shard, whole_layout
-from regress.compare.alignment.places import Places, selected_rows
-from regress.compare.alignment.project import Projection
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.alignment.token_overlap import token_part
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.extent import by_chance
-from regress.compare.diagnosis.patterns import Pattern, find_patterns
+from regress.compare.alignment.token_places import Places, selected_rows
+from regress.compare.diagnosis.common_patterns import Pattern, find_patterns
+from regress.compare.diagnosis.failure_extent import by_chance
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import Kind, Source, quantity_named
-from regress.compare.verdicts.affected import Affected, Count
-from regress.compare.verdicts.case import Case
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.affected_elements import Affected, Count
+from regress.compare.verdicts.tensor_case import Case
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array

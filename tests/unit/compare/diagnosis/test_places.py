@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.common_patterns import find_patterns
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.diagnosis.patterns import find_patterns
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.diagnosis.beside import Beside, OwnMicrobatch
-from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.extent import of_samples, one_sided, rounded_to
+from regress.compare.diagnosis.common_patterns import find_patterns
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.diagnosis.patterns import find_patterns
-from regress.compare.diagnosis.proof import VALUES
+from regress.compare.diagnosis.failure_extent import of_samples, one_sided, rounded_to
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
+from regress.compare.diagnosis.related_values import Beside, OwnMicrobatch
+from regress.compare.diagnosis.rule_gate import VALUES
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.diagnosis.terms import Term, Terms
+from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regress.compare.dumps.bounds import Bounds, coarsest
+from regress.compare.dumps.tolerance_bounds import Bounds, coarsest
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.golden.manifest import ToleranceEntry

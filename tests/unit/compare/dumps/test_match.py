@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from regress.compare.dumps.match import EXHAUSTIVE, Sample, match_samples
+from regress.compare.dumps.sample_matching import EXHAUSTIVE, Sample, match_samples
 from regress.layout import SampleKey
 
 contents = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=8)

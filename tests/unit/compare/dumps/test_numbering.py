@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from regress.compare.dumps.numbering import counted_otherwise
-from regress.compare.dumps.session import compare_dumps
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.update_numbering import counted_otherwise
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap

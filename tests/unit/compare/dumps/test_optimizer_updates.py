@@ -12,11 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.dumps.options import Options
-from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
+from regress.compare.dumps.comparison import Comparison, compare_dumps
+from regress.compare.dumps.comparison_options import Options
+from regress.compare.dumps.tensor_selection import Selection
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
@@ -242,7 +242,7 @@ def test_updates_between_the_recorded_ones_are_undecided(compared: Callable[...,
 
 
 def test_a_bound_that_was_asked_for_is_kept(tmp_path: Path) -> None:
-    from regress.compare.request import compare_sources
+    from regress.compare.comparison_request import compare_sources
 
     golden, actual = Run(1).record(tmp_path / "golden"), Run(2).record(tmp_path / "actual")
     assert compare_sources(golden, actual, rtol=1e-6).exit_code == 1

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps import weight_distance
-from regress.compare.dumps.sides import open_side
-from regress.compare.dumps.weight_distance import weight_distances
+from regress.compare.dumps import weight_drift
+from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.weight_drift import weight_distances
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
@@ -44,7 +44,7 @@ def test_elements_at_even_distances_stand_for_all(
     paths = dump(tmp_path / "golden", {}), dump(tmp_path / "actual", {"head.weight": every})
     found = []
     for most in (1 << 20, 32250):  # one of 16
-        monkeypatch.setattr(weight_distance, "MOST", most)
+        monkeypatch.setattr(weight_drift, "MOST", most)
         sides = open_side(str(paths[0])), open_side(str(paths[1]))
         (one,) = weight_distances(sides, lambda _: {"gradient": 1e-6, "optimizer": 1e-6}).values()
         found.append(one)

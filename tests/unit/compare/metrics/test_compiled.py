@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.metrics import stripes
-from regress.compare.metrics.chunks import measure_chunks
-from regress.compare.metrics.compiled import measure_compiled
-from regress.compare.metrics.kernels import NEAR, TILE
-from regress.compare.metrics.measures import Measures
-from regress.compare.metrics.stripes import measure
+from regress.compare.metrics import striped_measures
+from regress.compare.metrics.chunked_measures import measure_chunks
+from regress.compare.metrics.compiled_measures import measure_compiled
+from regress.compare.metrics.error_measures import Measures
+from regress.compare.metrics.measure_kernels import NEAR, TILE
+from regress.compare.metrics.striped_measures import measure
 from regress.dump.arrays import DTYPES, Array, is_float
 
 FLOATS = [name for name, dtype in DTYPES.items() if is_float(dtype)]
@@ -30,11 +30,11 @@ SUMS = ("error_l2", "golden_l2", "error_sum", "product")
 def test_without_numba_numpy_finds_the_same(
     monkeypatch: pytest.MonkeyPatch, dtype: str, bitwise: bool
 ) -> None:
-    golden = np.random.default_rng(0).standard_normal(stripes.LARGE).astype(DTYPES[dtype])
+    golden = np.random.default_rng(0).standard_normal(striped_measures.LARGE).astype(DTYPES[dtype])
     actual = noisy(np.random.default_rng(1), golden, "noise")
     compiled = measure(actual, golden, 1e-3, bitwise=bitwise)
-    monkeypatch.setattr(stripes, "_compiles", lambda: False)
-    monkeypatch.setitem(sys.modules, "regress.compare.metrics.compiled", None)
+    monkeypatch.setattr(striped_measures, "_compiles", lambda: False)
+    monkeypatch.setitem(sys.modules, "regress.compare.metrics.compiled_measures", None)
     plain = measure(actual, golden, 1e-3, bitwise=bitwise)
     assert (plain.over, plain.worst, plain.max_error) == (compiled.over, compiled.worst, compiled.max_error)
     assert plain.over
@@ -145,8 +145,8 @@ def test_stripes_and_threads_do_not_show(monkeypatch: pytest.MonkeyPatch, row: i
     golden = rng.standard_normal(7 * 3000).astype(np.float32)
     actual = noisy(rng, golden, "spread")
     whole = measure(actual, golden, 0.1, row=row)
-    monkeypatch.setattr(stripes, "LARGE", 1)
-    monkeypatch.setattr(stripes, "STRIPE", 4096)
+    monkeypatch.setattr(striped_measures, "LARGE", 1)
+    monkeypatch.setattr(striped_measures, "STRIPE", 4096)
     one = measure(actual, golden, 0.1, row=row)
     assert measure(actual, golden, 0.1, row=row, threads=2) == one
     require_same(one, whole, actual, golden)
@@ -161,7 +161,7 @@ def test_parts_that_do_not_lie_in_one_piece(
     golden = rng.standard_normal((11, 9, 8)).transpose(order)
     actual = noisy(rng, golden, "noise")
     expected = measure(actual.copy(), golden.copy(), 1e-3, row=golden.shape[-1])
-    monkeypatch.setattr(stripes, "STRIPE", stripe)
+    monkeypatch.setattr(striped_measures, "STRIPE", stripe)
     found = measure(actual, golden, 1e-3, row=golden.shape[-1], threads=2)
     require_same(found, expected, actual, golden)
 
@@ -169,8 +169,8 @@ def test_parts_that_do_not_lie_in_one_piece(
 def test_small_comparisons_load_no_compiler() -> None:
     code = (
         "import sys, numpy as np\n"
-        "import regress.compare.judge, regress.plugin\n"
-        "from regress.compare.metrics.stripes import LARGE, measure\n"
+        "import regress.compare.update_judge, regress.plugin\n"
+        "from regress.compare.metrics.striped_measures import LARGE, measure\n"
         "measure(np.ones(1000, np.float32), np.zeros(1000, np.float32))\n"
         "measure(np.ones(LARGE, np.int8), np.zeros(LARGE, np.int8))\n"
         "assert not {'numba', 'torch'} & set(sys.modules)\n"

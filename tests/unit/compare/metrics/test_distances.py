@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.metrics.distances import log_ratios
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.metrics.policy_distances import log_ratios
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import DTYPES

@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from regress.compare.metrics import chunks, stripes
-from regress.compare.metrics.stripes import Measures, largest, measure, nonfinite, ratio, scaled_residual
+from regress.compare.metrics import chunked_measures, striped_measures
+from regress.compare.metrics.striped_measures import (
+    Measures,
+    largest,
+    measure,
+    nonfinite,
+    ratio,
+    scaled_residual,
+)
 from regress.compare.metrics.ulps import ulp_distance, ulps_apart
 from regress.dump.arrays import DTYPES, is_float
 
@@ -28,7 +35,7 @@ finite = st.floats(-1e6, 1e6, width=32)
 def test_measures_do_not_depend_on_the_chunks(golden: np.ndarray, chunk: int, data: st.DataObject) -> None:
     actual = golden + data.draw(npst.arrays(np.float64, golden.shape, elements=finite))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK", chunk)
+        patch.setattr(chunked_measures, "CHUNK", chunk)
         found, top = measure(actual, golden, 10.0), largest(golden)
     error = np.abs(actual - golden)
     assert found.count == error.size
@@ -51,7 +58,7 @@ def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.Data
         for _ in range(2)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "CHUNK", chunk)
+        patch.setattr(chunked_measures, "CHUNK", chunk)
         found = measure(actual, golden, 1.0, row=row)
     T, R = actual.astype(np.float64), golden.astype(np.float64)
     error = np.abs(T - R)
@@ -69,7 +76,7 @@ def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.Data
         assert found.residual == pytest.approx(left, abs=1e-6 * found.relative_l2)
         assert scaled_residual([(actual, golden)], alpha) == pytest.approx(left, abs=1e-15)
     for name, bound in found.quantiles.items():
-        exact = float(np.quantile(error, stripes.QUANTILES[name], method="inverted_cdf"))
+        exact = float(np.quantile(error, striped_measures.QUANTILES[name], method="inverted_cdf"))
         assert (exact <= bound <= 2 * exact) if exact else bound == 0.0
     norms = np.linalg.norm(T - R, axis=1)
     if not norms.any():

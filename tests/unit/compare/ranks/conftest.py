@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.judge import judge_update
-from regress.compare.plan import Plan
+from regress.compare.record_plan import Plan
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regress.compare.alignment.canonical import canonicalize
+from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from regress.compare.alignment.canonical import canonicalize
+from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.layout import DIMENSIONS, BatchPlan
 
 lengths_st = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda lengths: max(lengths) > 1)

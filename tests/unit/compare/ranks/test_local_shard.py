@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import Shard, uncovered
+from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.shard_overlap import assembled, equal_elements, pairs, shard_blocks, words_of
 from regress.errors import CompareError
 from regress.layout import ShardLayout

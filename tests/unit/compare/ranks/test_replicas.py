@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.judge import judge_bitwise
+from regress.compare.update_judge import judge_bitwise
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.layout import BatchPlan
 from tests.unit.compare.ranks.findings import LENGTHS, brief, refusal

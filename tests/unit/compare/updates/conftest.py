@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regress.compare.judge import judge_update
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS

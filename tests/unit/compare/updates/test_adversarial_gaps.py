@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
+from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
 from regress.dump.recorded import read_trajectories

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.comparison import compare_dumps
 from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan, TokenLayout

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import BITWISE
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from regress.compare.updates import logits as given_logits
-from regress.compare.updates.checked import Checked
-from regress.compare.updates.logits import TokenValues, check_given_logits, expected_values, temperature_of
+from regress.compare.updates import logit_recomputation as given_logits
+from regress.compare.updates.invariant_counts import Checked
+from regress.compare.updates.logit_recomputation import (
+    TokenValues,
+    check_given_logits,
+    expected_values,
+    temperature_of,
+)
 from regress.dump.arrays import Array
 
 

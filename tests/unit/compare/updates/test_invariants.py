@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from regress.compare.single import check_records
-from regress.compare.updates.selftest import judge_rolled
+from regress.compare.single_dump_units import check_records
+from regress.compare.updates.judge_self_test import judge_rolled
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array

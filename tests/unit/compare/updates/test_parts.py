@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.updates.checked import Checked
-from regress.compare.updates.parts import SPLIT, check_parts
+from regress.compare.updates.invariant_counts import Checked
+from regress.compare.updates.model_parts import SPLIT, check_parts
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.layout import Mesh

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regress.compare.judge import judge_update
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Place, Status
 from regress.dump.record import Record
 from regress.layout import BatchPlan

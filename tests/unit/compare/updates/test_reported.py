@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regress.compare.alignment.metric_scale import metric_scale, size_of
-from regress.compare.updates.checked import Checked
-from regress.compare.updates.reported import MetricPart, check_combined, check_part, joined, parts_of
+from regress.compare.updates.invariant_counts import Checked
+from regress.compare.updates.metric_invariants import MetricPart, check_combined, check_part, joined, parts_of
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record, replace_tensors
 

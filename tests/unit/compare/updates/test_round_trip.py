@@ -9,15 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.alignment.aligned import TokenRows
-from regress.compare.alignment.canonical import canonicalize
-from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.aligned_tensor import TokenRows
+from regress.compare.alignment.canonical_projection import Projection
+from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.compare.alignment.local_shard import whole_layout
-from regress.compare.alignment.places import Places
-from regress.compare.alignment.project import Projection
+from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.token_overlap import token_part
-from regress.compare.judge import judge_bitwise, judge_update
+from regress.compare.alignment.token_places import Places
 from regress.compare.quantities import source_of
+from regress.compare.update_judge import judge_bitwise, judge_update
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan

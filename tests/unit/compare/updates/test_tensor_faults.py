@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.dumps.session import compare_dumps
-from regress.compare.judge import judge_update
+from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.quantities import NEW
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record

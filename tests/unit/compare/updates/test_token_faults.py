@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regress.compare.diagnosis.failure_context import FailureContext
-from regress.compare.judge import judge_update
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Place, Status
 from regress.dump.record import Record
 from regress.layout import BatchPlan

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.diagnosis.causes import diagnose
-from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.judge import judge_update
+from regress.compare.diagnosis.first_divergence import find_divergence
+from regress.compare.diagnosis.probable_cause import diagnose
+from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record

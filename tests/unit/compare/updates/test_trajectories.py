@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.updates.trajectories import judge_trajectories
+from regress.compare.updates.trajectory_judge import judge_trajectories
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record

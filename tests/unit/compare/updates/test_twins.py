@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.judge import judge_bitwise
+from regress.compare.update_judge import judge_bitwise
 from regress.compare.verdicts.verdict import Place, Status
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import PADDED, changed, last_loss_token, place_of

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.dumps.bounds import Bounds
-from regress.compare.verdicts.overrides import Override, Overrides, read_overrides
+from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
+from regress.compare.verdicts.tolerance_overrides import Override, Overrides, read_overrides
 from regress.errors import ConfigError
 from regress.golden.store import GoldenStore
 

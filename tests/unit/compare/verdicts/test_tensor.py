@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
+from regress.compare.alignment.aligned_tensor import Aligned, TokenRows, judge_aligned
 from regress.compare.alignment.token_overlap import Part
-from regress.compare.verdicts.case import Case, element
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tensor_case import Case, element
+from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import DTYPES, Array, is_float

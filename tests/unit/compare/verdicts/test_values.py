@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.case import Block, Case
-from regress.compare.verdicts.tensor import judge_tensor, judge_values
+from regress.compare.verdicts.tensor_case import Block, Case
+from regress.compare.verdicts.tensor_judge import judge_tensor, judge_values
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.compare.verdicts.verdict import Place
 

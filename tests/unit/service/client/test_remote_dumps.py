@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regress.compare.request import compare_sources
+from regress.compare.comparison_request import compare_sources
 from regress.errors import DumpError
 from regress.interop.payloads import read_payload
 from tests.unit.service.client.conftest import Sides

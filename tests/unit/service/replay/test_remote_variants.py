@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regress.compare.dumps.session import Comparison
+from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError, ConfigError, NotSupported
 from regress.golden.case import GoldenCase

@@ -1,0 +1,56 @@
+"""Records that a dump lacks although others of the same dump, or those of the other one, tell that they were made."""
+
+from __future__ import annotations
+
+from regress.compare.dumps.opened_dump import Side
+from regress.compare.quantities import MICRO_STAGES
+
+At = tuple[int, int, int, int]
+"""Step, update, rank and microbatch."""
+NAMED = 4
+"""Most gaps that are named one by one."""
+
+
+def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
+    """Return what the actual dump lacks of the steps that both have, a phrase each.
+
+    A microbatch counts as computed if any type of record has it, so a type that others have at a place was lost there.
+    Ranks and microbatches of the golden dump alone are named, too, where no manifest lists the actual files: either
+    they were lost, or the layout is another one.
+    """
+    known, other = _places(golden), _places(actual)
+    own_steps, steps = ({at[0] for at in set().union(*side.values())} for side in (known, other))
+    steps &= own_steps
+    made = {at for places in other.values() for at in places if at[0] in steps}
+    stages = [stage for stage in known if stage not in other and actual.writes(stage)]
+    gaps = [f"all records of {stage}, which the golden dump has" for stage in stages]
+    gaps += [
+        f"{stage} of {_words(at)} (which {', '.join(having)} ha{'s' if len(having) == 1 else 've'})"
+        for stage, places in other.items()
+        for at in sorted(made - places)
+        for having in [[name for name, there in other.items() if at in there]]
+    ]
+    if actual.system == "regress":  # its manifest would tell of lost files
+        known = {}
+    expected = {at for places in known.values() for at in places if at[0] in steps}
+    ranks = sorted({at[2] for at in expected} - {at[2] for at in made}) if made else []
+    gaps += [f"all records of rank {rank}, which the golden dump has" for rank in ranks]
+    lost = sorted(at for at in expected - made if at[2] not in ranks) if made else []
+    gaps += [f"all records of {_words(at)}, which the golden dump has" for at in lost]
+    more = [f"and {len(gaps) - NAMED} more"] if len(gaps) > NAMED else []
+    return (*gaps[:NAMED], *more)
+
+
+def _places(side: Side) -> dict[str, set[At]]:
+    """Return the places of each type of records of microbatches."""
+    found: dict[str, set[At]] = {}
+    for stage, where in side.entries.values():
+        if stage in MICRO_STAGES and where.micro is not None:
+            at = (where.step, where.update or 0, where.rank or 0, where.micro)
+            found.setdefault(stage, set()).add(at)
+    return found
+
+
+def _words(at: At) -> str:
+    step, update, rank, micro = at
+    return f"step {step}{f', update {update}' if update else ''}, rank {rank}, microbatch {micro}"

@@ -1,0 +1,228 @@
+"""Golden values of updates as a source: as if one rank had recorded each update in one packed row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from regress.compare.alignment.element_names import TokenText
+from regress.compare.diagnosis.hypotheses import Truth
+from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Kind,
+    Source,
+    quantity_named,
+    source_of,
+    sources_in,
+)
+from regress.dump import sources
+from regress.dump.arrays import Array
+from regress.dump.coordinates import Coordinates
+from regress.dump.record import LOSS_ROWS, Record
+from regress.errors import CompareError
+from regress.layout import TokenFrame
+
+
+class Tensors(Mapping[str, Array]):
+    """Lazily read tensors of one quantity; those that cannot be put together are absent."""
+
+    def __init__(self, names: Iterable[str], load: Callable[[str], Array | None]) -> None:
+        self._names = [*names]
+        self._load = load
+        self._known: dict[str, Array | None] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        """Raise `KeyError` for one that is unknown, or cannot be put together."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = self._load(name)
+        found = self._known[name]
+        if found is None:
+            self._names.remove(name)
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in [*self._names] if name in self)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.get(name) is not None
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
+class TruthSide(sources.Source):
+    """Canonical values of updates.
+
+    Attributes:
+        system: ``golden``, unlike a dump's: values are of whole updates, in no rank's layout.
+    """
+
+    system = "golden"
+    stages: tuple[str, ...] = (*MICRO_STAGES, *UPDATE_STAGES)
+    """Record types that the values are given as."""
+
+    @property
+    def text(self) -> TokenText | None:
+        """Text of a token id, if it is known."""
+        return None
+
+    @property
+    @abstractmethod
+    def places(self) -> Mapping[str, Coordinates]:
+        """Step and number of each update, by name."""
+
+    @abstractmethod
+    def frame(self, where: str) -> TokenFrame:
+        """Return the samples of an update."""
+
+    @abstractmethod
+    def truth(self, where: str, quantity: str) -> Mapping[str, Array]:
+        """Return the canonical values of one quantity by tensor name."""
+
+    @abstractmethod
+    def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
+        """Return the tensor names of each quantity of one update."""
+
+    def beside(self, where: str) -> Beside:
+        """Return what else is known of an update, for hypotheses; nothing by default."""
+        return NOTHING
+
+    def values(self, where: str) -> Truth:
+        """Return all canonical values of an update, each read when it is asked for."""
+
+        def loader(quantity: str) -> Callable[[str], Array | None]:
+            return lambda name: self.truth(where, quantity)[name]
+
+        return {
+            quantity: Tensors(names, loader(quantity)) for quantity, names in self.recorded(where).items()
+        }
+
+    @cached_property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """Its records, in the order of computation."""
+        found = {}
+        for where, place in self.places.items():
+            for stage in self.stages:
+                if self._sources(stage, where):
+                    micro = None if stage in UPDATE_STAGES else 0
+                    at = Coordinates(place.step, update=place.update, rank=0, micro=micro)
+                    found[f"{stage}/{where}"] = stage, at
+        return found
+
+    def read(self, name: str) -> Record:
+        """Read one record: token values ``[1, tokens]``, hidden states ``[1, tokens, ...]``, logits ``[1, K, V]``."""
+        stage, where = name.split("/")
+        place = self.entries[name][1]
+        tensors = {source.tensor: self._local(source, where) for source in self._sources(stage, where)}
+        meta: dict[str, Any] = {}
+        if stage not in UPDATE_STAGES:
+            size = self.frame(where).size
+            rows = [name for name, array in tensors.items() if _by_loss(name, stage, array, size)]
+            meta = _placed(self.frame(where)) | dict.fromkeys(rows, LOSS_ROWS)
+        elif stage == "gradient" and "grad_norm" in self.recorded(where):
+            meta = {"grad_norm": float(self.truth(where, "grad_norm")["grad_norm"])}
+        return Record(
+            stage, place.step, tensors, meta, update=place.update, rank=place.rank, micro=place.micro
+        )
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""
+        return any(type == stage for type, _ in self.entries.values())
+
+    def _sources(self, stage: str, where: str) -> list[Source]:
+        rows = ((quantity, [*names]) for quantity, names in self.recorded(where).items())
+        return [source for row in rows for source in sources_in(stage, *row)]
+
+    def _local(self, source: Source, where: str) -> Array:
+        values = self.truth(where, source.quantity)[source.name]
+        kind = quantity_named(source.quantity).kind
+        whole = kind is Kind.SHARE or source.stage in UPDATE_STAGES
+        size = self.frame(where).size
+        if not whole and kind is not Kind.HIDDEN and values.shape != (size,):
+            raise CompareError(
+                f"{self.folder}: {source.label} of {where} has the shape {list(values.shape)}, but its samples have "
+                f"{size} tokens; record the case again"
+            )
+        return values if whole else values[None]
+
+
+class HeldTruth(TruthSide):
+    """Canonical values of one update in memory."""
+
+    folder = Path("golden values")
+    stages = (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES)
+
+    def __init__(
+        self,
+        truth: Truth,
+        frame: TokenFrame,
+        place: tuple[int, int | None],
+        text: TokenText | None = None,
+        beside: Beside = NOTHING,
+    ) -> None:
+        self._truth, self._frame, self._text = truth, frame, text
+        self._beside = beside
+        self._place = Coordinates(place[0], update=place[1])
+        self._records: dict[str, Record] = {}
+
+    @property
+    def places(self) -> Mapping[str, Coordinates]:
+        """The one update."""
+        return {self._place.stem: self._place}
+
+    @property
+    def text(self) -> TokenText | None:
+        """Text of a token id, if it is known."""
+        return self._text
+
+    def frame(self, where: str) -> TokenFrame:
+        """Return the samples of the update."""
+        return self._frame
+
+    def beside(self, where: str) -> Beside:
+        """Return what else is known of the update."""
+        return self._beside
+
+    def truth(self, where: str, quantity: str) -> Mapping[str, Array]:
+        """Return the values of one quantity."""
+        return self._truth[quantity]
+
+    def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
+        """Return the tensor names of each quantity."""
+        return {quantity: [*tensors] for quantity, tensors in self._truth.items()}
+
+    def values(self, where: str) -> Truth:
+        """Return all values."""
+        return self._truth
+
+    def read(self, name: str) -> Record:
+        """Return one record."""
+        if name not in self._records:
+            self._records[name] = super().read(name)
+        return self._records[name]
+
+
+def _by_loss(name: str, stage: str, array: Array, size: int) -> bool:
+    """Return True for hidden states of the loss tokens alone."""
+    source = source_of(stage, name)
+    hidden = source is not None and quantity_named(source.quantity).kind is Kind.HIDDEN
+    return hidden and array.shape[1:2] != (size,)
+
+
+def _placed(frame: TokenFrame) -> dict[str, Any]:
+    """Return the metadata of token records: all samples end to end in one row."""
+    offsets = frame.offsets.tolist()
+    segments = [[i, 0, length, 0, offsets[i]] for i, length in enumerate(frame.lengths) if length]
+    return {
+        "layout": {"shape": [1, frame.size], "segments": segments},
+        "samples": [[*frame.samples[segment[0]]] for segment in segments],
+    }
