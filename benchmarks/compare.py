@@ -31,8 +31,8 @@ from benchmarks.report import Report
 from benchmarks.timing import Measured, alternate, timed
 from regress.compare.metrics import striped_measures
 from regress.compare.metrics.striped_measures import measure
-from regress.dump.arrays import Array, to_torch
-from regress.dump.mapped import Region
+from regress.dump.mapped_arrays import Region
+from regress.dump.numpy_arrays import Array, to_torch
 
 ROUNDS = 5
 GIGABYTES = float(os.environ.get("REGRESS_BENCH_GB", "2"))

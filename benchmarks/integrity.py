@@ -20,12 +20,12 @@ from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.dumps.comparison_options import Options
 from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import Tolerance
+from regress.dump.chunk_checksums import file_sums
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import write_atomically
-from regress.dump.formats import safetensors
-from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.formats import safetensors_format
 from regress.dump.record import Record
-from regress.dump.sums import file_sums
 
 ROUNDS = 5
 GIGABYTES = float(os.environ.get("REGRESS_BENCH_GB", "2"))
@@ -66,6 +66,6 @@ def _write(folder: Path, noise: float, *, sums: bool) -> None:
     tensors = {f"layers.{index}.weight": values * np.float32(1 + index + noise) for index in range(TENSORS)}
     record = Record("param", 0, tensors, rank=0)
     name = f"param/{record.where.stem}.safetensors"
-    stamp = write_atomically(folder / name, safetensors.encode(record))
+    stamp = write_atomically(folder / name, safetensors_format.encode(record))
     entry = Entry("param", Coordinates(0, rank=0), stamp, file_sums(folder / name) if sums else "")
     write_manifest(folder, Manifest(Provenance(), "safetensors", {name: entry}))

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.report import Report
 from benchmarks.timing import Side, alternate, timed
-from regress.dump.difference import compare_bitwise
+from regress.dump.bitwise_difference import compare_bitwise
 from regress.golden.store import GoldenStore
 from regress.parallel.launch.launchers import Launch
 from regress.replay.pool import close_shared_pool, shared_pool

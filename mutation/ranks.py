@@ -17,7 +17,7 @@ from mutation.checks import Cases
 from mutation.force import in_force
 from mutation.mutants import ROOT, Mutant
 from mutation.unit_tests import Ran, Test, ran
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine.config.schema import Config
 from regress.errors import lost_connection
 from regress.replay.run import run_steps

@@ -15,7 +15,7 @@ from mutation.checks import Cases, Check, Prepared
 from mutation.mutants import Mutant, unchanged
 from mutation.ranks import Lines, judge_mutated, raised_in, run_mutated, run_tests, run_traced, trace_tests
 from mutation.unit_tests import Test
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import RankError, RegressError, reason
 from regress.parallel.launch.pool import RankPool
 

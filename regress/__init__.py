@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.compare.dumps.comparison import Comparison as Comparison
     from regress.compare.verdicts.tolerance import Tolerance as Tolerance
     from regress.compare.verdicts.verdict import Verdict as Verdict
-    from regress.dump.reader import DumpReader as DumpReader
+    from regress.dump.dump_reader import DumpReader as DumpReader
     from regress.dump.record import Record as Record
     from regress.dump.recorder import Recorder as Recorder
     from regress.dump.taps import at as at
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Comparison": "compare.dumps.comparison",
-    "DumpReader": "dump.reader",
+    "DumpReader": "dump.dump_reader",
     "GoldenCase": "golden.case",
     "GoldenStore": "golden.store",
     "Guard": "live.guard",

@@ -13,8 +13,8 @@ from regress import __version__
 from regress.choice_option import Choice
 from regress.command_group import Commands, FriendlyGroup, renamed
 from regress.credential_redaction import redacted_url
-from regress.dump.location import Location
-from regress.dump.outputs import Output, OutputFolder, errors_written, json_option, write_output
+from regress.dump.command_outputs import Output, OutputFolder, errors_written, json_option, write_output
+from regress.dump.dump_location import Location
 from regress.engine.config.flags import CommandWithFlags
 from regress.errors import ConfigError
 from regress.golden.options import code_option
@@ -157,7 +157,7 @@ def show(path: str, json_file: Output | None) -> None:
     regress dump show outputs/demo/debug_dump/forward_data/step_000000_rank0_micro0.safetensors
     regress dump show s3://bucket/run
     """
-    from regress.dump.inspect import Shown, inspected
+    from regress.dump.dump_inspection import Shown, inspected
 
     with errors_written(lambda error: Shown(path, error=error).dumps(), json_file):
         found = inspected(path)
@@ -247,7 +247,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
     Exit codes: 0 the same bits, 1 a difference, 2 a dump that cannot be read.
     """
-    from regress.dump.difference import compare_bitwise
+    from regress.dump.bitwise_difference import compare_bitwise
 
     found = compare_bitwise(first, second)
     for difference in found.differences:

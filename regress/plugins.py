@@ -31,7 +31,7 @@ VARIANTS = "regress.variants"
 MODES = "regress.modes"
 """System -> function of directories and options that returns the `regress.report.modes.Modes` of a training."""
 SOURCES = "regress.sources"
-"""System -> `regress.dump.sources.Reader` of its dumps."""
+"""System -> `regress.dump.source_readers.Reader` of its dumps."""
 
 SYSTEMS = "regress.systems"
 """Released trainer -> class of its `regress.systems.protocol.SystemUnderTest`."""

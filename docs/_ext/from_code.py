@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 import regress
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.quantities import QUANTITIES
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.engine.config.option import Option
 from regress.engine.config.schema import options
 from regress.engine.metric_table import METRICS

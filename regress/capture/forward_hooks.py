@@ -21,9 +21,9 @@ from regress.capture.recording_settings import CLASSES, Settings, segment_keys
 from regress.capture.sequence_slices import gather_sequence
 from regress.capture.trainer_precision import Precision
 from regress.capture.trainer_ranks import World
-from regress.dump.arrays import to_numpy
-from regress.dump.hooks import first_tensor, matching_modules
-from regress.dump.placements import local
+from regress.dump.module_selection import first_tensor, matching_modules
+from regress.dump.numpy_arrays import to_numpy
+from regress.dump.tensor_placements import local
 from regress.errors import CaptureError
 
 ABSOLUTE = ("wpe", "embed_positions", "position_embeddings", "pos_emb", "position_embedding")

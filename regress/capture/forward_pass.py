@@ -16,7 +16,7 @@ from regress.capture.layout_inference import Arrangement, predicted
 from regress.capture.model_structure import Head
 from regress.capture.recording_settings import as_keys
 from regress.capture.sequence_slices import sliced
-from regress.dump.arrays import to_numpy
+from regress.dump.numpy_arrays import to_numpy
 from regress.errors import CaptureError
 from regress.grpo.logprobs import token_log_probs
 from regress.layout import SampleKey, Segment, TokenLayout

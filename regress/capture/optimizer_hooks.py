@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from regress.capture.gradient_hooks import versions
 from regress.capture.model_structure import Anatomy
 from regress.capture.recording_settings import Settings
-from regress.dump.arrays import Array, to_numpy
-from regress.dump.placements import local, of
+from regress.dump.numpy_arrays import Array, to_numpy
+from regress.dump.tensor_placements import local, of
 from regress.errors import CaptureError
 from regress.layout import ShardLayout
 

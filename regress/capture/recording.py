@@ -22,8 +22,8 @@ from regress.capture.recording_session import Session
 from regress.capture.recording_settings import Classify, Samples, Settings
 from regress.capture.tap_batch import sessions
 from regress.capture.trainer_ranks import World, refuse_flat
-from regress.dump.location import Location
-from regress.dump.manifest import Provenance
+from regress.dump.dump_location import Location
+from regress.dump.dump_manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.errors import CaptureError

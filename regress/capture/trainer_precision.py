@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regress.dump.precision import Float64Watch
+from regress.dump.float64_watch import Float64Watch
 
 ORDER = ("bfloat16", "float16", "float32", "float64")
 """Dtypes, coarsest first: the coarsest decides the bounds that values are judged by."""

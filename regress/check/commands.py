@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from regress.choice_option import Choice
-from regress.dump.outputs import LocalFolder, Output, errors_written, json_option, write_output
+from regress.dump.command_outputs import LocalFolder, Output, errors_written, json_option, write_output
 from regress.errors import ConfigError
 from regress.printable_text import echo
 

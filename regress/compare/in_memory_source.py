@@ -9,7 +9,7 @@ from typing import Any
 from regress.compare.alignment.element_names import TokenText
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.sources import Source
+from regress.dump.source_readers import Source
 
 
 class Memory(Source):

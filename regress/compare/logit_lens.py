@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.arrays import Array
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
-from regress.dump.tensorfiles import tensors_in
+from regress.dump.weight_files import tensors_in
 from regress.errors import RegressError
 from regress.layout import SampleKey, TokenLayout
 

@@ -29,7 +29,7 @@ from regress.compare.record_header import Header
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.sources import Source
+from regress.dump.source_readers import Source
 from regress.layout import SampleKey
 
 _ARE = ("as is", "as are")

@@ -11,7 +11,7 @@ from regress.compare.alignment.record_keys import Key, key_of
 from regress.compare.alignment.token_places import Places
 from regress.compare.alignment.token_spans import Spans
 from regress.compare.quantities import UPDATE_STAGES
-from regress.dump.arrays import dtype_name
+from regress.dump.numpy_arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout

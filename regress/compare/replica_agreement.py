@@ -19,7 +19,7 @@ from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import dtype_name
+from regress.dump.numpy_arrays import dtype_name
 
 QUANTITY = "replicas"
 SAME = Tolerance(0.0, bitwise=True, reason="ranks that hold the same element hold the same bytes")

@@ -29,7 +29,7 @@ from regress.compare.single_dump_checks import Alone
 from regress.compare.single_dump_units import single_units
 from regress.compare.update_records import Holders, Records, likeliest
 from regress.compare.verdicts.verdict import Place
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.layout import SampleKey, TokenFrame
 
 TOLD = ("forward_data", "is_loss_debug", "batch_inputs")

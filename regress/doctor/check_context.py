@@ -13,7 +13,7 @@ from typing import Any
 from regress.doctor.issue import Issue, Severity, clean, issue
 from regress.doctor.target import Target, find_target
 from regress.doctor.tree import Commit, Tree, Unreadable, Unsafe, read_manifest
-from regress.dump.manifest import package_versions
+from regress.dump.dump_manifest import package_versions
 from regress.engine.checkpoint.names import STATE, TRAINER_STATE
 from regress.engine.config import Config, load_config
 from regress.errors import ConfigError, DoctorError

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from regress.dump.outputs import Output, OutputFile, save_output
+from regress.dump.command_outputs import Output, OutputFile, save_output
 from regress.engine.config.flags import CommandWithFlags
 from regress.errors import DoctorError
 from regress.printable_text import echo

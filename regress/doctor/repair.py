@@ -26,7 +26,7 @@ from regress.doctor.report import Report
 from regress.doctor.restore import COPY_LIMIT
 from regress.doctor.target import find_target
 from regress.doctor.tree import Tree, Unreadable, parsed, read_manifest, resealed
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import Stamp
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.engine.tracking.state import STATE as TRACKING

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import Fix, Issue, Move, Severity, Write
 from regress.doctor.tree import Tree, Unreadable, intact
-from regress.dump.files import Stamp
+from regress.dump.dump_files import Stamp
 
 GROUPS = ("files", "weights", "state")
 TOO_NEW = "unsupported_schema"

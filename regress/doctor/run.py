@@ -14,7 +14,7 @@ from regress.doctor.check_context import CheckContext, gathered
 from regress.doctor.checks.tracking import check_variables
 from regress.doctor.examine import cleanup, examine
 from regress.doctor.report import Report, show
-from regress.dump.location import is_remote
+from regress.dump.dump_location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from regress.doctor.tree import HEADER_LIMIT, JSON_LIMIT, Tree, Unreadable
-from regress.dump.location import Location, children, is_remote, local_path, size
-from regress.dump.manifest import MANIFEST
-from regress.dump.remote import RemotePath, open_url
+from regress.dump.dump_location import Location, children, is_remote, local_path, size
+from regress.dump.dump_manifest import MANIFEST
+from regress.dump.object_store import RemotePath, open_url
 from regress.engine.checkpoint import names
 from regress.engine.checkpoint.names import CURRICULUM_STATE, STATE, parse_name
 from regress.errors import DoctorError, DumpError

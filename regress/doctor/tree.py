@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regress.doctor.issue import clean
-from regress.dump.files import Stamp
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import Stamp
+from regress.dump.dump_manifest import MANIFEST
 from regress.engine.checkpoint.manifest import manifest_bytes, parse_manifest
 from regress.untrusted_files import is_hole, parse_json
 

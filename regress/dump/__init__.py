@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from regress.dump.hooks import matching_parameters as matching_parameters
-    from regress.dump.hooks import record_activations as record_activations
-    from regress.dump.manifest import Manifest as Manifest
-    from regress.dump.reader import DumpReader as DumpReader
-    from regress.dump.reader import read as read
-    from regress.dump.reader import read_all as read_all
+    from regress.dump.dump_manifest import Manifest as Manifest
+    from regress.dump.dump_reader import DumpReader as DumpReader
+    from regress.dump.dump_reader import read as read
+    from regress.dump.dump_reader import read_all as read_all
+    from regress.dump.module_selection import matching_parameters as matching_parameters
+    from regress.dump.module_selection import record_activations as record_activations
     from regress.dump.record import Record as Record
-    from regress.dump.recorded import read_trajectories as read_trajectories
+    from regress.dump.recorded_trajectories import read_trajectories as read_trajectories
     from regress.dump.recorder import Recorder as Recorder
     from regress.dump.taps import at as at
     from regress.dump.taps import recording as recording
@@ -29,18 +29,18 @@ _HOMES = {
     "Record": "record",
     "Trajectory": "trajectory",
     "Recorder": "recorder",
-    "Manifest": "manifest",
-    "DumpReader": "reader",
-    "read": "reader",
-    "read_all": "reader",
-    "read_trajectories": "recorded",
+    "Manifest": "dump_manifest",
+    "DumpReader": "dump_reader",
+    "read": "dump_reader",
+    "read_all": "dump_reader",
+    "read_trajectories": "recorded_trajectories",
     "at": "taps",
     "recording": "taps",
     "tap": "taps",
     "tap_trajectories": "taps",
     "wanted": "taps",
-    "record_activations": "hooks",
-    "matching_parameters": "hooks",
+    "record_activations": "module_selection",
+    "matching_parameters": "module_selection",
 }
 __all__ = sorted(_HOMES)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location, children, read_bytes
+from regress.dump.dump_location import Location, children, read_bytes
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
-from regress.dump.sources import Reader, Source
-from regress.dump.tensorfiles import is_tensor_file, tensors_in
+from regress.dump.source_readers import Reader, Source
+from regress.dump.weight_files import is_tensor_file, tensors_in
 from regress.errors import DumpError
 from regress.untrusted_files import parse_json
 

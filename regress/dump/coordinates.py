@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from regress.dump.stages import STAGES, stage_index
+from regress.dump.record_types import STAGES, stage_index
 
 _STEM = re.compile(r"step_(-\d{5,}|\d{6,})(?:_update(\d+))?(?:_rank(\d+))?(?:_micro(\d+))?", re.ASCII)
 

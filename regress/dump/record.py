@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NotRequired, TypedDict
 
-from regress.dump.arrays import DTYPES, Array, dtype_name, raw, to_numpy
+from regress.dump.canonical_json import Json, dumps, plain
 from regress.dump.coordinates import Coordinates
-from regress.dump.damage import Damage
-from regress.dump.jsontext import Json, dumps, plain
-from regress.dump.stages import stage_index, stage_number
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw, to_numpy
+from regress.dump.record_types import stage_index, stage_number
 from regress.errors import DumpError
 from regress.json_schema import Count, Name, conform
 
@@ -55,7 +55,7 @@ class Record:
     """Tensors of one stage at one place, as they were computed.
 
     Attributes:
-        type: name of a stage in `regress.dump.stages.STAGES`.
+        type: name of a stage in `regress.dump.record_types.STAGES`.
         step, update, epoch, mini_batch, rank, micro: see `Coordinates`; None where it does not apply.
         tensors: name -> contiguous little-endian numpy array; bfloat16 and 8-bit floats through ml_dtypes.
         meta: plain JSON values: layout (`TokenLayout.to_json()`), denominators, the loss scale actually

@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regress.dump.continuation import Place, Position, StartingPlace, continued
+from regress.dump.background_writer import Writer
+from regress.dump.canonical_json import Json
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import TEMPORARY, probe, unwritable
+from regress.dump.dump_continuation import Place, Position, StartingPlace, continued
+from regress.dump.dump_files import TEMPORARY, probe, unwritable
+from regress.dump.dump_location import Location, location
+from regress.dump.dump_manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
+from regress.dump.dump_reader import files_within, is_dump_file
 from regress.dump.formats import format_named
-from regress.dump.jsontext import Json
-from regress.dump.location import Location, location
-from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
-from regress.dump.reader import files_within, is_dump_file
 from regress.dump.record import Record
-from regress.dump.stages import FOLDERS, stage_index
-from regress.dump.writer import Writer
+from regress.dump.record_types import FOLDERS, stage_index
 from regress.errors import DumpError
 
 T = TypeVar("T")

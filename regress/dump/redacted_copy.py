@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
-from regress.dump.location import Location, location
-from regress.dump.manifest import Provenance
-from regress.dump.reader import DumpReader
+from regress.dump.dump_location import Location, location
+from regress.dump.dump_manifest import Provenance
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import LOSS_ROWS, Record
 from regress.dump.recorder import Recorder
 from regress.errors import DumpError

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array, is_float, to_numpy
+from regress.dump.canonical_json import Json
 from regress.dump.coordinates import Coordinates
-from regress.dump.jsontext import Json
+from regress.dump.numpy_arrays import Array, is_float, to_numpy
 from regress.dump.record import Record
-from regress.dump.versions import PROVENANCE, Version, runs, unrolled
+from regress.dump.token_provenance import PROVENANCE, Version, runs, unrolled
 from regress.errors import DumpError
 
 _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "temperature")

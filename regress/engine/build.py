@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.continuation import Place, Position, StartingPlace
-from regress.dump.hooks import matching_modules, matching_parameters, record_modules
-from regress.dump.location import Location, location
-from regress.dump.manifest import MANIFEST, Provenance
+from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_location import Location, location
+from regress.dump.dump_manifest import MANIFEST, Provenance
+from regress.dump.module_selection import matching_modules, matching_parameters, record_modules
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.adapters.parameters import trained_parameters

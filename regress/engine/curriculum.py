@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import Outcome
 from regress.errors import DumpError, RegressError

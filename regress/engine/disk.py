@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from regress.dump.location import is_remote
+from regress.dump.dump_location import is_remote
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
 from regress.engine.run_log import LOGGER, MOCK, megabytes

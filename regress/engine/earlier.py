@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from regress.dump.location import children, location
+from regress.dump.dump_location import children, location
 from regress.dump.metrics_file import METRICS
 from regress.engine import curriculum
 from regress.engine.checkpoint.names import LATEST, parse_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regress.dump.jsontext import Json
+from regress.dump.canonical_json import Json
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.schema import Config
 from regress.engine.mock import MockRolloutWorker

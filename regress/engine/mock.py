@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from regress.dump.inspect import spans
-from regress.dump.location import Location
-from regress.dump.recorded import RecordedStep, read_trajectories
+from regress.dump.dump_inspection import spans
+from regress.dump.dump_location import Location
+from regress.dump.recorded_trajectories import RecordedStep, read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine import run_log
 from regress.engine.config.schema import Config

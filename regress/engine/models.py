@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from regress.dump.precision import Float64Watch, Operation
+from regress.dump.float64_watch import Float64Watch, Operation
 from regress.engine.adapters.build import add_adapter, load_adapter
 from regress.engine.adapters.settings import base_of, is_adapter, of_directory, of_section, require_same
 from regress.engine.attention import VarlenSegments

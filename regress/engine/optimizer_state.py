@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from regress.dump.arrays import Array, to_numpy
-from regress.dump.reader import read
+from regress.dump.dump_reader import read
+from regress.dump.numpy_arrays import Array, to_numpy
 from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.checkpoint.tensors import is_plain, read_tensors
 from regress.engine.policy import LocalPolicy

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regress.dump.hooks import joined
+from regress.dump.module_selection import joined
 from regress.dump.taps import at
 from regress.engine import taps, token_gradients
 from regress.engine.adapters.parameters import trained_parameters

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regress.dump.precision import Float64Watch
+from regress.dump.float64_watch import Float64Watch
 from regress.dump.taps import receiving
 from regress.dump.trajectory import Trajectory
 from regress.engine.attention import MASKED, VarlenSegments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regress.dump.manifest import Provenance, environment
+from regress.dump.dump_manifest import Provenance, environment
 from regress.engine.config import to_plain
 from regress.engine.config.schema import Config
 from regress.layout import Mesh

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from transformers.utils.logging import disable_progress_bar
 
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.engine import run_log
 from regress.engine.build import Places, Progress, Run, build
 from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.hooks import in_backward
+from regress.dump.module_selection import in_backward
 from regress.dump.record import LOSS_ROWS
 from regress.dump.taps import BoundTap, bound, current, wanted
 from regress.engine.batch import Microbatch

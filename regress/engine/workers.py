@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.location import Location, location
-from regress.dump.manifest import Provenance, read_manifest
-from regress.dump.recorded import refuse_pickles
+from regress.dump.dump_location import Location, location
+from regress.dump.dump_manifest import Provenance, read_manifest
+from regress.dump.recorded_trajectories import refuse_pickles
 from regress.engine.config.schema import Config
 from regress.engine.dialogue import Dialogue
 from regress.engine.evaluation import due

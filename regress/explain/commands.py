@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from regress.dump.outputs import Output, errors_written, json_option, write_output
+from regress.dump.command_outputs import Output, errors_written, json_option, write_output
 from regress.printable_text import echo
 
 

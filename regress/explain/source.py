@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.dump.record import Record
 from regress.errors import CompareError
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from regress.dump.arrays import Array
+from regress.dump.canonical_json import Json, plain
 from regress.dump.coordinates import parse_stem
-from regress.dump.damage import Damage
-from regress.dump.formats import safetensors
-from regress.dump.jsontext import Json, plain
-from regress.dump.reader import detect_format
+from regress.dump.dump_reader import detect_format
+from regress.dump.file_damage import Damage
+from regress.dump.formats import safetensors_format
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory, from_record
 from regress.durable_files import unfinished
 from regress.errors import DumpError, GoldenError, reason
@@ -206,7 +206,7 @@ def read_truth(folder: Path, where: str, quantity: str, entry: TruthEntry) -> di
     path = folder / truth_file(where, quantity)
     data = read(path, entry.stamp)
     try:
-        (record,) = safetensors.decode(data)
+        (record,) = safetensors_format.decode(data)
     except _BROKEN as error:
         raise GoldenError(f"{path} is no intact record ({error}): {RESTORE}") from None
     if record.meta.get("quantity") != quantity or record.where.stem != where:

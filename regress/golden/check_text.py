@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, dtype_name, is_float
-from regress.dump.jsontext import dumps, loads
+from regress.dump.canonical_json import dumps, loads
+from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, is_float
 from regress.golden.tree import TENSOR, Node, Tree
 
 LIMIT = 4096

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.damage import Damage
-from regress.dump.formats import safetensors
+from regress.dump.file_damage import Damage
+from regress.dump.formats import safetensors_format
 from regress.dump.record import Record
 from regress.errors import DumpError, GoldenError
 from regress.golden import check_text
@@ -86,7 +86,7 @@ class StoredCheck:
                 return TEXT, text
             meta = {"check": check, "nodes": nodes, "tolerance": tolerance, "provenance": self.provenance}
             record = Record.of(_STAGE, Coordinates(0), self.value.tensors, meta)
-            return RECORD, b"".join(safetensors.encode(record))
+            return RECORD, b"".join(safetensors_format.encode(record))
         except DumpError as error:
             raise GoldenError(f"{self.name!r} of {self.test} cannot be stored: {error}") from None
 
@@ -137,7 +137,7 @@ def read_check(root: Path, path: str) -> StoredCheck | None:
     file = files[0]
     data = read_file(file)
     try:
-        check = _from_text(data) if file.suffix == TEXT else _from_record(*safetensors.decode(data))
+        check = _from_text(data) if file.suffix == TEXT else _from_record(*safetensors_format.decode(data))
     except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise GoldenError(f"{file} is no intact check ({error}): {REMEDY}") from None
     if check.path != path:

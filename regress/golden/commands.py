@@ -350,7 +350,7 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 
 
 def _print_json(value: Any) -> None:
-    from regress.dump.jsontext import tag_floats
+    from regress.dump.canonical_json import tag_floats
 
     echo(json.dumps(tag_floats(value), indent=1, sort_keys=True, allow_nan=False))
 

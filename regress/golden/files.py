@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from regress.dump.coordinates import Coordinates, parse_stem
-from regress.dump.files import file_stamp, remedy
+from regress.dump.dump_files import file_stamp, remedy
 from regress.durable_files import UPDATE, Batch, Stamp, finish, locked, unfinished
 from regress.errors import DumpError, GoldenError
 from regress.untrusted_files import read_bytes

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, dtype_name, raw
-from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
+from regress.dump.canonical_json import Json, dumps, loads, plain, tag_floats
+from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw
 from regress.durable_files import Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.files import MANIFEST, is_input, is_word, parse_where, truth_file

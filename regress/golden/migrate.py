@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from regress.dump.jsontext import loads
+from regress.dump.canonical_json import loads
 from regress.durable_files import Batch, Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.files import MANIFEST, RESTORE, changing, read, truth_file

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from regress.dump.outputs import LocalFolder
+from regress.dump.command_outputs import LocalFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 

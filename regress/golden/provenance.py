@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from regress.dump.jsontext import Json, dumps, plain
-from regress.dump.manifest import environment, package_versions
+from regress.dump.canonical_json import Json, dumps, plain
+from regress.dump.dump_manifest import environment, package_versions
 
 _ARITHMETIC = ("torch", "transformers", "accelerate")
 """Packages that compute compared values; the others only transport them."""

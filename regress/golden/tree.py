@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regress.dump.arrays import Array, to_numpy
+from regress.dump.numpy_arrays import Array, to_numpy
 from regress.errors import CheckError, DumpError
 
 Node: TypeAlias = tuple[str, str]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array, is_float
-from regress.dump.formats import safetensors
-from regress.dump.jsontext import Json
+from regress.dump.canonical_json import Json
+from regress.dump.formats import safetensors_format
+from regress.dump.numpy_arrays import Array, is_float
 from regress.dump.record import Record
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.durable_files import TEMPORARY, Batch, Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.case import read_truth
@@ -165,7 +165,7 @@ def encode(where: str, quantity: str, tensors: Mapping[str, Any]) -> tuple[Truth
         raise GoldenError(f"{where}/{quantity} cannot be stored: {error}") from None
     for name, array in record.tensors.items():
         check_finite(array, f"{where}/{quantity}: {name}")
-    data = b"".join(safetensors.encode(record))
+    data = b"".join(safetensors_format.encode(record))
     entries = {name: TensorEntry.of(array) for name, array in record.tensors.items()}
     return TruthEntry(Stamp.of(data), entries), data
 

@@ -13,15 +13,15 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from regress.dump.arrays import dtype_name
+from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates, parse_stem
-from regress.dump.damage import CUT_OFF, Damage
-from regress.dump.location import Location, children
-from regress.dump.nexrl import foreign_trajectories
+from regress.dump.dump_location import Location, children
+from regress.dump.file_damage import CUT_OFF, Damage
+from regress.dump.nexrl_trajectories import foreign_trajectories
+from regress.dump.numpy_arrays import dtype_name
 from regress.dump.record import Record
-from regress.dump.requests import INDEX
-from regress.dump.sources import Reader, Source
-from regress.dump.sums import Span
+from regress.dump.request_index import INDEX
+from regress.dump.source_readers import Reader, Source
 from regress.errors import DumpError
 from regress.interop.nexrl_batch import Batch
 from regress.interop.nexrl_batches import Batches

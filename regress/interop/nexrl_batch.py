@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array
-from regress.dump.damage import Damage
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import Array
 from regress.interop.payloads import Payload, tensor
 from regress.interop.rows import Row
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.damage import Damage
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.interop.nexrl_batch import MASKS, TOKENS, Batch, mask_of

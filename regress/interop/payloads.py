@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, is_float, to_numpy
-from regress.dump.damage import Damage
-from regress.dump.formats import pt
-from regress.dump.location import Location, read_bytes
-from regress.dump.reader import detect_format
+from regress.dump.dump_location import Location, read_bytes
+from regress.dump.dump_reader import detect_format
+from regress.dump.file_damage import Damage
+from regress.dump.formats import pt_format
+from regress.dump.numpy_arrays import DTYPES, Array, is_float, to_numpy
 from regress.errors import DumpError
 from regress.untrusted_files import parse_json
 
@@ -42,7 +42,7 @@ def read_payload(path: Location) -> Payload:
 def _content(data: bytes) -> Payload:
     if not data:
         raise Damage("it is empty")
-    found = pt.content(data) if pt.matches(data) else _last_line(data)
+    found = pt_format.content(data) if pt_format.matches(data) else _last_line(data)
     if not isinstance(found, dict):
         raise Damage(f"it holds a {type(found).__name__}, but a record is a dict")
     return found

@@ -1,6 +1,6 @@
 """Dump directories of a training service: records of requests, and the index that says whose they are.
 
-The index stands for a manifest (`regress.dump.requests`). Samples are datums: their tokens tell which of a trainer's
+The index stands for a manifest (`regress.dump.request_index`). Samples are datums: their tokens tell which of a trainer's
 they are. Both wires carry numbers in float32, so that values are judged as of that precision.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
+from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates, parse_stem
-from regress.dump.location import Location
-from regress.dump.reader import files_within, is_dump_file, read
+from regress.dump.dump_location import Location
+from regress.dump.dump_reader import files_within, is_dump_file, read
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
-from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
-from regress.dump.sources import Reader, Source
-from regress.dump.sums import Span
+from regress.dump.request_index import INDEX, DumpedRequest, Operation, Part, read_requests
+from regress.dump.source_readers import Reader, Source
 from regress.errors import DumpError
 from regress.json_schema import conform
 from regress.layout import Segment, TokenLayout

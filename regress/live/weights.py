@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from regress.dump.placements import local
+from regress.dump.tensor_placements import local
 
 
 class EarlierWeights:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, TokenBatch
 from regress.engine.policy import LocalPolicy

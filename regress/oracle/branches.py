@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 NOTHING = 1e-6
 """Gradient of a clipped token, relative to the largest, where it was recovered by least squares."""

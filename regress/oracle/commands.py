@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from regress.dump.location import Location
-from regress.dump.outputs import LocalFolder, Output, errors_written
+from regress.dump.command_outputs import LocalFolder, Output, errors_written
+from regress.dump.dump_location import Location
 from regress.errors import ConfigError, OracleError
 from regress.printable_text import echo
 from regress.report.judge_options import (

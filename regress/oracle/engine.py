@@ -11,7 +11,7 @@ import torch
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.build import recorded
 from regress.engine.config.schema import Config

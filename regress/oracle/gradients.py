@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.engine.policy import LocalPolicy
 
 

@@ -14,8 +14,8 @@ from regress.compare.dumps.rank_averaged_loss import averaged
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.dumps.tolerance_bounds import Bounds, spacing
 from regress.compare.verdicts.tolerance_overrides import read_overrides
-from regress.dump.files import file_stamp
-from regress.dump.reader import DumpReader
+from regress.dump.dump_files import file_stamp
+from regress.dump.dump_reader import DumpReader
 from regress.engine.config.schema import Config
 from regress.errors import DumpError, OracleError
 from regress.golden.store import project_root

@@ -14,8 +14,8 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.shard_overlap import assembled
 from regress.compare.alignment.token_spans import Spans
-from regress.dump.arrays import Array
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError

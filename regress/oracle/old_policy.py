@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.taps import tap
 from regress.engine.policy import LocalPolicy
 from regress.errors import OracleError

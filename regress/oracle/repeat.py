@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.optim import AdamW
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters

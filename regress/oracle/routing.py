@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regress.capture.expert_routing import EXPERTS, Routed, routed
-from regress.dump.hooks import in_backward
+from regress.dump.module_selection import in_backward
 from regress.dump.record import Record
 from regress.dump.taps import tap, wanted
 from regress.engine.batch import Microbatch

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from regress.dump.placements import local, of, part
+from regress.dump.tensor_placements import local, of, part
 from regress.layout import ShardLayout
 
 __all__ = ["like", "local", "of", "part", "project"]

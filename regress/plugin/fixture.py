@@ -17,7 +17,7 @@ from regress.plugin.state import SESSION, owner
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
-    from regress.dump.reader import DumpReader
+    from regress.dump.dump_reader import DumpReader
     from regress.golden.checks import StoredCheck
     from regress.plugin.checking import Call
     from regress.plugin.update import TestStage

@@ -85,7 +85,7 @@ def tell_foreign(node: pytest.Item, row: ForeignRow) -> None:
 
 def foreign_row(text: str) -> ForeignRow:
     """Return the row that `tell_foreign` sent."""
-    from regress.dump.jsontext import loads
+    from regress.dump.canonical_json import loads
 
     return ForeignRow(**loads(text))
 
@@ -115,7 +115,7 @@ def tell_judged(node: pytest.Item, quantities: int) -> None:
 
 def failed_row(text: str) -> FailedRow:
     """Return the row that `tell_failed` sent."""
-    from regress.dump.jsontext import loads
+    from regress.dump.canonical_json import loads
 
     return FailedRow(**loads(text))
 
@@ -154,21 +154,21 @@ def tell_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None 
 
 
 def _text(tree: Mapping[str, Any]) -> str:
-    from regress.dump.jsontext import dumps, plain
+    from regress.dump.canonical_json import dumps, plain
 
     return dumps(plain(tree, "row"))
 
 
 def update_row(text: str) -> UpdateRow:
     """Return the row that `tell_update` sent."""
-    from regress.dump.jsontext import loads
+    from regress.dump.canonical_json import loads
 
     return UpdateRow(**loads(text))
 
 
 def told_call(text: str) -> Call:
     """Return the verdict that `tell_calls` sent."""
-    from regress.dump.jsontext import loads
+    from regress.dump.canonical_json import loads
     from regress.report.call import Call
 
     return Call.from_json(loads(text))

@@ -157,7 +157,7 @@ def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
             raise pytest.UsageError(f"{option} is empty; allowed are paths of folders")
         return None
     ini = config.rootpath if config.inipath is None else config.inipath.parent
-    from regress.dump.location import local_folder  # none of it where no folder is given
+    from regress.dump.dump_location import local_folder  # none of it where no folder is given
 
     try:
         path = (config.invocation_params.dir if given else ini) / local_folder(value)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.golden.tree import CONTAINERS, Tree, describe
 from regress.report.numbers import short
 

@@ -13,7 +13,7 @@ from regress.plugin.parts import Broken, ReplayPart, parts
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.tolerance_overrides import Overrides
-    from regress.dump.reader import DumpReader
+    from regress.dump.dump_reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.golden.store import GoldenStore
     from regress.plugin.settings import Settings

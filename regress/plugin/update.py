@@ -234,7 +234,7 @@ def check_row(new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verd
 
 def refuse_nonfinite(value: Tree, name: str) -> None:
     """Raise `GoldenError` naming the first NaN or infinity, which a golden may hold only if asked for."""
-    from regress.dump.arrays import is_float
+    from regress.dump.numpy_arrays import is_float
 
     for path, array in value.tensors.items():
         bad = ~np.isfinite(array.astype(np.float64)) if is_float(array.dtype) else np.zeros(1, bool)

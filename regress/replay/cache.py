@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regress.dump.files import remove_tree, write_atomically
-from regress.dump.location import Location
-from regress.dump.manifest import MANIFEST
-from regress.dump.reader import DumpReader, files_within
+from regress.dump.dump_files import remove_tree, write_atomically
+from regress.dump.dump_location import Location
+from regress.dump.dump_manifest import MANIFEST
+from regress.dump.dump_reader import DumpReader, files_within
 from regress.errors import NotInstalled, NotSupported, ReplayError, reason
 from regress.replay.cpu_slots import CpuSlots
 from regress.replay.interprocess_lock import interprocess_lock, stated

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from regress.dump.location import Location
-from regress.dump.outputs import OutputFolder, write_outputs
+from regress.dump.command_outputs import OutputFolder, write_outputs
+from regress.dump.dump_location import Location
 from regress.golden.commands import golden
 from regress.golden.files import CASE_FILE, MANIFEST, TRUTH
 from regress.golden.options import code_option, directory_option

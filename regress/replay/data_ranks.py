@@ -13,8 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regress.dump.arrays import Array
-from regress.dump.files import remove_tree
+from regress.dump.dump_files import remove_tree
+from regress.dump.numpy_arrays import Array
 from regress.layout import Mesh, RankPlan
 from regress.replay.fits import has_other_values, planned, shares
 from regress.replay.one import Replay

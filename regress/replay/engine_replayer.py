@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regress.dump.location import Location, address
-from regress.dump.reader import DumpReader
+from regress.dump.dump_location import Location, address
+from regress.dump.dump_reader import DumpReader
 from regress.parallel.launch.imports import imported_for_good
 from regress.replay.configure import unmet, unusable_tracker
 from regress.replay.data_ranks import truth_of_ranks

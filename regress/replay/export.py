@@ -17,10 +17,10 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from regress.dump.arrays import Array
-from regress.dump.files import file_stamp, sync_folder
-from regress.dump.jsontext import Json
-from regress.dump.reader import read
+from regress.dump.canonical_json import Json
+from regress.dump.dump_files import file_stamp, sync_folder
+from regress.dump.dump_reader import read
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.settings import base_of
 from regress.engine.config.schema import Config

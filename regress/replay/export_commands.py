@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from regress.dump.outputs import LocalFolder
+from regress.dump.command_outputs import LocalFolder
 from regress.golden.options import directory_option
 from regress.golden.store import open_store
 from regress.printable_text import echo

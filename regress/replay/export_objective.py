@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from regress.dump.jsontext import Json
+from regress.dump.canonical_json import Json
 from regress.engine.config.schema import Config
 from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.objective import Objective

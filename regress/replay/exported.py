@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
-from regress.dump.tensorfiles import tensors_in
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
+from regress.dump.weight_files import tensors_in
 from regress.errors import DumpError, GoldenError, reason
 from regress.replay.export_documents import read_index, read_objective, read_rollouts
 

@@ -18,9 +18,9 @@ from regress.compare.updates.trajectory_judge import judge_trajectories
 from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array
-from regress.dump.files import remove_tree
-from regress.dump.reader import DumpReader
+from regress.dump.dump_files import remove_tree
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.errors import DumpError, NotSupported, ReplayError

@@ -14,8 +14,8 @@ from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.arrays import Array, dtype_name
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.golden.case import GoldenCase
 from regress.replay.beside import beside_of

@@ -11,9 +11,9 @@ from typing import Any
 from regress.compare.quantities import METRICS
 from regress.compare.updates.invariant_counts import Broken, Checked
 from regress.compare.verdicts.verdict import Place, Verdict
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import METRICS as FILE
 from regress.dump.metrics_file import STEP, UPDATE, metrics_of, read_metrics
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.replay.plan import PlannedUpdate
 

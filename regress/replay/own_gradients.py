@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.policies import build_policy

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.dump.formats import format_named
-from regress.dump.recorded import read_trajectories
+from regress.dump.recorded_trajectories import read_trajectories
 from regress.dump.trajectory import to_record
 from regress.engine.checkpoint.saver import Stopped
 from regress.engine.config.schema import Config

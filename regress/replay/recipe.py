@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.engine.adapters.save import save_model

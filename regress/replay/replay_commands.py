@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from regress.choice_option import Choice
-from regress.dump.location import Location
-from regress.dump.outputs import LocalFolder, OutputFolder
+from regress.dump.command_outputs import LocalFolder, OutputFolder
+from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.golden.files import CASE_FILE
 from regress.golden.options import code_option, directory_option
@@ -160,7 +160,7 @@ def replay(
 
     Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
-    from regress.dump.location import location
+    from regress.dump.dump_location import location
     from regress.replay.jobs import run_all
     from regress.replay.judged_by import told_layouts
     from regress.replay.replayers import Machine

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Protocol
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.golden.case import GoldenCase
 from regress.plugins import REPLAYERS, load, named
 from regress.replay.matrix import Item, Replay
 from regress.replay.variants import Variant
 
 if TYPE_CHECKING:
-    from regress.dump.reader import DumpReader
+    from regress.dump.dump_reader import DumpReader
     from regress.parallel.launch.launchers import Launch
     from regress.replay.outcome import ReplayOutcome
 

@@ -13,9 +13,9 @@ from regress.compare.diagnosis.sampled_tokens import draws_that_differ
 from regress.compare.updates.trajectory_judge import MISMATCH, SAMPLER, judge_mismatch, judge_trajectories
 from regress.compare.verdicts.tolerance import Tolerance, Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array
+from regress.dump.dump_reader import DumpReader, read_all
 from regress.dump.metrics_file import METRICS
-from regress.dump.reader import DumpReader, read_all
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.errors import CompareError

@@ -11,9 +11,9 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import format_named
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.engine.config.schema import Config

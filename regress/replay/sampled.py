@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from regress.dump.reader import DumpReader, read_all
+from regress.dump.dump_reader import DumpReader, read_all
 from regress.engine.margins import margins
 from regress.errors import ReplayError
 from regress.golden.case import GREEDY, GoldenCase

@@ -12,7 +12,7 @@ from typing import Any
 from regress.compare.diagnosis.first_divergence import Divergence
 from regress.compare.diagnosis.probable_cause import Diagnosis
 from regress.compare.verdicts.tolerance_overrides import Overrides, read_overrides
-from regress.dump.files import remove_tree
+from regress.dump.dump_files import remove_tree
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore, project_root

@@ -16,7 +16,7 @@ import torch
 
 from regress.compare.diagnosis.counterfactuals import Formula, branches, depends_on, gives
 from regress.compare.diagnosis.token_formulas import FORMULAS, TokenFormulas
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
 from regress.golden.files import where_order

@@ -9,9 +9,9 @@ from regress.compare.dumps.golden_source import token_text
 from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place
-from regress.dump.files import write_atomically
-from regress.dump.jsontext import dumps, loads, plain
-from regress.dump.reader import DumpReader
+from regress.dump.canonical_json import dumps, loads, plain
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_reader import DumpReader
 from regress.golden.case import GoldenCase
 from regress.replay.judge import records_of
 from regress.replay.matrix import Replay

@@ -12,10 +12,10 @@ import torch
 from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import quantity_named
-from regress.dump.arrays import Array
-from regress.dump.difference import compare_bitwise
-from regress.dump.jsontext import Json
-from regress.dump.reader import DumpReader
+from regress.dump.bitwise_difference import compare_bitwise
+from regress.dump.canonical_json import Json
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase

@@ -20,8 +20,8 @@ from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array, dtype_name, raw
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.numpy_arrays import Array, dtype_name, raw
 from regress.golden.case import GoldenCase
 from regress.golden.files import MANIFEST, parse_where
 from regress.golden.store import GoldenStore

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from regress.dump.location import Location
-from regress.dump.outputs import write_outputs
+from regress.dump.command_outputs import write_outputs
+from regress.dump.dump_location import Location
 from regress.report.headroom import in_order_of_computation
 from regress.report.html import Chart, Line, Page, Panel, script_json
 from regress.report.numbers import short

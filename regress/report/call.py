@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from regress.compare.diagnosis.first_divergence import name_of
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.jsontext import strict
+from regress.dump.canonical_json import strict
 from regress.report.text import placed
 
 PAGE = "index.html"

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from regress.choice_option import Choice
 from regress.compare.dumps.engines import ENGINES, engine_named
-from regress.dump.location import Location
-from regress.dump.outputs import Output, errors_written
+from regress.dump.command_outputs import Output, errors_written
+from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.golden.options import directory_option
 from regress.printable_text import echo

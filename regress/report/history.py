@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from regress.dump.jsontext import loads
+from regress.dump.canonical_json import loads
 from regress.errors import ConfigError
 
 ROSE = 2.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from regress.dump.outputs import Output, json_option, write_output
+from regress.dump.command_outputs import Output, json_option, write_output
 from regress.printable_text import echo
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import click
 
 from regress.choice_option import Choice
-from regress.dump.outputs import OutputFile, OutputFolder
+from regress.dump.command_outputs import OutputFile, OutputFolder
 
 Option: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.verdict_sequence import Verdicts
 from regress.credential_redaction import redacted_tree
-from regress.dump.jsontext import strict
+from regress.dump.canonical_json import strict
 from regress.printable_text import printable_tree
 from regress.report.call import Call
 from regress.report.headroom import Closest, VariantRow, closest_calls

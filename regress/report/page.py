@@ -10,7 +10,7 @@ from typing import Any
 from regress.compare.diagnosis.layer_names import merged_layers, multiples_by_layer
 from regress.compare.verdicts.affected_elements import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.jsontext import dumps, float_name, strict
+from regress.dump.canonical_json import dumps, float_name, strict
 from regress.printable_text import printable
 from regress.report.call import Call
 from regress.report.headroom import closest_table, in_order_of_computation, variants_table

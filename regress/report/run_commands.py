@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from regress.choice_option import Choice
-from regress.dump.outputs import Output, OutputFile, write_output
+from regress.dump.command_outputs import Output, OutputFile, write_output
 from regress.printable_text import echo
 
 FORMATS = ("html", "text", "json")

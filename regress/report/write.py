@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from regress.compare.diagnosis.dataflow import dataflow_key
-from regress.dump.location import Location
-from regress.dump.outputs import Output, write_output, write_outputs
+from regress.dump.command_outputs import Output, write_output, write_outputs
+from regress.dump.dump_location import Location
 from regress.report.call import PAGE, Call
 from regress.report.github import append_step_summary
 from regress.report.model import Report

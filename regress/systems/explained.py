@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import RegressError
 from regress.explain.explain import explain_update
 from regress.explain.update import Update, read_update

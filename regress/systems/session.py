@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from regress.dump.outputs import Output, StandardOutput, write_output
+from regress.dump.command_outputs import Output, StandardOutput, write_output
 from regress.errors import SystemsError, meant
 from regress.golden.store import open_store
 from regress.systems.environments import environment_of, shared_size

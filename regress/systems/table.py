@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from regress.dump.location import Location, read_bytes
-from regress.dump.outputs import Output, save_output
+from regress.dump.command_outputs import Output, save_output
+from regress.dump.dump_location import Location, read_bytes
 from regress.errors import SystemsError
 from regress.json_schema import conform
 from regress.systems.findings import finding_named, gone

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from regress.dump.placements import of
+from regress.dump.tensor_placements import of
 from regress.errors import SystemsError
 from regress.replay.exported import ExportedCase
 

@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from regress.dump.files import file_stamp
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import file_stamp
+from regress.dump.dump_manifest import MANIFEST
 from regress.engine.checkpoint.manifest import write_manifest
 from tests.docs.walking import Walk, shows
 

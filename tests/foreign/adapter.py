@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
 from regress.errors import NotSupported

@@ -12,7 +12,7 @@ import zipfile
 from random import Random
 from typing import Any
 
-from regress.dump.jsontext import dumps
+from regress.dump.canonical_json import dumps
 from tests.fuzz.mutate_bytes import BYTES, flip
 from tests.fuzz.mutate_text import RAW, changed
 

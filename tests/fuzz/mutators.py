@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from regress.dump import manifest as dumped
-from regress.dump.formats import jsonl
-from regress.dump.sums import ChunkSums
+from regress.dump import dump_manifest as dumped
+from regress.dump.chunk_checksums import ChunkSums
+from regress.dump.formats import jsonl_format
 from regress.golden.manifest import seal
 from tests.fuzz.mutate_archives import archive, safetensors
 from tests.fuzz.mutate_bytes import BYTES, flip
@@ -98,7 +98,7 @@ def _reseal(files: Files, seed: Files) -> None:
 
 def _line(line: bytes) -> bytes:
     text = re.sub(rb',\s*"sha256":\s*"[^"]*"\}\s*$', b"", line)
-    return text + jsonl._seal(text)[:-1] if text.startswith(b"{") and text != line else line
+    return text + jsonl_format._seal(text)[:-1] if text.startswith(b"{") and text != line else line
 
 
 def _stamp(tree: Any, files: Files, seed: Files, folder: str) -> None:

@@ -31,9 +31,9 @@ CALLS = {
 """Names of functions that open or parse."""
 
 OWN: Mapping[str, str] = {
-    "dump/files.py _write": "writes",
-    "dump/files.py sync_folder": "a folder, to force it to the disk",
-    "dump/outputs.py _opened": "writes",
+    "dump/dump_files.py _write": "writes",
+    "dump/dump_files.py sync_folder": "a folder, to force it to the disk",
+    "dump/command_outputs.py _opened": "writes",
     "engine/hub.py _lacking": "a cache of the hub; tests/unit/engine",
     "engine/tokenizer.py _is_generic": "one value of a file that transformers reads; anything else is no",
     "golden/commit.py _plan_inputs": "copies bytes, whatever they are",
@@ -92,7 +92,7 @@ OWN: Mapping[str, str] = {
     "capture/forward_hooks.py _after_decoder": "no file",
     "compare/dumps/token_columns.py columns": "pieces of a file that was checked when it was opened",
     "compare/dumps/token_columns.py aligned": "pieces of a file that was checked when it was opened",
-    "dump/mapped.py open": "pieces of a file that was checked when it was opened",
+    "dump/mapped_arrays.py open": "pieces of a file that was checked when it was opened",
     "doctor/backup.py _copied": "copies bytes, whatever they are",
     "doctor/checks/leftovers.py _doubt_of_file": "only where something is left over: by mutated inputs",
     "doctor/content.py digest": "hashes bytes, whatever they are",

@@ -165,8 +165,8 @@ def update(path: Path, whole: Path) -> None:
 
 
 def continued(path: Path, whole: Path) -> None:
-    from regress.dump.continuation import Place, Position, StartingPlace
-    from regress.dump.continuation import continued as kept
+    from regress.dump.dump_continuation import Place, Position, StartingPlace
+    from regress.dump.dump_continuation import continued as kept
     from regress.dump.formats import FORMATS
 
     kept(path, FORMATS["safetensors"], StartingPlace(Place(1, 0), Position(8, "0" * 64), "checkpoint-1"))

@@ -44,7 +44,7 @@ def compare_some(path: Path, whole: Path) -> None:
 
 
 def show(path: Path, whole: Path) -> None:
-    from regress.dump.inspect import render
+    from regress.dump.dump_inspection import render
 
     for one in (path, *sorted(path.glob("*/step_*"))[:3]):
         console = quiet()
@@ -64,13 +64,13 @@ def check(path: Path, whole: Path) -> None:
 
 
 def diff(path: Path, whole: Path) -> None:
-    from regress.dump.difference import compare_bitwise
+    from regress.dump.bitwise_difference import compare_bitwise
 
     compare_bitwise(path, whole)
 
 
 def verify(path: Path, whole: Path) -> None:
-    from regress.dump.reader import DumpReader
+    from regress.dump.dump_reader import DumpReader
 
     reader = DumpReader(path)
     for name in reader.names():
@@ -78,7 +78,7 @@ def verify(path: Path, whole: Path) -> None:
 
 
 def replayed(path: Path, whole: Path) -> None:
-    from regress.dump.recorded import read_trajectories
+    from regress.dump.recorded_trajectories import read_trajectories
 
     read_trajectories(path)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.files import write_atomically
+from regress.dump.chunk_checksums import file_sums
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.record import Record
-from regress.dump.sums import file_sums
 from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import Segment, ShardLayout, TokenLayout
 
@@ -152,7 +152,7 @@ def nexrl_remote(folder: Path) -> None:
 @seed
 def service(folder: Path) -> None:
     """A training service's dump: its index and records."""
-    from regress.dump.requests import INDEX, DumpedDatum, DumpedRequest, Part
+    from regress.dump.request_index import INDEX, DumpedDatum, DumpedRequest, Part
 
     found = {one.type: one for one in records()}
     keys = [["request 1", 0], ["request 1", 1]]

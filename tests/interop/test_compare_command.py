@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from regress.cli import main
 from regress.dump import Recorder, at, recording, tap
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.layout import Segment, TokenLayout
 
 Setup = Callable[..., Any]

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from regress.cli import main
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.record import Record
 from regress.layout import Segment, TokenLayout
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from regress import Trajectory
 from regress.cli import main
 from regress.dump import Recorder, at, recording, tap, tap_trajectories
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.layout import Segment, TokenLayout
 
 GRPO = {"algorithm": {"advantage": "grpo"}}

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.dump.reader import DumpReader
-from regress.dump.sums import CHUNK, ChunkSums, damaged_chunk, file_sums, fits
+from regress.dump.chunk_checksums import CHUNK, ChunkSums, damaged_chunk, file_sums, fits
+from regress.dump.dump_reader import DumpReader
 from tests.fuzz.seeds import CORPUS
 
 RECORDS = sorted(

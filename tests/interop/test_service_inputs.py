@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.dump.location import location
+from regress.dump.dump_location import location
 from regress.interop.nexrl import NexrlDump
 
 Setup = Callable[..., Any]

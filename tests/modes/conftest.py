@@ -17,12 +17,20 @@ import torch
 from rich.console import Console
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
-from regress.dump.nexrl import trajectory_lists
-from regress.dump.reader import DumpReader
+from regress.dump.nexrl_trajectories import trajectory_lists
 from regress.dump.record import Record
-from regress.dump.requests import INDEX, REQUESTED, DumpedDatum, DumpedRequest, Operation, Part, requested
+from regress.dump.request_index import (
+    INDEX,
+    REQUESTED,
+    DumpedDatum,
+    DumpedRequest,
+    Operation,
+    Part,
+    requested,
+)
 from regress.engine.config import load_config
 from regress.engine.run import train
 from regress.layout import Segment, TokenLayout

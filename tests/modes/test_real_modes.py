@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from regress.cli import main
-from regress.dump.requests import VARIABLES
+from regress.dump.request_index import VARIABLES
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train

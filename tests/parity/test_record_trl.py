@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from trl_loop import make_trainer, make_world, train, train_on_ranks
 
 from regress.compare.dumps.comparison import Comparison, compare_dumps
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and transformers, about themselves
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regress import explain_dump
 from regress.capture.recording import record
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording

@@ -15,7 +15,7 @@ import pytest
 import regress.replay.engine_replayer
 import regress.replay.run
 import regress.replay.truth
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import replace_tensors
 from regress.dump.recorder import Recorder
 from regress.errors import ReplayError

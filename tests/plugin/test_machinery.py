@@ -35,7 +35,7 @@ from pathlib import Path
 import pytest
 import regress.replay.engine_replayer
 import regress.replay.run
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 sys.path.insert(0, {targets!r})
 import rank_targets

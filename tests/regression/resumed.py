@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from regress.dump.difference import compare_bitwise
+from regress.dump.bitwise_difference import compare_bitwise
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.engine.checkpoint import latest
 from regress.errors import RankError

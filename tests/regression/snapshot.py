@@ -22,7 +22,7 @@ from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, write_manifest
+from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, write_manifest
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record, replace_tensors
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay

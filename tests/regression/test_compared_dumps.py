@@ -13,10 +13,10 @@ from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.dumps.comparison import Comparison, compare_dumps
 from regress.compare.dumps.comparison_options import Options
 from regress.compare.verdicts.verdict import Status
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, write_manifest
+from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, write_manifest
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record, replace_tensors
 from regress.golden.store import GoldenStore
 from regress.replay.run import replay

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record, replace_tensors
 from regress.dump.recorder import Recorder
 from regress.golden.case import GoldenCase

@@ -17,10 +17,10 @@ from regress.cli import main
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Status
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, write_manifest
+from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, write_manifest
-from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.golden.store import GoldenStore
 from regress.golden.update import commit

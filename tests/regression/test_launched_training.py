@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
-from regress.dump.reader import DumpReader
 from regress.layout.shards import ShardLayout
 from regress.parallel.launch.pool import RankPool
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import metrics_of, read_metrics
-from regress.dump.reader import DumpReader
 from regress.layout import DIMENSIONS
 from regress.parallel.launch.pool import RankPool
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from regress.dump.recorded import read_trajectories
+from regress.dump.recorded_trajectories import read_trajectories
 from regress.engine.checkpoint import latest, read_state
 from regress.parallel.launch.pool import RankPool
 from tests.regression.resumed import LATEST, ONLY_MAIN, SMALL, Bench, require_same

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import snapshot
 
 from regress.compare.diagnosis.probable_cause import UNKNOWN
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
 ALL = snapshot.subjects()

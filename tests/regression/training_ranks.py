@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from torch import distributed
 
-from regress.dump import writer
+from regress.dump import background_writer
 from regress.engine import outputs, policies, policy, rollout, trainer
 from regress.engine.checkpoint import write
 from regress.engine.config import load_config
@@ -119,7 +119,7 @@ def _raising(target: Any, name: str, error: RegressError | OSError) -> Any:
 FAULTS = {
     "loss": _no_number,
     "sampling": _no_distribution,
-    "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
+    "dump": _raising(background_writer, "write_atomically", DumpError("the disk of this rank is full")),
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
     "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(outputs, "publish", OSError(28, "No space left on device")),

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES
+from regress.dump.canonical_json import dumps
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import Stamp, file_stamp, write_atomically
-from regress.dump.formats import FORMATS, safetensors
-from regress.dump.jsontext import dumps
-from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.dump_files import Stamp, file_stamp, write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.formats import FORMATS, safetensors_format
+from regress.dump.numpy_arrays import DTYPES
 from regress.dump.record import Record
 from regress.layout import Segment, ShardLayout, TokenLayout
 
@@ -158,7 +158,7 @@ def sparse_file(
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        code = safetensors.CODES[tensors[name][0]]
+        code = safetensors_format.CODES[tensors[name][0]]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -18,7 +18,7 @@ from regress.compare.alignment.shard_overlap import IntervalIndex
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.dumps.comparison_plan import plan_units
 from regress.compare.dumps.comparison_unit import Unit
-from regress.dump import reader
+from regress.dump import dump_reader
 from regress.layout import ShardLayout
 
 FEW, MANY = 4, 16
@@ -83,13 +83,13 @@ def test_lines_executed_when_shards_and_samples_lie_elsewhere(dumps: Callable[..
 
 def test_files_opened(dumps: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: Counter[str] = Counter()
-    real = reader.map_file
+    real = dump_reader.map_file
 
     def counted(path: Path) -> Any:
         opened[path.parent.name] += 1
         return real(path)
 
-    monkeypatch.setattr(reader, "map_file", counted)
+    monkeypatch.setattr(dump_reader, "map_file", counted)
     found = []
     for ranks in (FEW, MANY):
         opened.clear()

@@ -12,7 +12,7 @@ from made_dumps import Entry, finish
 from regress.compare.dumps.comparison import Comparison, compare_dumps
 from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, rollouts_in, to_record

@@ -18,7 +18,7 @@ TORCH_FREE = [
     "regress.cli",
     "regress.layout",
     "regress.dump",
-    "regress.dump.manifest",
+    "regress.dump.dump_manifest",
     "regress.dump.metrics_file",
     "regress.interop.nexrl",
     "regress.golden",

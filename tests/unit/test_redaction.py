@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from regress.cli import main
 from regress.credential_redaction import redacted, redacted_tree, redacted_url
 from regress.dump import DumpReader, Recorder, at, recording, tap
-from regress.dump.location import address, location
-from regress.dump.manifest import Provenance
+from regress.dump.dump_location import address, location
+from regress.dump.dump_manifest import Provenance
 from regress.errors import DumpError, RegressError, reason
 from regress.report.model import Report
 from tests.as_subtests import as_subtests

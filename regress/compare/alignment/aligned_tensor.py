@@ -15,8 +15,8 @@ from regress.compare.verdicts.affected_elements import beyond
 from regress.compare.verdicts.tensor_case import Block, Case, Locate, kind
 from regress.compare.verdicts.tensor_judge import Blocks, judge_values, wrong_dtype
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.dump.arrays import Array, is_float
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array, is_float
 
 LIMIT = 1 << 20
 """Most elements of a tensor that a failure is examined of; copies of larger ones would need too much memory."""

@@ -29,7 +29,7 @@ from regress.compare.quantities import (
     sources_in,
 )
 from regress.compare.verdicts.tensor_case import Locate
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.errors import CompareError
 from regress.layout import ShardLayout, TokenFrame, TokenLayout
 

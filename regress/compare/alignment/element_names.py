@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.tensor_case import Locate
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import TokenFrame
 
 TokenText = Callable[[int], str]

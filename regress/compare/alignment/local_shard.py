@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regress.compare.alignment.record_keys import Key
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.metrics.striped_measures import largest
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 Truth = Mapping[str, Mapping[str, Array]]
 ShareScale = Callable[[str], float]

@@ -8,7 +8,7 @@ import numpy as np
 
 from regress.compare.alignment.token_spans import NO_LAYOUT, Spans
 from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout

@@ -17,8 +17,8 @@ from regress.compare.alignment.local_shard import Shard, flat_index, others, unc
 from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.token_overlap import BLOCK
 from regress.compare.verdicts.tensor_case import Block, Locate, element, unravelled
-from regress.dump.arrays import Array, raw
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array, raw
 from regress.errors import CompareError
 from regress.layout import Range, ShardLayout
 

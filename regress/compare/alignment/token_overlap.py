@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.token_spans import PADDING
 from regress.compare.verdicts.tensor_case import Block
-from regress.dump.arrays import Array
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.errors import CompareError
 from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 

@@ -25,7 +25,7 @@ from regress.compare.diagnosis.logit_temperature import log_sum_exp, temperature
 from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.verdicts.affected_elements import Affected, Count
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 from regress.layout import ShardLayout
 
 _SPEAKS = 8

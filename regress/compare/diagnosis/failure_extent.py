@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.metrics.ulps import spacing
 from regress.compare.verdicts.affected_elements import Count
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.numpy_arrays import Array, dtype_name, is_float
 
 LIMIT = 1 << 24
 """Most elements of a tensor that is examined, since several copies of it are made."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.metrics.ulps import spacing
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 
 if TYPE_CHECKING:
     from regress.compare.diagnosis.counterfactuals import Counterfactual

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.dump.sources import Source
+from regress.dump.source_readers import Source
 from regress.errors import ConfigError
 from regress.layout import Mesh
 

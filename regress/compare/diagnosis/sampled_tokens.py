@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 
 SAMPLED = "sampled by this run"

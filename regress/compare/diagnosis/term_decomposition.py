@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.hypotheses import LEFT, Floats
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 AT_LEAST = 8
 """Fewest elements that determine the coefficients of a sum."""

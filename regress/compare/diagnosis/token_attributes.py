@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import ShardLayout, TokenFrame, TokenLayout
 
 CLASSES = {

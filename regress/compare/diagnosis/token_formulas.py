@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from regress.compare.diagnosis.hypotheses import Floats, Truth
 from regress.compare.diagnosis.related_values import Beside
 from regress.compare.diagnosis.softmax_formula import TOKEN_GRADIENTS, softmax_formula
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.errors import RegressError
 from regress.layout import TokenFrame
 

@@ -15,7 +15,7 @@ from regress.compare.diagnosis.related_values import NOTHING, Beside
 from regress.compare.diagnosis.term_decomposition import Terms
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import TOKEN_GRADIENTS
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 from regress.layout import TokenFrame
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import record_of
 from regress.compare.dumps.scaled_verdicts import weight_beside
 from regress.compare.verdicts.verdict import Place
-from regress.dump.arrays import Array
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout

@@ -13,8 +13,8 @@ from typing import Protocol
 from regress.compare.dumps.opened_dump import Side, open_side
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.quantities import UPDATE_STAGES, source_or_other
-from regress.dump.sources import spans_of, verify_span
-from regress.dump.sums import Span
+from regress.dump.chunk_checksums import Span
+from regress.dump.source_readers import spans_of, verify_span
 
 PART = 1 << 26
 """Bytes that one unit verifies, about."""

@@ -34,9 +34,9 @@ from regress.compare.quantities import (
     source_of,
 )
 from regress.compare.record_header import Header, lengths_of
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array
 from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
 

@@ -34,7 +34,7 @@ from regress.compare.quantities import QUANTITIES, source_or_other
 from regress.compare.single_dump_units import SingleUnit, check_single
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.compare.verdicts.verdict_sequence import Verdicts, in_order
-from regress.dump.sources import spans_of
+from regress.dump.source_readers import spans_of
 from regress.errors import CompareError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import SampleKey, TokenFrame
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from regress.compare.alignment.element_names import TokenText
 from regress.compare.diagnosis.related_values import Beside
 from regress.compare.dumps.truth_source import TruthSide
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import ConfigError, GoldenError

@@ -31,7 +31,7 @@ from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array, dtype_name
+from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import SampleKey, ShardLayout, TokenFrame
 

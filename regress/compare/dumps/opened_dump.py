@@ -12,15 +12,15 @@ from regress.compare.dumps.golden_source import GoldenSide, is_golden
 from regress.compare.dumps.rank_averaged_loss import PREFIX as AVERAGED
 from regress.compare.dumps.rank_averaged_loss import AveragedSide, is_averaged
 from regress.compare.dumps.wire_view import SentSide, flags_of, is_sent
-from regress.dump.arrays import DTYPES
+from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location, location
-from regress.dump.manifest import MANIFEST, dump_inside
-from regress.dump.reader import DumpReader
+from regress.dump.dump_location import Location, location
+from regress.dump.dump_manifest import MANIFEST, dump_inside
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import DTYPES
 from regress.dump.record import Record
-from regress.dump.requests import INDEX
-from regress.dump.sources import Source, open_source
-from regress.dump.sums import Span
+from regress.dump.request_index import INDEX
+from regress.dump.source_readers import Source, open_source
 from regress.errors import DumpError
 from regress.golden.files import CASE_FILE
 from regress.layout import DIMENSIONS, Mesh

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from regress.compare.dumps.source_view import SourceView
-from regress.dump.arrays import is_float
+from regress.dump.numpy_arrays import is_float
 from regress.dump.record import Record
 
 PREFIX = "ranks-average:"

@@ -10,7 +10,7 @@ from regress.compare.alignment.token_places import Told, told_tokens
 from regress.compare.dumps.opened_dump import Named, open_side
 from regress.compare.record_header import Header, header_of
 from regress.dump.record import Record
-from regress.dump.sources import Source
+from regress.dump.source_readers import Source
 from regress.layout import SampleKey, TokenFrame
 
 SMALL, KEPT, SEVERAL = 1 << 21, 1 << 25, 1 << 12

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.sample_matching import Sample, Tokens, Values, ValuesOf
 from regress.compare.record_header import Header, lengths_of
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
 from regress.dump.record import Record
 from regress.dump.trajectory import Rollout, rollouts_in
 from regress.layout import SampleKey

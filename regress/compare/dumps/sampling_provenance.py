@@ -13,9 +13,9 @@ from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
+from regress.dump.token_provenance import PROVENANCE, Version, stale
 from regress.dump.trajectory import Rollout
-from regress.dump.versions import PROVENANCE, Version, stale
 
 WEIGHTS, _ = PROVENANCE
 Pairs: TypeAlias = Sequence[tuple[Rollout, Rollout]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.sources import Source, spans_of, verify_span
-from regress.dump.sums import Span
+from regress.dump.source_readers import Source, spans_of, verify_span
 
 
 class SourceView(Source):

@@ -11,7 +11,7 @@ from regress.compare.metrics import ulps
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.tolerance_overrides import Overrides
-from regress.dump.arrays import DTYPES, is_float
+from regress.dump.numpy_arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.manifest import ToleranceEntry
 

@@ -21,9 +21,9 @@ from regress.compare.quantities import (
     source_of,
     sources_in,
 )
-from regress.dump import sources
-from regress.dump.arrays import Array
+from regress.dump import source_readers
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import LOSS_ROWS, Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame
@@ -59,7 +59,7 @@ class Tensors(Mapping[str, Array]):
         return len([*iter(self)])
 
 
-class TruthSide(sources.Source):
+class TruthSide(source_readers.Source):
     """Canonical values of updates.
 
     Attributes:

@@ -44,7 +44,7 @@ from regress.compare.verdicts.tensor_case import Case, Locate, element
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 

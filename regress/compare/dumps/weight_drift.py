@@ -35,7 +35,7 @@ from regress.compare.dumps.adamw_settings import Adam, Floats
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.scaled_verdicts import weight_beside
 from regress.compare.dumps.tolerance_bounds import coarsest, spacing
-from regress.dump.arrays import dtype_name, is_float
+from regress.dump.numpy_arrays import dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.source_view import SourceView
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
-from regress.dump.sources import Source
+from regress.dump.source_readers import Source
 from regress.dump.trajectory import rollouts_in
 from regress.layout import SampleKey
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.metrics.error_measures import Measures, Row
 from regress.compare.metrics.ulps import most_ulps
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 
 CHUNK = 1 << 13
 """Number of elements of a chunk: their float64 copies stay in a processor's cache, and one thread adds them up."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regress.compare.metrics import measure_kernels
 from regress.compare.metrics.chunked_measures import measure_chunks
 from regress.compare.metrics.error_measures import Measures, Row
-from regress.dump.arrays import DTYPES, Array
+from regress.dump.numpy_arrays import DTYPES, Array
 
 _NONE = np.zeros(0, np.int32)
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.metrics.chunked_measures import chunks
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 CLIP = 0.2
 """Distance from 1 beyond which the usual objective clips a ratio."""

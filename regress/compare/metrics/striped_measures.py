@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from regress.compare.metrics.chunked_measures import CHUNK, chunks, measure_chunks, norm
 from regress.compare.metrics.error_measures import QUANTILES, Measures, Row, ratio
-from regress.dump.arrays import Array, is_float
-from regress.dump.mapped import release
+from regress.dump.mapped_arrays import release
+from regress.dump.numpy_arrays import Array, is_float
 
 __all__ = ["QUANTILES", "Measures", "Row", "largest", "measure", "nonfinite", "ratio", "scaled_residual"]
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 
 _FEW = 1 << 9
 """Number of elements up to which measuring all is faster than finding those with the largest distance."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.updates.invariant_counts import Checked
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 Ints = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.invariant_counts import Checked
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import SampleKey, TokenFrame
 
 NAME = "advantages"

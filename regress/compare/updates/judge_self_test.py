@@ -14,7 +14,7 @@ from regress.compare.quantities import Kind, quantity_named
 from regress.compare.updates.invariant_counts import QUANTITY
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 NAME = "rolled"
 _REASON = "what is rolled by one place must fail, or the comparison could not"

@@ -20,7 +20,7 @@ from regress.compare.alignment.shard_overlap import assembled
 from regress.compare.metrics.ulps import spacing
 from regress.compare.update_records import Records
 from regress.compare.updates.invariant_counts import Checked, Floats
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.invariant_counts import Checked
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 from regress.dump.record import Record
 
 PREFIX = "training_step/"

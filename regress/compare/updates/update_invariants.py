@@ -35,7 +35,7 @@ from regress.compare.updates.logit_recomputation import (
 from regress.compare.updates.metric_invariants import TOKENS, check_combined, check_part, parts_of
 from regress.compare.updates.model_parts import WEIGHTS, check_parts
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import Array, dtype_name
+from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import Mesh, TokenFrame
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from regress.compare.metrics.striped_measures import Row, ratio
 from regress.compare.metrics.ulps import ulps_apart
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
-from regress.dump.arrays import Array, is_float
+from regress.dump.numpy_arrays import Array, is_float
 
 
 @dataclass(frozen=True, eq=False)

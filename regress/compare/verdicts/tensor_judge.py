@@ -11,7 +11,7 @@ from regress.compare.metrics.striped_measures import Measures, largest, measure,
 from regress.compare.verdicts.tensor_case import Block, Case, Locate, kind
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.numpy_arrays import Array, dtype_name, is_float
 
 
 def judge_tensor(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.dump.jsontext import dumps, plain
+from regress.dump.canonical_json import dumps, plain
 
 if TYPE_CHECKING:
     import pandas as pd

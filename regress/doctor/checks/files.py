@@ -16,8 +16,8 @@ from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
 from regress.doctor.issue import Fix, Issue, Move, Severity, Store, Write, clean, issue, shown
 from regress.doctor.restore import free_name, restored
 from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe, fault, read_manifest
-from regress.dump.files import stamp_of
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import stamp_of
+from regress.dump.dump_manifest import MANIFEST
 from regress.engine.checkpoint.manifest import READ_SUFFIXES
 from regress.engine.checkpoint.names import STATE, TRAINER_STATE, checkpoint_name, parse_name
 from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION, json_bytes, parse_state, trainer_state

@@ -17,7 +17,7 @@ from pathlib import Path
 from regress.doctor.check_context import CheckContext
 from regress.doctor.issue import Fix, Issue, Move, Store, clean, issue
 from regress.doctor.tree import Tree, Unreadable
-from regress.dump.files import TEMPORARY
+from regress.dump.dump_files import TEMPORARY
 
 _PROC = Path("/proc")
 _WRITES = os.O_WRONLY | os.O_RDWR

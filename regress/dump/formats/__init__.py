@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from regress.dump.formats import jsonl, pt, safetensors
+from regress.dump.formats import jsonl_format, pt_format, safetensors_format
 from regress.dump.record import Record
 from regress.errors import DumpError
 
@@ -28,7 +28,7 @@ class Format:
 
 FORMATS = {
     module.NAME: Format(module.NAME, module.encode, module.matches, module.decode)
-    for module in (safetensors, pt, jsonl)
+    for module in (safetensors_format, pt_format, jsonl_format)
 }
 
 

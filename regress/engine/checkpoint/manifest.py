@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from regress.dump.damage import CUT_OFF
-from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable, write_atomically
-from regress.dump.jsontext import dumps, loads
-from regress.dump.location import Location, children, read_bytes
-from regress.dump.manifest import MANIFEST
+from regress.dump.canonical_json import dumps, loads
+from regress.dump.dump_files import Stamp, file_stamp, stamp_of, unreadable, write_atomically
+from regress.dump.dump_location import Location, children, read_bytes
+from regress.dump.dump_manifest import MANIFEST
+from regress.dump.file_damage import CUT_OFF
 from regress.errors import CheckpointError, DumpError
 from regress.untrusted_files import DOCUMENT
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from regress.dump.jsontext import loads
-from regress.dump.location import Location, children, location, read_bytes
-from regress.dump.manifest import MANIFEST
+from regress.dump.canonical_json import loads
+from regress.dump.dump_location import Location, children, location, read_bytes
+from regress.dump.dump_manifest import MANIFEST
 from regress.untrusted_files import DOCUMENT
 
 STATE, TRAINER_STATE, CURRICULUM_STATE = "regress_state.json", "trainer_state.json", "curriculum_state.json"

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from regress.dump.continuation import Place, Position, StartingPlace
-from regress.dump.location import Location, address, location
+from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_location import Location, address, location
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
 from regress.engine.checkpoint.names import LATEST, latest

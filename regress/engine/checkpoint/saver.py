@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from regress.dump.location import Location, location
+from regress.dump.dump_location import Location, location
 from regress.engine.build import Run
 from regress.engine.checkpoint.names import checkpoint_name
 from regress.engine.checkpoint.snapshot import Snapshot, take

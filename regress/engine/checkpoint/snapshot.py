@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.continuation import Place
-from regress.dump.jsontext import plain
+from regress.dump.canonical_json import plain
+from regress.dump.dump_continuation import Place
 from regress.dump.record import Record
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved

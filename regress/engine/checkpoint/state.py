@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from regress.dump.jsontext import loads, plain, tag_floats
-from regress.dump.location import Location, location, read_bytes
+from regress.dump.canonical_json import loads, plain, tag_floats
+from regress.dump.dump_location import Location, location, read_bytes
 from regress.engine.checkpoint.manifest import verify
 from regress.engine.checkpoint.names import STATE, checkpoint_name
 from regress.engine.config.schema import Config
@@ -170,7 +170,7 @@ def local_copy(path: str | Location, folder: Path) -> Path:
     place = location(path)
     if isinstance(place, Path):
         return place
-    from regress.dump.manifest import MANIFEST
+    from regress.dump.dump_manifest import MANIFEST
     from regress.engine.checkpoint.manifest import read_manifest
 
     for name in (*read_manifest(place), MANIFEST):

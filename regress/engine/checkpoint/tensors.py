@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from regress.dump.arrays import Array, to_numpy, to_torch
-from regress.dump.jsontext import dumps, loads
-from regress.dump.reader import DumpReader
+from regress.dump.canonical_json import dumps, loads
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array, to_numpy, to_torch
 from regress.dump.record import Record
 from regress.engine.adapters.build import read_adapter
 from regress.engine.adapters.parameters import has_adapter, trained_parameters

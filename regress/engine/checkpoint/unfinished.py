@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.dump.arrays import Array, to_torch
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array, to_torch
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.engine.batch import Microbatch, TokenBatch

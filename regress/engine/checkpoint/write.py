@@ -10,9 +10,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from regress.dump.files import remove_tree
-from regress.dump.location import Location, children
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import remove_tree
+from regress.dump.dump_location import Location, children
+from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import TEMPORARY, discard, publish, recover
 from regress.engine.checkpoint.manifest import read_manifest, stamps_of, verify, write_manifest
 from regress.engine.checkpoint.names import UNFINISHED, checkpoints, parse_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated
 
-from regress.dump.location import is_remote, local_path
+from regress.dump.dump_location import is_remote, local_path
 from regress.engine.config.messages import absolute
 from regress.engine.config.option import (
     Count,

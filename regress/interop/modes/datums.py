@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.opened_dump import Side
-from regress.dump.requests import REQUESTED
+from regress.dump.request_index import REQUESTED
 from regress.errors import DumpError
 from regress.interop.modes.rows import MASK, OLD, Row
 

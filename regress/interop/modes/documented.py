@@ -22,7 +22,7 @@ from regress.compare.dumps.opened_dump import Side, open_side
 from regress.compare.dumps.rollout_comparison import RolloutUnit
 from regress.compare.dumps.token_columns import aligned
 from regress.compare.dumps.wire_view import original
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError
 from regress.interop.modes.documented_text import with_statistics

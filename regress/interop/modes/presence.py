@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.compare.dumps.opened_dump import Side
-from regress.dump.requests import VARIABLES
+from regress.dump.request_index import VARIABLES
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
 from regress.interop.modes.rows import Row
 from regress.interop.modes.step_context import Link, StepContext

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.opened_dump import Side, open_side
-from regress.dump.requests import DumpedRequest, Operation
+from regress.dump.request_index import DumpedRequest, Operation
 from regress.interop.modes.datums import Client, client_of
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER
 from regress.interop.modes.rows import Row, pairs_of, rows_of

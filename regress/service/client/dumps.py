@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.coordinates import parse_stem
-from regress.dump.files import Stamp, stamp_of
-from regress.dump.location import Location, location
-from regress.dump.nexrl import as_dict
-from regress.dump.requests import REQUESTED
+from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_files import Stamp, stamp_of
+from regress.dump.dump_location import Location, location
+from regress.dump.nexrl_trajectories import as_dict
+from regress.dump.request_index import REQUESTED
 from regress.dump.trajectory import Trajectory
 from regress.durable_files import write
 from regress.engine.config.schema import Config

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from regress.dump.requests import requested
+from regress.dump.request_index import requested
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.training import OptimizerConfig
 from regress.engine.metrics import Values

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from regress.dump.files import remove_tree
+from regress.dump.dump_files import remove_tree
 from regress.durable_files import TEMPORARY, publish
 from regress.engine.checkpoint.manifest import stamps_of, verify, write_manifest
 from regress.errors import DumpError, RegressError, reason

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
-from regress.dump.arrays import to_numpy
+from regress.dump.numpy_arrays import to_numpy
 from regress.engine.adapters.settings import is_adapter, of_directory
 from regress.engine.checkpoint.tensors import copied_weights, load_weights, save_weights
 from regress.engine.config.model import LoraConfig

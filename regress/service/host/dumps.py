@@ -1,4 +1,4 @@
-"""Dumps of the service: the tensors of each executed request, and an index of them; see `regress.dump.requests`."""
+"""Dumps of the service: the tensors of each executed request, and an index of them; see `regress.dump.request_index`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regress.dump.files import sync_folder, unwritable, write_atomically
+from regress.dump.dump_files import sync_folder, unwritable, write_atomically
+from regress.dump.dump_manifest import MANIFEST
 from regress.dump.formats import format_named
-from regress.dump.manifest import MANIFEST
 from regress.dump.record import Record
 from regress.dump.recorder import Collector
-from regress.dump.requests import (
+from regress.dump.request_index import (
     FORWARD_ONLY,
     INDEX,
     VARIABLES,

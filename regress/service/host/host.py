@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from regress.dump.manifest import environment, package_versions
+from regress.dump.dump_manifest import environment, package_versions
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.world import World, raise_on_all_ranks

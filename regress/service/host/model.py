@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch.optim import AdamW
 
-from regress.dump.requests import DumpedRequest, Operation
+from regress.dump.request_index import DumpedRequest, Operation
 from regress.dump.taps import at, receiving
 from regress.engine.optim import adamw
 from regress.engine.optimizer_state import load_state

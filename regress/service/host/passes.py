@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regress.dump.requests import DumpedDatum, DumpedRequest, Operation
+from regress.dump.request_index import DumpedDatum, DumpedRequest, Operation
 from regress.dump.taps import at, receiving
 from regress.engine.batch import Microbatch
 from regress.engine.gradients import added
@@ -41,7 +41,7 @@ from regress.service.host.model import Model
 
 
 def request_name(where: Json) -> str:
-    """Return the name of a request in dumps: that of `regress.dump.requests.DumpedRequest.key`."""
+    """Return the name of a request in dumps: that of `regress.dump.request_index.DumpedRequest.key`."""
     seq_id = where.get("seq_id")
     return f"request {seq_id if seq_id is not None else where.get('request_id')}"
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import publish
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import OPTIMIZER, STATE

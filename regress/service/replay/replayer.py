@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.optional_packages import missing
 from regress.replay.configure import unmet, unusable_tracker
@@ -19,7 +19,7 @@ from regress.replay.variants import Precision
 from regress.service.replay.variants import quantities
 
 if TYPE_CHECKING:
-    from regress.dump.reader import DumpReader
+    from regress.dump.dump_reader import DumpReader
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class DeepSpeed(System):
 
     def step(self) -> None:
         """Make the updates, with taps around the engine's calls."""
-        from regress.dump.manifest import Provenance
+        from regress.dump.dump_manifest import Provenance
         from regress.dump.recorder import Recorder
         from regress.dump.taps import at, recording
 

@@ -177,7 +177,7 @@ class Megatron(System):
 
     def step(self) -> None:
         """Make the updates, with taps around Megatron's calls."""
-        from regress.dump.manifest import Provenance
+        from regress.dump.dump_manifest import Provenance
         from regress.dump.recorder import Recorder
         from regress.dump.taps import at, recording
 

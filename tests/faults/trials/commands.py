@@ -14,8 +14,8 @@ from rich.text import Text
 
 from regress.choice_option import Choice
 from regress.command_group import FriendlyGroup
-from regress.dump.location import Location
-from regress.dump.outputs import Output, OutputFile, OutputFolder, write_output
+from regress.dump.command_outputs import Output, OutputFile, OutputFolder, write_output
+from regress.dump.dump_location import Location
 from regress.golden.options import code_option, directory_option
 from regress.golden.store import open_store
 from regress.printable_text import echo

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
-from regress.dump.location import Location, read_bytes
-from regress.dump.outputs import Output, StandardOutput, save_output
+from regress.dump.command_outputs import Output, StandardOutput, save_output
+from regress.dump.dump_location import Location, read_bytes
 from regress.engine.build import build
 from regress.engine.config import load_config
 from regress.errors import ReplayError, reason

@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from regress.dump.location import Location
-from regress.dump.outputs import write_outputs
+from regress.dump.command_outputs import write_outputs
+from regress.dump.dump_location import Location
 from regress.report.numbers import plural, short
 from tests.faults.trials.rows import FaultRow, FaultScore, score, to_json
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.dump.manifest import Manifest
-from regress.dump.reader import DumpReader
+from regress.dump.dump_manifest import Manifest
+from regress.dump.dump_reader import DumpReader
 from regress.errors import ConfigError, RankError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore

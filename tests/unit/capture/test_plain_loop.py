@@ -13,7 +13,7 @@ from capture_loops import compare, failed, recorded, steps, tiny_model, token_lo
 from torch import Tensor, nn
 
 from regress import record
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
 
 

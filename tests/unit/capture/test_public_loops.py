@@ -16,7 +16,7 @@ from transformers import Qwen3ForCausalLM
 from regress import record
 from regress.cli import main
 from regress.compare.dumps.comparison import compare_dumps
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 UNDIVIDED = "tiny-grpo"
 """The loop whose gradient grows with the number of microbatches."""

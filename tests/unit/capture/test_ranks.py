@@ -8,7 +8,7 @@ import pytest
 from capture_loops import compare, failed, recorded
 from capture_ranks import run_ranks, train_slices
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 MESHES = {
     "ddp": {"dp": 2},

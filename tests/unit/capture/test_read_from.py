@@ -15,7 +15,7 @@ from styles import PAD, Model, samples
 from torch import Tensor, nn
 
 from regress import record
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 
 MICRO = "step_000000_rank0_micro0.safetensors"
 LogProbs = Callable[[Any, dict[str, Tensor], float], Tensor]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from capture_loops import make_samples, recorded
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 
 TOTAL = sum(len(sample) - 1 for sample in make_samples())

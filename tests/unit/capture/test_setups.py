@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from regress import record
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import CaptureError
 

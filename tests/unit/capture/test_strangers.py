@@ -15,7 +15,7 @@ from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OP
 from regress import record
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import diagnose
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
 
 TOTAL = 50

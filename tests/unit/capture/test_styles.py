@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regress import record
 from regress.cli import main
 from regress.compare.dumps.comparison import compare_dumps
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
 
 pytestmark = pytest.mark.filterwarnings(  # of torch's compiler

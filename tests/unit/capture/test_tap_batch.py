@@ -12,7 +12,7 @@ from capture_loops import batch, compare, failed, loss_mask, make_samples, mean_
 from torch import Tensor
 
 from regress import Recorder, at, record, recording, tap_batch
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
 
 OPTIONS = dict.fromkeys(("batch_inputs", "forward_data", "is_loss_debug", "loss"), True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from regress.dump.files import file_stamp
+from regress.dump.dump_files import file_stamp
 from regress.engine.checkpoint.manifest import read_manifest, write_manifest
 from regress.engine.config import load_config
 from regress.engine.run import RunResult, train

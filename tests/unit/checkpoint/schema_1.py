@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.dump.record import Record
+from regress.dump.record_types import STAGES
 from regress.dump.recorder import Recorder
-from regress.dump.stages import STAGES
 from regress.engine.checkpoint.manifest import stamps_of, write_manifest
 from regress.engine.checkpoint.state import read_state
 from regress.engine.checkpoint.tensors import optimizer_of, reference_of, unfinished_of

@@ -116,7 +116,7 @@ def test_a_forged_state_is_refused(case: Case, name: str) -> None:
 
 
 def test_a_list_of_files_that_leads_out_is_refused(case: Case) -> None:
-    from regress.dump.files import Stamp
+    from regress.dump.dump_files import Stamp
     from regress.engine.checkpoint.manifest import read_manifest, write_manifest
 
     write_manifest(

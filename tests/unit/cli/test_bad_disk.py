@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from regress.cli import main
+from regress.dump.dump_reader import read
 from regress.dump.metrics_file import metrics_of, read_metrics
-from regress.dump.reader import read
 
 DUMPING = ("debug.enable_data_dump=true", "debug.dump_options={trajectory: true, loss: true, param: true}")
 
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_up_while_dumping(allowed: int, case: Any, monkeypatch
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(handle, data)
 
-    monkeypatch.setattr("regress.dump.files.os.write", full)
+    monkeypatch.setattr("regress.dump.dump_files.os.write", full)
     case.refuses(
         *DUMPING,
         "debug.dump_dir=new",
@@ -145,7 +145,7 @@ def test_a_disk_that_fills_up_at_the_manifest(case: Any, monkeypatch: pytest.Mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(handle, data)
 
-    monkeypatch.setattr("regress.dump.files.os.write", full)
+    monkeypatch.setattr("regress.dump.dump_files.os.write", full)
     case.refuses(
         *DUMPING,
         "debug.dump_dir=new",

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from regress.dump.coordinates import Coordinates
+from regress.dump.dump_reader import read
 from regress.dump.formats import FORMATS
-from regress.dump.reader import read
 from regress.dump.record import Record
 from tests.unit.cli.recordings import CUT_OFF, alone, mock, step_file
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from regress.dump.dump_reader import read
 from regress.dump.formats import FORMATS
-from regress.dump.reader import read
-from regress.dump.recorded import read_trajectories
+from regress.dump.recorded_trajectories import read_trajectories
 from tests.unit.cli.recordings import CUT_OFF, alone, mock, rolled, step_file
 
 AS_RECORDED = "as in the recorded run"

@@ -10,8 +10,8 @@ import pytest
 
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan, TokenFrame, TokenLayout, plan_microbatches
 

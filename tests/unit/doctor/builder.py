@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from regress.dump.files import file_stamp
-from regress.dump.jsontext import dumps
-from regress.dump.manifest import environment, package_versions
+from regress.dump.canonical_json import dumps
+from regress.dump.dump_files import file_stamp
+from regress.dump.dump_manifest import environment, package_versions
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.manifest import write_manifest
 from regress.engine.checkpoint.state import CheckpointState, json_bytes, trainer_state

@@ -13,7 +13,7 @@ from rich.console import Console
 from regress.doctor import target
 from regress.doctor.examine import before_resume
 from regress.doctor.target import fetch
-from regress.dump.location import Location, location
+from regress.dump.dump_location import Location, location
 from regress.engine.config import load_config
 from regress.errors import CheckpointError
 from tests.unit.doctor.builder import CONFIG, Run

@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from regress.dump.arrays import DTYPES, to_numpy, to_torch
+from regress.dump.numpy_arrays import DTYPES, to_numpy, to_torch
 from regress.errors import DumpError
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from regress.dump.files import Stamp, file_stamp, stamp_of
-from regress.dump.reader import read_all
-from regress.dump.tensorfiles import tensors_in
+from regress.dump.dump_files import Stamp, file_stamp, stamp_of
+from regress.dump.dump_reader import read_all
+from regress.dump.weight_files import tensors_in
 from regress.errors import DumpError, RegressError
 from regress.interop.payloads import read_payload
 
@@ -149,7 +149,7 @@ def test_records(tmp_path: Path, bomb: Callable[[], bytes]) -> None:
 )
 def test_lines(tmp_path: Path, leaf: Any, make_records: Any) -> None:
     """A sealed line whose tensor claims another shape than it has."""
-    from regress.dump.formats import FORMATS, jsonl
+    from regress.dump.formats import FORMATS, jsonl_format
 
     path = tmp_path / "step_000000_rank0_micro0.jsonl"
     data = b"".join(FORMATS["jsonl"].encode(make_records()[1]))
@@ -157,7 +157,7 @@ def test_lines(tmp_path: Path, leaf: Any, make_records: Any) -> None:
     del tree["sha256"]
     tree["log_probs"] = leaf
     text = json.dumps(tree, separators=(",", ":")).encode()[:-1]
-    path.write_bytes(text + jsonl._seal(text))
+    path.write_bytes(text + jsonl_format._seal(text))
     refused(read_all, path)
 
 

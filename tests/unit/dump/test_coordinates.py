@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
-from regress.dump.stages import STAGES, stage_index, stage_number
+from regress.dump.record_types import STAGES, stage_index, stage_number
 from regress.errors import DumpError
 
 indices = st.none() | st.integers(0, 200)

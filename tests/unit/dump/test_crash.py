@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from regress.dump import DumpReader, read, read_trajectories
-from regress.dump.files import TEMPORARY
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import TEMPORARY
+from regress.dump.dump_manifest import MANIFEST
 from regress.errors import DumpError
 
 _RUN = """

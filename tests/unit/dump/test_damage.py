@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from regress.dump.dump_reader import read, read_all
 from regress.dump.formats import FORMATS
-from regress.dump.reader import read, read_all
 from regress.errors import DumpError
 
 KINDS = range(4)  # the records of the fixture: trajectory, forward_data, loss, param

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regress.dump import Recorder, at, recording, tap
-from regress.dump.difference import compare_bitwise
+from regress.dump.bitwise_difference import compare_bitwise
 from regress.errors import DumpError
 
 NAN = float("nan")

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from regress.dump.arrays import DTYPES, canonical_nans, is_float
 from regress.dump.coordinates import Coordinates
+from regress.dump.dump_reader import detect_format, read
 from regress.dump.formats import FORMATS, format_named
-from regress.dump.reader import detect_format, read
+from regress.dump.numpy_arrays import DTYPES, canonical_nans, is_float
 from regress.dump.record import RESERVED, Record
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.errors import DumpError
 

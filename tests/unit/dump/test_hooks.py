@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regress.dump import DumpReader, Recorder, at, matching_parameters, record_activations, recording
-from regress.dump.hooks import joined
+from regress.dump.module_selection import joined
 from regress.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from regress.dump import Recorder, at, read, recording, tap, tap_trajectories
 from regress.dump.coordinates import Coordinates
-from regress.dump.inspect import directory_rows, render, spans, tensor_rows
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_inspection import directory_rows, render, spans, tensor_rows
+from regress.dump.dump_manifest import MANIFEST
 from regress.dump.record import Record
 from regress.errors import DumpError
 

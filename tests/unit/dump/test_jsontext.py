@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from regress.dump.jsontext import dumps, loads, plain
+from regress.dump.canonical_json import dumps, loads, plain
 from regress.errors import DumpError
 
 

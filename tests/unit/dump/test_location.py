@@ -12,8 +12,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from regress.dump import DumpReader, Recorder, read, read_trajectories
-from regress.dump.location import children, is_remote, local_path, location
-from regress.dump.manifest import Provenance
+from regress.dump.dump_location import children, is_remote, local_path, location
+from regress.dump.dump_manifest import Provenance
 from regress.errors import DumpError
 
 
@@ -116,7 +116,7 @@ def test_a_url_that_pathlib_took_a_slash_of() -> None:
 
 def test_folders_of_this_machine_cost_no_fsspec() -> None:
     code = (
-        "import json, sys; from regress.dump.reader import DumpReader; from regress.dump.location import location; "
+        "import json, sys; from regress.dump.dump_reader import DumpReader; from regress.dump.dump_location import location; "
         "location('runs'); location('file:///runs'); print(json.dumps('fsspec' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

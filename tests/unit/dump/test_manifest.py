@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from regress.dump import DumpReader, Recorder, at, recording, tap
-from regress.dump.manifest import (
+from regress.dump.dump_manifest import (
     MANIFEST,
     Provenance,
     environment,
@@ -133,8 +133,8 @@ def test_environment_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_torch() -> None:
     code = (
-        "import sys, regress.dump, regress.dump.manifest, regress.dump.reader, regress.dump.taps, "
-        "regress.dump.recorded, regress.dump.inspect\n"
+        "import sys, regress.dump, regress.dump.dump_manifest, regress.dump.dump_reader, regress.dump.taps, "
+        "regress.dump.recorded_trajectories, regress.dump.dump_inspection\n"
         "assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

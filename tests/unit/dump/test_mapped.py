@@ -11,8 +11,8 @@ import pytest
 from regress.compare.metrics.compiled_measures import measure_compiled
 from regress.compare.metrics.striped_measures import largest, measure
 from regress.dump import DumpReader, Recorder, at, recording, tap
-from regress.dump.arrays import DTYPES, is_float
-from regress.dump.mapped import Region, map_file, release
+from regress.dump.mapped_arrays import Region, map_file, release
+from regress.dump.numpy_arrays import DTYPES, is_float
 from regress.errors import DumpError
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from regress.dump import DumpReader, Recorder, at, read, recording, tap
-from regress.dump import files as files_module
-from regress.dump.files import TEMPORARY, write_atomically
+from regress.dump import dump_files as files_module
+from regress.dump.background_writer import Writer
+from regress.dump.dump_files import TEMPORARY, write_atomically
+from regress.dump.dump_manifest import MANIFEST
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import MANIFEST
-from regress.dump.writer import Writer
 from regress.errors import DumpError
 
 LOSS = {"loss": True}
@@ -93,7 +93,7 @@ def test_directory_that_cannot_be(tmp_path: Path) -> None:
 _READ_ONLY = """
 import os, sys
 from regress.dump import Recorder
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.errors import DumpError
 provenance = Provenance()
 if os.getuid() == 0:

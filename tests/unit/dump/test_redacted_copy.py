@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from regress import Trajectory
 from regress.cli import main
-from regress.dump.difference import compare_bitwise
-from regress.dump.manifest import Provenance
-from regress.dump.reader import DumpReader
+from regress.dump.bitwise_difference import compare_bitwise
+from regress.dump.dump_manifest import Provenance
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import from_record, to_record

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regress.dump import Recorder, at, recording, tap
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_manifest import MANIFEST
 from regress.errors import DumpError
 from regress.replay.pool import shared_pool
 

@@ -29,11 +29,11 @@ from regress.dump import (
     tap,
     tap_trajectories,
 )
-from regress.dump.difference import compare_bitwise
-from regress.dump.files import TEMPORARY
+from regress.dump.bitwise_difference import compare_bitwise
+from regress.dump.dump_files import TEMPORARY
+from regress.dump.dump_inspection import directory_rows, render
+from regress.dump.dump_manifest import MANIFEST, Provenance
 from regress.dump.formats import FORMATS
-from regress.dump.inspect import directory_rows, render
-from regress.dump.manifest import MANIFEST, Provenance
 from regress.errors import DumpError, RankError
 
 URL = "memory://runs/one"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from regress.dump import DumpReader, Recorder, at, read_trajectories, recording, tap_trajectories
-from regress.dump.difference import compare_bitwise
-from regress.dump.files import TEMPORARY, remove_tree
-from regress.dump.inspect import render
-from regress.dump.location import location
-from regress.dump.manifest import MANIFEST
-from regress.dump.remote import RemotePath
+from regress.dump.bitwise_difference import compare_bitwise
+from regress.dump.dump_files import TEMPORARY, remove_tree
+from regress.dump.dump_inspection import render
+from regress.dump.dump_location import location
+from regress.dump.dump_manifest import MANIFEST
+from regress.dump.object_store import RemotePath
 from regress.errors import DumpError
 
 URL = "brittle://runs/one"

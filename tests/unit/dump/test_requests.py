@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.dump.requests import (
+from regress.dump.request_index import (
     INDEX,
     DumpedDatum,
     DumpedRequest,

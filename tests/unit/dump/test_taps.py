@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regress.dump import DumpReader, Recorder, at, recording, tap, tap_trajectories, wanted
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_manifest import MANIFEST
 from regress.dump.taps import current
 from regress.errors import DumpError
 

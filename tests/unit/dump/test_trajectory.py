@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.damage import Damage
-from regress.dump.nexrl import as_dict, foreign_trajectories
-from regress.dump.reader import read
+from regress.dump.dump_reader import read
+from regress.dump.file_damage import Damage
+from regress.dump.nexrl_trajectories import as_dict, foreign_trajectories
 from regress.dump.record import Record
+from regress.dump.token_provenance import take_versions
 from regress.dump.trajectory import Trajectory, from_record, to_record
-from regress.dump.versions import take_versions
 from regress.errors import DumpError
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from regress.dump.adapter_names import plain_adapter_name
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine.adapters.build import read_adapter
 from regress.engine.adapters.save import save_model, without_adapter
 from regress.engine.batch import Microbatch, TokenBatch

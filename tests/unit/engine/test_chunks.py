@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine.config.model import ModelConfig
 from regress.engine.config.schema import Config
 from regress.engine.models import build_model

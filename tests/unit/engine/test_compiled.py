@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine import compiled
 from regress.engine.build import Run, build
 from regress.engine.compiled import CompiledBlocks, blocks_of

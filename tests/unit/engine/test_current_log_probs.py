@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from regress.dump.reader import read
+from regress.dump.dump_reader import read
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.dump.trajectory import Trajectory

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
-from regress.dump.reader import DumpReader
-from regress.dump.recorded import read_trajectories
+from regress.dump.recorded_trajectories import read_trajectories
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train

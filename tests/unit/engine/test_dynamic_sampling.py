@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_rows
-from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_rows
-from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory, from_record
 from regress.engine.config.schema import Config
 from regress.engine.rewards import rewards_of

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine import policy
 from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy

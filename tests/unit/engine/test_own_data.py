@@ -11,8 +11,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
-from regress.dump.reader import DumpReader
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.build import Run, build

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from regress.dump.precision import Float64Watch
+from regress.dump.float64_watch import Float64Watch
 from regress.engine.config.model import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import TrueFloat64, arithmetic, true_float64

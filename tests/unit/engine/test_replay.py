@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.engine.config.recording import DumpOptions
 from regress.engine.config.schema import Config
 from regress.engine.run import train

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress import explain_dump
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.trajectory import Trajectory, from_record
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config

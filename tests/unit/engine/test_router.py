@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regress import check_dump
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording
 from regress.dump.trajectory import Trajectory

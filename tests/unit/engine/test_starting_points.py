@@ -14,8 +14,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress.dump.coordinates import Coordinates
+from regress.dump.dump_reader import read
 from regress.dump.formats import format_named
-from regress.dump.reader import read
 from regress.dump.record import Record
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording

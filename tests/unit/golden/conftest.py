@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.trajectory import Trajectory, to_record
 from regress.golden.update import commit

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from regress.dump import Recorder, Trajectory, at, read, recording, tap, tap_trajectories
-from regress.dump.files import TEMPORARY
-from regress.dump.manifest import MANIFEST
+from regress.dump.dump_files import TEMPORARY
+from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import unfinished
 from regress.golden.case import GoldenCase
 from regress.golden.manifest import ToleranceEntry

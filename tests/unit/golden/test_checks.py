@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.dump.arrays import DTYPES
+from regress.dump.numpy_arrays import DTYPES
 from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck, check_path, is_check, read_check, stored_checks

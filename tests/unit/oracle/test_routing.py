@@ -16,7 +16,7 @@ from off_policy_loop import tiny_mixture, tiny_model, train
 from regress import record
 from regress.compare.comparison_request import compare_sources
 from regress.compare.dumps.comparison import Comparison
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
 from regress.oracle.judge import judge_dump
 

@@ -14,8 +14,8 @@ from pipelines import group_of, loss, microbatches_of, model_of, pipeline_of, pr
 from torch import Tensor, nn
 
 from regress.dump import Recorder, at, recording, tap
-from regress.dump.hooks import record_modules
-from regress.dump.reader import read
+from regress.dump.dump_reader import read
+from regress.dump.module_selection import record_modules
 from regress.engine import taps
 from regress.engine.batch import Microbatch
 from regress.engine.policy import LocalPolicy

@@ -13,7 +13,7 @@ import pytest
 
 from regress.compare.comparison_request import compare_sources
 from regress.compare.dumps.comparison import Comparison
-from regress.dump.reader import DumpReader
+from regress.dump.dump_reader import DumpReader
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.around import Prepare

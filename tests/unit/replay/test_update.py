@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regress.dump.arrays import raw
+from regress.dump.numpy_arrays import raw
 from regress.engine import trainer
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import regress.report
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.dump.jsontext import loads
+from regress.dump.canonical_json import loads
 from regress.errors import DumpError
 from regress.report.call import Call
 from regress.report.model import Report

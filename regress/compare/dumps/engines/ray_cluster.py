@@ -17,7 +17,7 @@ from regress.compare.dumps.engines.executor_warning import warn
 from regress.compare.dumps.engines.process_pool import AHEAD, PATIENCE
 from regress.compare.dumps.opened_dump import close_sides, open_side
 from regress.compare.dumps.scaled_verdicts import Finding
-from regress.dump.location import is_remote, local_path
+from regress.dump.dump_location import is_remote, local_path
 from regress.errors import CompareError, DumpError, reason
 from regress.optional_packages import install
 

@@ -14,7 +14,7 @@ from regress.compare.alignment.record_keys import canonical_layout
 from regress.compare.alignment.token_places import Places
 from regress.compare.quantities import QUANTITIES, primary_source, quantity_named, source_of
 from regress.dump.record import Record
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.errors import CompareError
 from regress.layout import BatchPlan, TokenFrame
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regress.compare.diagnosis.tensor_failures import FailureContexts
 from regress.compare.quantities import Source
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import Segment, TokenFrame, TokenLayout
 
 LENGTHS = (40, 5, 7, 9)

@@ -28,7 +28,7 @@ from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.layout import Segment, TokenFrame, TokenLayout
 
 TIGHT = Tolerance(1e-9, reason="a test")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from regress import Recorder, at, compare_sources, recording, tap, tap_batch
 from regress.cli import main
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.errors import CompareError, ConfigError
 from regress.layout import Segment, TokenLayout
 

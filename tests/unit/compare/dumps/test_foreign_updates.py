@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from regress import DumpReader, Recorder, Segment, TokenLayout, at, recording, tap
 from regress.cli import main
-from regress.dump.location import location
-from regress.dump.manifest import Provenance, read_manifest, write_manifest
+from regress.dump.dump_location import location
+from regress.dump.dump_manifest import Provenance, read_manifest, write_manifest
 
 LAYOUT = TokenLayout((1, 12), (Segment(0, 0, 12, 0, 0),))
 

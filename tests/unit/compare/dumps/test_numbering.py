@@ -10,7 +10,7 @@ import numpy as np
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.update_numbering import counted_otherwise
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
 from regress.layout import Segment, TokenLayout

@@ -17,7 +17,7 @@ from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.dumps.comparison import Comparison, compare_dumps
 from regress.compare.dumps.comparison_options import Options
 from regress.compare.dumps.tensor_selection import Selection
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
 from regress.layout import Segment, ShardLayout, TokenLayout

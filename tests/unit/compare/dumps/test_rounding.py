@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regress import Comparison, Recorder, Segment, TokenLayout, at, compare_sources, recording, tap
-from regress.dump.manifest import Provenance
+from regress.dump.dump_manifest import Provenance
 
 TOKENS = 12
 LAYOUT = TokenLayout((1, TOKENS), (Segment(0, 0, TOKENS, 0, 0),))

@@ -18,7 +18,7 @@ from regress.compare.metrics.compiled_measures import measure_compiled
 from regress.compare.metrics.error_measures import Measures
 from regress.compare.metrics.measure_kernels import NEAR, TILE
 from regress.compare.metrics.striped_measures import measure
-from regress.dump.arrays import DTYPES, Array, is_float
+from regress.dump.numpy_arrays import DTYPES, Array, is_float
 
 FLOATS = [name for name, dtype in DTYPES.items() if is_float(dtype)]
 SIZES = (1, 31, 33, TILE - 1, TILE, 2 * TILE + 5)

@@ -13,7 +13,7 @@ from regress.compare.metrics.policy_distances import log_ratios
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import DTYPES
+from regress.dump.numpy_arrays import DTYPES
 
 
 def policies(seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ from regress.compare.metrics.striped_measures import (
     scaled_residual,
 )
 from regress.compare.metrics.ulps import ulp_distance, ulps_apart
-from regress.dump.arrays import DTYPES, is_float
+from regress.dump.numpy_arrays import DTYPES, is_float
 
 FLOATS = [name for name, dtype in DTYPES.items() if is_float(dtype)]
 WIDE = ["float16", "bfloat16", "float32", "float64"]

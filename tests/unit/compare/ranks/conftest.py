@@ -13,8 +13,8 @@ from regress.compare.record_plan import Plan
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan, Mesh, RankLayout, RankPlan, ShardLayout, plan_ranks
 

@@ -10,9 +10,9 @@ import pytest
 
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.files import write_atomically
+from regress.dump.dump_files import write_atomically
+from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.formats import FORMATS
-from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.updates import pairs

@@ -10,7 +10,7 @@ import numpy as np
 
 from regress.compare.dumps.comparison import Comparison, compare_dumps
 from regress.compare.dumps.comparison_options import Options
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
 

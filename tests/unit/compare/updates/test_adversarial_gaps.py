@@ -16,7 +16,7 @@ from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
-from regress.dump.recorded import read_trajectories
+from regress.dump.recorded_trajectories import read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.errors import CompareError, DumpError, GoldenError
 from regress.layout import BatchPlan

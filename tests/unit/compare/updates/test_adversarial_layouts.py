@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from regress.compare.dumps.comparison import compare_dumps
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan, TokenLayout
 from tests.unit.compare.updates.pairs import LENGTHS, PACKED, PADDED, Edit, Write, at, on, quantities, without

@@ -15,7 +15,7 @@ from regress.compare.updates.logit_recomputation import (
     expected_values,
     temperature_of,
 )
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 
 
 def checked(

@@ -16,8 +16,8 @@ from regress.compare.single_dump_units import check_records
 from regress.compare.updates.judge_self_test import judge_rolled
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import Segment, TokenLayout
 

@@ -13,7 +13,7 @@ from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.arrays import Array
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 

@@ -16,7 +16,7 @@ from regress.compare.verdicts.tensor_case import Case, element
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import DTYPES, Array, is_float
+from regress.dump.numpy_arrays import DTYPES, Array, is_float
 from regress.layout import ShardLayout
 
 LOOSE = Tolerance(0.1, reason="a test")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from host_requests import ADAM, datums, held, offer, ratio_pass, same
 
-from regress.dump.reader import read
-from regress.dump.requests import INDEX, Part, read_requests
+from regress.dump.dump_reader import read
+from regress.dump.request_index import INDEX, Part, read_requests
 from regress.engine.world import SingleProcess
 from regress.errors import ConfigError
 from regress.interop.service import ServiceDump

@@ -10,7 +10,7 @@ import pytest
 from host_ranks import cut, served
 from safetensors.numpy import load_file
 
-from regress.dump.requests import read_requests
+from regress.dump.request_index import read_requests
 from regress.interop.service import ServiceDump
 from regress.parallel.launch.pool import RankPool
 from regress.replay.pool import shared_pool

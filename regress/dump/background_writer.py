@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from regress.dump.files import Stamp, write_atomically
+from regress.dump.chunk_checksums import ChunkSums
+from regress.dump.dump_files import Stamp, write_atomically
+from regress.dump.dump_location import Location
 from regress.dump.formats import Format
-from regress.dump.location import Location
 from regress.dump.record import Record
-from regress.dump.sums import ChunkSums
 from regress.errors import DumpError
 
 _BUDGET = 256 * 2**20

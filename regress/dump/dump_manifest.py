@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from regress.credential_redaction import redacted_tree
+from regress.dump.canonical_json import Json, dumps, loads, plain, tag_floats
+from regress.dump.chunk_checksums import CHUNK, fits
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import Stamp, sync_folder, unreadable, write_atomically
-from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
-from regress.dump.location import Location, read_bytes
-from regress.dump.stages import FOLDERS, STAGES
-from regress.dump.sums import CHUNK, fits
+from regress.dump.dump_files import Stamp, sync_folder, unreadable, write_atomically
+from regress.dump.dump_location import Location, read_bytes
+from regress.dump.record_types import FOLDERS, STAGES
 from regress.errors import DumpError
 from regress.json_schema import Count, Hash, Name, conform
 from regress.untrusted_files import DOCUMENT
@@ -60,7 +60,7 @@ class Entry:
     """One file of a dump.
 
     Attributes:
-        sums: checksums of its chunks, see `regress.dump.sums`; empty in manifests of earlier releases.
+        sums: checksums of its chunks, see `regress.dump.chunk_checksums`; empty in manifests of earlier releases.
     """
 
     type: str

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array
-from regress.dump.damage import Damage
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import DTYPES, Array
 
 GROWTH = 16
 """Maximum ratio of an archive's tensor bytes to its own; only tensors that share a storage exceed 1."""

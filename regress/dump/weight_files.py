@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array
-from regress.dump.damage import Damage
-from regress.dump.formats import archive
-from regress.dump.formats.safetensors import CODES, HEADER
-from regress.dump.location import Location
-from regress.dump.mapped import map_file
+from regress.dump.dump_location import Location
+from regress.dump.file_damage import Damage
+from regress.dump.formats import torch_archive
+from regress.dump.formats.safetensors_format import CODES, HEADER
+from regress.dump.mapped_arrays import map_file
+from regress.dump.numpy_arrays import DTYPES, Array
 from regress.errors import DumpError
 from regress.untrusted_files import TwiceError, parse_json
 
@@ -69,7 +69,7 @@ def _tensors(data: memoryview, path: Location) -> dict[str, Array]:
 
 def _archived(file: BinaryIO, data: memoryview) -> dict[str, Array]:
     """Flatten nested dicts and lists of tensors, by the names that lead to them."""
-    value = archive.load(file, data)
+    value = torch_archive.load(file, data)
     found: dict[str, Array] = {}
     if isinstance(value, np.ndarray):
         return {"tensor": value}

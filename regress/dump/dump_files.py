@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from regress import durable_files
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.durable_files import TEMPORARY, Stamp
 from regress.errors import DumpError
 from regress.untrusted_files import open_file

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from regress.dump.files import unwritable, write_atomically
-from regress.dump.location import Location, local_folder, location
+from regress.dump.dump_files import unwritable, write_atomically
+from regress.dump.dump_location import Location, local_folder, location
 from regress.errors import RegressError
 from regress.printable_text import echo
 

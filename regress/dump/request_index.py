@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NotRequired, Self, TypedDict
 
-from regress.dump.jsontext import Json, dumps, loads, plain
-from regress.dump.location import Location, read_bytes
+from regress.dump.canonical_json import Json, dumps, loads, plain
+from regress.dump.dump_location import Location, read_bytes
 from regress.errors import DumpError
 from regress.json_schema import Count, Name, conform
 from regress.layout import SampleKey

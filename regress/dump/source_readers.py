@@ -15,7 +15,7 @@ A reader is an object with a name and two functions, in a file of its own::
 
 It is registered under the group `regress.plugins.SOURCES`.
 
-A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.stages`) and coordinates of
+A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.record_types`) and coordinates of
 each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards with
 ``meta["shards"]``. Unknown facts become notes. Damaged files are a `DumpError` of one sentence. A source
 is opened by its path alone, in each of the processes that share the work.
@@ -32,10 +32,10 @@ from importlib.metadata import EntryPoint
 from inspect import getattr_static
 from typing import Any, Protocol
 
+from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location
+from regress.dump.dump_location import Location
 from regress.dump.record import Record
-from regress.dump.sums import Span
 from regress.errors import DumpError, reason
 from regress.plugins import REPAIR, SOURCES, is_own, load, registered
 

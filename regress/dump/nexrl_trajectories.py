@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
-from regress.dump.damage import Damage
-from regress.dump.jsontext import plain
+from regress.dump.canonical_json import plain
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
+from regress.dump.token_provenance import PROVENANCE, take_versions
 from regress.dump.trajectory import Trajectory, from_record, to_record
-from regress.dump.versions import PROVENANCE, take_versions
 
 _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "temperature")
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from regress.dump.chunk_checksums import file_sums
 from regress.dump.coordinates import Coordinates, parse_stem
-from regress.dump.files import TEMPORARY, Stamp, file_stamp, probe, stamp_of, unwritable
+from regress.dump.dump_files import TEMPORARY, Stamp, file_stamp, probe, stamp_of, unwritable
+from regress.dump.dump_location import Location
+from regress.dump.dump_manifest import MANIFEST, Entry
+from regress.dump.dump_reader import files_within, is_dump_file, read_all
 from regress.dump.formats import Format
-from regress.dump.location import Location
-from regress.dump.manifest import MANIFEST, Entry
-from regress.dump.reader import files_within, is_dump_file, read_all
-from regress.dump.sums import file_sums
 from regress.errors import DumpError
 
 _MODULUS = 2**256

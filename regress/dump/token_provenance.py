@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, TypeAlias
 
-from regress.dump.damage import Damage
+from regress.dump.file_damage import Damage
 
 Version: TypeAlias = str | int | None
 """A version as the sampler names it; None for a token that was not sampled, or of which nothing is told."""

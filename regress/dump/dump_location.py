@@ -15,7 +15,7 @@ from regress import untrusted_files
 from regress.errors import DumpError
 
 if TYPE_CHECKING:
-    from regress.dump.remote import RemotePath
+    from regress.dump.object_store import RemotePath
 
 Location: TypeAlias = "Path | RemotePath"
 
@@ -34,7 +34,7 @@ def location(path: str | Location) -> Location:
     if not isinstance(path, str):
         return path
     if is_remote(path):
-        from regress.dump.remote import open_url  # fsspec is loaded by who needs it
+        from regress.dump.object_store import open_url  # fsspec is loaded by who needs it
 
         return open_url(path)
     return local_folder(path)

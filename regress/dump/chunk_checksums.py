@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_hexdigest
 
-from regress.dump.location import Location, opened, size
-from regress.dump.mapped import map_file, release
+from regress.dump.dump_location import Location, opened, size
+from regress.dump.mapped_arrays import map_file, release
 
 CHUNK = 1 << 20
 """Bytes of a chunk; the last one of a file may be shorter."""

@@ -1,4 +1,4 @@
-"""The jsonl format: one line of strict JSON per record, under the keys of `regress.dump.payload`.
+"""The jsonl format: one line of strict JSON per record, under the keys of `regress.dump.record_payload`.
 
 A tensor is `{"dtype", "shape", "data"}` with flat data; floats are written as the shortest decimal of their
 exact value and non-finite ones as "NaN", "Infinity", "-Infinity". The last member of a line, `sha256`, covers
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
-from regress.dump.damage import Damage
-from regress.dump.foreign import read_foreign
-from regress.dump.jsontext import float_name, loads, nonfinite, tag_floats
-from regress.dump.payload import from_payload, to_payload
+from regress.dump.canonical_json import float_name, loads, nonfinite, tag_floats
+from regress.dump.file_damage import Damage
+from regress.dump.nexrl_files import read_foreign
+from regress.dump.numpy_arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
 from regress.dump.record import Record, replace_tensors
+from regress.dump.record_payload import from_payload, to_payload
 from regress.errors import DumpError
 from regress.untrusted_files import parse_json
 

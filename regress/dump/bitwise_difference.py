@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.dump.arrays import Array, raw
-from regress.dump.jsontext import dumps
-from regress.dump.location import Location
-from regress.dump.reader import DumpReader
+from regress.dump.canonical_json import dumps
+from regress.dump.dump_location import Location
+from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array, raw
 from regress.dump.record import Record
 from regress.errors import DumpError
 

@@ -1,7 +1,7 @@
 """The pt format: `torch.save` of plain dicts and tensors under NexRL's keys, for `weights_only=True`.
 
 A SHA-256 over the whole file stands in the comment that a zip archive may carry at its end, so damage is
-found before anything parses the file. A pickle is never executed: `regress.dump.formats.archive` reads plain values.
+found before anything parses the file. A pickle is never executed: `regress.dump.formats.torch_archive` reads plain values.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regress.dump.arrays import Array, to_numpy, to_torch
-from regress.dump.damage import Damage
-from regress.dump.foreign import read_foreign
-from regress.dump.formats import archive
-from regress.dump.payload import from_payload, normalized, to_payload
+from regress.dump.file_damage import Damage
+from regress.dump.formats import torch_archive
+from regress.dump.nexrl_files import read_foreign
+from regress.dump.numpy_arrays import Array, to_numpy, to_torch
 from regress.dump.record import Record
+from regress.dump.record_payload import from_payload, normalized, to_payload
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def content(data: bytes) -> Any:
     if data[:1] == b"\x80":
         raise Damage("it is a bare pickle, which may hold code and was not executed")
     _check_archive(data)
-    return archive.load(io.BytesIO(data), memoryview(data))
+    return torch_archive.load(io.BytesIO(data), memoryview(data))
 
 
 def _check_archive(data: bytes) -> None:

@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, dtype_name, raw
-from regress.dump.damage import Damage
-from regress.dump.jsontext import loads
+from regress.dump.canonical_json import loads
+from regress.dump.file_damage import Damage
+from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw
 from regress.dump.record import Record, from_head, tensor_table
 
 NAME = "safetensors"

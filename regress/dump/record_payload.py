@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
-from regress.dump.damage import Damage
-from regress.dump.nexrl import trajectory_lists, trajectory_tensors
+from regress.dump.file_damage import Damage
+from regress.dump.nexrl_trajectories import trajectory_lists, trajectory_tensors
+from regress.dump.numpy_arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
 from regress.dump.record import Record, from_head, replace_tensors, tensor_table
 
 Payload: TypeAlias = dict[str, Any]

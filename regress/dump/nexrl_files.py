@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.damage import Damage
-from regress.dump.nexrl import foreign_trajectories
+from regress.dump.file_damage import Damage
+from regress.dump.nexrl_trajectories import foreign_trajectories
+from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 
 _LOCAL = {"step", "rank", "micro_idx"}

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regress.dump.chunk_checksums import CHUNK, Span, damaged_chunk
 from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
-from regress.dump.damage import CUT_OFF, Damage
-from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable
-from regress.dump.formats import FORMATS, Format, format_named, safetensors
-from regress.dump.location import Location, children, location, read_bytes
-from regress.dump.manifest import MANIFEST, Entry, read_manifest
-from regress.dump.mapped import map_file
+from regress.dump.dump_files import Stamp, file_stamp, stamp_of, unreadable
+from regress.dump.dump_location import Location, children, location, read_bytes
+from regress.dump.dump_manifest import MANIFEST, Entry, read_manifest
+from regress.dump.file_damage import CUT_OFF, Damage
+from regress.dump.formats import FORMATS, Format, format_named, safetensors_format
+from regress.dump.mapped_arrays import map_file
 from regress.dump.record import Record
-from regress.dump.stages import FOLDERS
-from regress.dump.sums import CHUNK, Span, damaged_chunk
+from regress.dump.record_types import FOLDERS
 from regress.errors import DumpError
 
 _PART = 64 * CHUNK
@@ -120,7 +120,7 @@ class DumpReader:
     def __init__(self, path: str | Location, only: str | None = None, *, mapped: bool = False) -> None:
         self.folder = location(path)
         self.manifest = read_manifest(self.folder)
-        local = isinstance(self.folder, Path) and self.manifest.format == safetensors.NAME
+        local = isinstance(self.folder, Path) and self.manifest.format == safetensors_format.NAME
         self.mapped = mapped and local
         listed = {
             name for name in self.manifest.files if only is None or Path(name).parent.as_posix() == only
@@ -209,9 +209,9 @@ class DumpReader:
         if not entry.sums:
             return [whole]
         found = [whole]
-        if tensors is not None and isinstance(path, Path) and self.manifest.format == safetensors.NAME:
-            with _damage_named(path, safetensors.NAME):
-                found = safetensors.spans(map_file(path).data, tensors)
+        if tensors is not None and isinstance(path, Path) and self.manifest.format == safetensors_format.NAME:
+            with _damage_named(path, safetensors_format.NAME):
+                found = safetensors_format.spans(map_file(path).data, tensors)
         return [
             (begin, min(begin + _PART, stop)) for start, stop in found for begin in range(start, stop, _PART)
         ]
@@ -237,8 +237,8 @@ def _mapped(path: Path, entry: Entry) -> Record:
         raise DumpError(
             f"{path} has {data.size} bytes, but {MANIFEST} tells of {entry.stamp.size}; {CUT_OFF}"
         )
-    with _damage_named(path, safetensors.NAME):
-        return safetensors.view(data.data)
+    with _damage_named(path, safetensors_format.NAME):
+        return safetensors_format.view(data.data)
 
 
 def _require(path: Location, entry: Entry, found: Stamp) -> None:

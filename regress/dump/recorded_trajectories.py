@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from regress.dump.canonical_json import Json
 from regress.dump.coordinates import parse_stem
-from regress.dump.jsontext import Json
-from regress.dump.location import Location, children, location
-from regress.dump.manifest import MANIFEST
-from regress.dump.reader import DumpReader, is_dump_file, read_all
+from regress.dump.dump_location import Location, children, location
+from regress.dump.dump_manifest import MANIFEST
+from regress.dump.dump_reader import DumpReader, is_dump_file, read_all
 from regress.dump.record import Record
-from regress.dump.stages import FOLDERS
+from regress.dump.record_types import FOLDERS
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from regress.dump.arrays import Array
-from regress.dump.files import unreadable
+from regress.dump.dump_files import unreadable
+from regress.dump.numpy_arrays import Array
 from regress.errors import DumpError
 
 _WORTH = 1 << 16  # bytes

@@ -14,14 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.credential_redaction import redacted
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.canonical_json import strict, tag_floats
 from regress.dump.coordinates import parse_stem
-from regress.dump.jsontext import strict, tag_floats
-from regress.dump.location import Location, children, location, size
-from regress.dump.manifest import MANIFEST, dump_inside
-from regress.dump.reader import DumpReader, is_dump_file, read_all
+from regress.dump.dump_location import Location, children, location, size
+from regress.dump.dump_manifest import MANIFEST, dump_inside
+from regress.dump.dump_reader import DumpReader, is_dump_file, read_all
+from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
-from regress.dump.stages import STAGES
+from regress.dump.record_types import STAGES
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
 from regress.printable_text import printable, printable_tree
