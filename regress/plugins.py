@@ -54,7 +54,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "variants": "regress.replay.replay_commands:variants",
     },
     TRAINERS: {"local": "regress.parallel.run:train", "remote": "regress.service.client.run:train"},
-    RESUME_CHECKS: {"doctor": "regress.doctor.examine:before_resume"},
+    RESUME_CHECKS: {"doctor": "regress.doctor.examination:before_resume"},
     REPLAYERS: {
         "local": "regress.replay.engine_replayer:EngineReplayer",
         "remote": "regress.service.replay.replayer:RemoteReplayer",

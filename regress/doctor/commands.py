@@ -72,7 +72,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
 
     Exit codes: 0 nothing of medium or high severity, 1 something is, 2 nothing could be examined.
     """
-    from regress.doctor.run import run
+    from regress.doctor.doctor_verbs import run
 
     chosen = [verb for verb in VERBS if options[verb]]
     if len(chosen) > 1:

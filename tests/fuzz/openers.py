@@ -94,7 +94,7 @@ OWN: Mapping[str, str] = {
     "compare/dumps/token_columns.py aligned": "pieces of a file that was checked when it was opened",
     "dump/mapped_arrays.py open": "pieces of a file that was checked when it was opened",
     "doctor/backup.py _copied": "copies bytes, whatever they are",
-    "doctor/checks/leftovers.py _doubt_of_file": "only where something is left over: by mutated inputs",
+    "doctor/checks/leftover_files.py _doubt_of_file": "only where something is left over: by mutated inputs",
     "doctor/content.py digest": "hashes bytes, whatever they are",
     "doctor/content.py replace_file": "writes",
     "doctor/saved.py _value": "only where a state cannot be read: by mutated inputs",

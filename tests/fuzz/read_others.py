@@ -13,7 +13,7 @@ Target = Callable[[Path, Path], None]
 
 
 def doctor(path: Path, whole: Path) -> None:
-    from regress.doctor.run import run
+    from regress.doctor.doctor_verbs import run
 
     options = dict.fromkeys(("checkpoint", "config_path", "config_name"))
     options |= {
@@ -190,8 +190,8 @@ def resumed(path: Path, whole: Path) -> None:
 
 
 def doctor_repairs(path: Path, whole: Path) -> None:
-    from regress.doctor.repair import NEWEST
-    from regress.doctor.run import run
+    from regress.doctor.checkpoint_repair import NEWEST
+    from regress.doctor.doctor_verbs import run
 
     options = dict.fromkeys(("checkpoint", "config_path", "config_name"))
     options |= {

@@ -228,7 +228,7 @@ def test_another_process_waits_for_the_lock_or_is_told(tmp_path: Path) -> None:
 ELSEWHERE = {
     "golden": "a transaction of its own, with a journal and undo",
     "replay": "a folder that is locked as long as its process lives, and an export into a folder of the user's",
-    "doctor/repair.py": "what stands in the way is moved aside whole, and back",
+    "doctor/checkpoint_repair.py": "what stands in the way is moved aside whole, and back",
 }
 
 

@@ -68,7 +68,7 @@ TORCH_FREE = [
     "regress.engine.config.flags",
     "regress.engine.environment",
     "regress.doctor.commands",
-    "regress.doctor.run",
+    "regress.doctor.doctor_verbs",
     "regress.systems.adapters.trainer",
     "regress.systems.commands",
     "regress.systems.environments",

@@ -14,12 +14,12 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from regress.doctor import examine as examination
+from regress.doctor import examination as examination
 from regress.doctor.check_context import CheckContext, Next, gathered
-from regress.doctor.checks.tracking import check_wandb
-from regress.doctor.examine import before_resume
-from regress.doctor.issue import RULES, Severity
-from regress.doctor.target import checkpoints
+from regress.doctor.checks.tracker_check import check_wandb
+from regress.doctor.doctor_finding import RULES, Severity
+from regress.doctor.examination import before_resume
+from regress.doctor.examined_checkpoint import checkpoints
 from regress.engine.checkpoint import latest
 from regress.engine.config import load_config
 from regress.errors import CheckpointError

@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from regress.doctor import target
-from regress.doctor.examine import before_resume
-from regress.doctor.target import fetch
+from regress.doctor import examined_checkpoint
+from regress.doctor.examination import before_resume
+from regress.doctor.examined_checkpoint import fetch
 from regress.dump.dump_location import Location, location
 from regress.engine.config import load_config
 from regress.errors import CheckpointError
@@ -105,7 +105,7 @@ def test_a_resume_from_a_store_is_examined_first(run: Run, stored: Callable[[], 
 def test_before_a_resume_only_headers_of_large_files_are_copied(
     run: Run, stored: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(target, "SMALL", 0)
+    monkeypatch.setattr(examined_checkpoint, "SMALL", 0)
     root, checkpoint, others = fetch(URL, tmp_path / "copy", whole=False)
     assert (checkpoint, others) == ("checkpoint-4", ("checkpoint-2",))
     copied, original = root / "checkpoint-4/model.safetensors", run.checkpoint() / "model.safetensors"

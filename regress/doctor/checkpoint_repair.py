@@ -17,15 +17,15 @@ from pathlib import Path
 
 from regress import durable_files
 from regress.doctor.check_context import CheckContext
-from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
-from regress.doctor.checks.leftovers import writer_of
-from regress.doctor.checks.machine import readable
-from regress.doctor.examine import cleanup, examine
-from regress.doctor.issue import Action, Issue, Move, Store, Write, clean
-from regress.doctor.report import Report
-from regress.doctor.restore import COPY_LIMIT
-from regress.doctor.target import find_target
-from regress.doctor.tree import Tree, Unreadable, parsed, read_manifest, resealed
+from regress.doctor.checks.curriculum_check import content_fault, curriculum_of, text_of
+from regress.doctor.checks.leftover_files import writer_of
+from regress.doctor.checks.machine_check import readable
+from regress.doctor.doctor_finding import Action, Issue, Move, Store, Write, clean
+from regress.doctor.doctor_report import Report
+from regress.doctor.examination import cleanup, examine
+from regress.doctor.examined_checkpoint import find_target
+from regress.doctor.file_restore import COPY_LIMIT
+from regress.doctor.safe_tree import Tree, Unreadable, parsed, read_manifest, resealed
 from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import Stamp
 from regress.engine.checkpoint.names import CURRICULUM_STATE

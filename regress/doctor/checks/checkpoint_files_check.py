@@ -12,10 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from regress.doctor.check_context import CheckContext, unsafe, whole
-from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
-from regress.doctor.issue import Fix, Issue, Move, Severity, Store, Write, clean, issue, shown
-from regress.doctor.restore import free_name, restored
-from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe, fault, read_manifest
+from regress.doctor.checks.weights_check import ADAPTER_CONFIG, in_service, is_adapter
+from regress.doctor.doctor_finding import Fix, Issue, Move, Severity, Store, Write, clean, issue, shown
+from regress.doctor.file_restore import free_name, restored
+from regress.doctor.safe_tree import Missing, Tree, Unreadable, Unsafe, fault, read_manifest
 from regress.dump.dump_files import stamp_of
 from regress.dump.dump_manifest import MANIFEST
 from regress.engine.checkpoint.manifest import READ_SUFFIXES

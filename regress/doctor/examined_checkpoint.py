@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regress.doctor.tree import HEADER_LIMIT, JSON_LIMIT, Tree, Unreadable
+from regress.doctor.safe_tree import HEADER_LIMIT, JSON_LIMIT, Tree, Unreadable
 from regress.dump.dump_location import Location, children, is_remote, local_path, size
 from regress.dump.dump_manifest import MANIFEST
 from regress.dump.object_store import RemotePath, open_url

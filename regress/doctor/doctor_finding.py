@@ -73,7 +73,7 @@ class Issue:
     """One finding.
 
     Attributes:
-        type: name of the rule, see `regress.doctor.issue`.
+        type: name of the rule, see `regress.doctor.doctor_finding`.
         severity: see `Severity`.
         group: part of the run that it concerns.
         message: one sentence: culprit, rule, remedy.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from regress import __version__
 from regress.doctor.check_context import CheckContext
-from regress.doctor.issue import AUTOMATIC, Issue, Severity, clean
+from regress.doctor.doctor_finding import AUTOMATIC, Issue, Severity, clean
 
 SCHEMA_VERSION = 1
 CLEAN, FOUND = 0, 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regress.doctor.check_context import CheckContext, whole
-from regress.doctor.issue import Fix, Issue, Severity, Write, clean, issue, shown
-from regress.doctor.restore import restored
-from regress.doctor.tree import Missing, Unreadable, Unsafe
+from regress.doctor.doctor_finding import Fix, Issue, Severity, Write, clean, issue, shown
+from regress.doctor.file_restore import restored
+from regress.doctor.safe_tree import Missing, Unreadable, Unsafe
 from regress.dump.metrics_file import METRICS
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.engine.checkpoint.state import json_bytes

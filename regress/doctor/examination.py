@@ -8,9 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from regress.doctor.check_context import CheckContext, Next
-from regress.doctor.checks.configuration import check_configuration
-from regress.doctor.checks.curriculum import check_curriculum
-from regress.doctor.checks.files import (
+from regress.doctor.checks.checkpoint_files_check import (
     check_commit,
     check_contents,
     check_foreign,
@@ -19,14 +17,16 @@ from regress.doctor.checks.files import (
     check_schema,
     check_trainer_state,
 )
-from regress.doctor.checks.leftovers import check_leftovers
-from regress.doctor.checks.machine import check_dependencies, check_disk, check_environment
-from regress.doctor.checks.tracking import check_metrics, check_tracking, check_variables, check_wandb
-from regress.doctor.checks.weights import check_weights
-from regress.doctor.issue import Issue, Severity, issue
-from regress.doctor.report import Report, show
-from regress.doctor.restore import retired
-from regress.doctor.target import find_target
+from regress.doctor.checks.configuration_check import check_configuration
+from regress.doctor.checks.curriculum_check import check_curriculum
+from regress.doctor.checks.leftover_files import check_leftovers
+from regress.doctor.checks.machine_check import check_dependencies, check_disk, check_environment
+from regress.doctor.checks.tracker_check import check_metrics, check_tracking, check_variables, check_wandb
+from regress.doctor.checks.weights_check import check_weights
+from regress.doctor.doctor_finding import Issue, Severity, issue
+from regress.doctor.doctor_report import Report, show
+from regress.doctor.examined_checkpoint import find_target
+from regress.doctor.file_restore import retired
 from regress.engine.checkpoint.names import LATEST
 from regress.engine.config.schema import Config
 from regress.errors import CheckpointError, DoctorError, DumpError

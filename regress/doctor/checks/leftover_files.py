@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regress.doctor.check_context import CheckContext
-from regress.doctor.issue import Fix, Issue, Move, Store, clean, issue
-from regress.doctor.tree import Tree, Unreadable
+from regress.doctor.doctor_finding import Fix, Issue, Move, Store, clean, issue
+from regress.doctor.safe_tree import Tree, Unreadable
 from regress.dump.dump_files import TEMPORARY
 
 _PROC = Path("/proc")

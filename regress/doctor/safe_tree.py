@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from regress.doctor.issue import clean
+from regress.doctor.doctor_finding import clean
 from regress.dump.dump_files import Stamp
 from regress.dump.dump_manifest import MANIFEST
 from regress.engine.checkpoint.manifest import manifest_bytes, parse_manifest

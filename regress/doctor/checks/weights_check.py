@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from regress.doctor.check_context import CheckContext, mapping
-from regress.doctor.issue import Issue, Severity, clean, issue, shown
-from regress.doctor.restore import restored
-from regress.doctor.tree import HEADER_LIMIT, Missing, Unreadable, Unsafe, parsed
+from regress.doctor.doctor_finding import Issue, Severity, clean, issue, shown
+from regress.doctor.file_restore import restored
+from regress.doctor.safe_tree import HEADER_LIMIT, Missing, Unreadable, Unsafe, parsed
 
 WHOLE, ADAPTER, INDEX = "model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"

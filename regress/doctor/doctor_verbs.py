@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from regress.doctor import repair
+from regress.doctor import checkpoint_repair
 from regress.doctor.check_context import CheckContext, gathered
-from regress.doctor.checks.tracking import check_variables
-from regress.doctor.examine import cleanup, examine
-from regress.doctor.report import Report, show
+from regress.doctor.checks.tracker_check import check_variables
+from regress.doctor.doctor_report import Report, show
+from regress.doctor.examination import cleanup, examine
 from regress.dump.dump_location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
@@ -88,7 +88,7 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
         deep=not options["fast"],
     )
     if verb in CHANGES and not options["dry_run"]:
-        context = repair.finished(context)
+        context = checkpoint_repair.finished(context)
     if verb == "restore":
         return _restore(context, options["restore"], options["dry_run"])
     if options["dry_run"] and verb in _PREVIEWS:
@@ -118,23 +118,23 @@ def _diagnose(context: CheckContext) -> Found:
 
 
 def _backup(context: CheckContext) -> Found:
-    folder, paths = repair.back_up(context)
+    folder, paths = checkpoint_repair.back_up(context)
     return Done("backup", (f"copied {len(paths)} files to {folder}",), tuple(paths))
 
 
 def _preview_backup(context: CheckContext) -> Found:
-    paths = repair.contents(context)
+    paths = checkpoint_repair.contents(context)
     return Done("backup", (f"--backup would copy {len(paths)} files",), tuple(paths))
 
 
 def _restore(context: CheckContext, name: str, dry_run: bool) -> Found:
-    folder, paths = repair.restore(context, name, dry_run=dry_run)
+    folder, paths = checkpoint_repair.restore(context, name, dry_run=dry_run)
     told = "would put back" if dry_run else "put back"
     return Done("restore", (f"{told} {len(paths)} files from {folder}",), tuple(paths))
 
 
 def _preview_fresh(context: CheckContext) -> Found:
-    _, stage = repair.fresh(context)
+    _, stage = checkpoint_repair.fresh(context)
     path = str(context.target.root / CURRICULUM_STATE)
     return Done("create-fresh", (f"--create-fresh would write {path} at {stage}",), (path,))
 
@@ -148,9 +148,9 @@ _VERBS: Mapping[str, Callable[[CheckContext], Found]] = {
     "examine": _examine,
     "report_only": _report_only,
     "diagnose": _diagnose,
-    "auto_fix": lambda context: Examined(repair.repair(context)),
-    "clean_only": lambda context: Examined(repair.clean_up(context)),
-    "create_fresh": lambda context: Examined(repair.create_fresh(context)),
+    "auto_fix": lambda context: Examined(checkpoint_repair.repair(context)),
+    "clean_only": lambda context: Examined(checkpoint_repair.clean_up(context)),
+    "create_fresh": lambda context: Examined(checkpoint_repair.create_fresh(context)),
     "backup": _backup,
     "shell": _shell,
 }

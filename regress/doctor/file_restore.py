@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from regress.doctor.check_context import CheckContext
-from regress.doctor.issue import Fix, Issue, Move, Severity, Write
-from regress.doctor.tree import Tree, Unreadable, intact
+from regress.doctor.doctor_finding import Fix, Issue, Move, Severity, Write
+from regress.doctor.safe_tree import Tree, Unreadable, intact
 from regress.dump.dump_files import Stamp
 
 GROUPS = ("files", "weights", "state")

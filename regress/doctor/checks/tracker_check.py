@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from regress.doctor.check_context import CheckContext, unsafe, whole
-from regress.doctor.issue import Fix, Issue, Store, Write, issue, shown
-from regress.doctor.tree import Unreadable, Unsafe, parsed
+from regress.doctor.doctor_finding import Fix, Issue, Store, Write, issue, shown
+from regress.doctor.safe_tree import Unreadable, Unsafe, parsed
 from regress.dump.metrics_file import METRICS
 from regress.engine.tracking.backup import FOLDER
 from regress.engine.tracking.login import has_wandb_login
