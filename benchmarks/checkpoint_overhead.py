@@ -23,10 +23,10 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.report import Report
 from benchmarks.timing import alternate, timed
 from benchmarks.workload import TEN_MILLION, make_trainer, make_trajectories, stepper
-from regress.engine.build import Run
-from regress.engine.checkpoint.saver import Saver
+from regress.engine.checkpoint.checkpoint_saver import Saver
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.run_construction import Run
 from regress.engine.tokenizer import train_tokenizer
-from regress.engine.trainer import Trainer
 
 STEPS, ROUNDS = 10, 3
 """Steps per block, and rounds. A block ends as a run does, by waiting for its last checkpoint, which is one of ten."""

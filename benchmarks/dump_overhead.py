@@ -25,7 +25,7 @@ from benchmarks.timing import Measured, alternate, timed
 from benchmarks.workload import TEN_MILLION, TINY, Size, make_trainer, make_trajectories, stepper
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
 
 TYPES = (
     "trajectory",

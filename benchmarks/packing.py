@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from benchmarks.timing import alternate, timed
 from benchmarks.workload import TEN_MILLION, Size, make_trainer, make_trajectories, stepper
 from regress.dump.trajectory import Trajectory
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
 
 ROUNDS = 5
 TOLERANCE = 1e-5

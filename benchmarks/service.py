@@ -35,12 +35,12 @@ from benchmarks.report import Report
 from benchmarks.timing import Seconds, Side, alternate, timed
 from benchmarks.workload import EOS, PAD, TEN_MILLION, TINY, Size, make_config, make_trajectories
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import TokenBatch
-from regress.engine.models import build_model
-from regress.engine.optim import adamw
-from regress.engine.policy import LocalPolicy
-from regress.engine.step import train_step
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import TokenBatch
+from regress.engine.model_loading import build_model
+from regress.engine.optimizer import adamw
 from regress.engine.tokenizer import train_tokenizer
+from regress.engine.training_step import train_step
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.service.api import AdamParams, Datum

@@ -37,7 +37,7 @@ from benchmarks.timing import Side, alternate, timed
 from benchmarks.trl_side import EPSILON, LEARNING_RATE, MAX_GRAD_NORM, TrlSide
 from benchmarks.workload import TEN_MILLION, Size, make_trainer, make_trajectories, stepper
 from regress.dump.trajectory import Trajectory
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
 
 ROUNDS = 5
 PACKAGES = ("torch", "transformers", "accelerate", "trl")

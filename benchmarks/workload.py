@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from regress.dump.trajectory import Trajectory
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config import Config, load_config
-from regress.engine.models import build_model
-from regress.engine.optim import adamw, build_scheduler
-from regress.engine.policy import LocalPolicy
-from regress.engine.reference import Reference
-from regress.engine.rollout import Prompt
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.model_loading import build_model
+from regress.engine.optimizer import adamw, build_scheduler
+from regress.engine.reference_policy import Reference
+from regress.engine.rollout_worker import Prompt
 
 PAD, EOS, FIRST = 0, 1, 2
 """Ids of the padding and the end token, and the first id of an ordinary token."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from regress.engine.precision import TrueFloat64
+from regress.engine.numeric_types import TrueFloat64
 
 
 def load(folder, dtype):

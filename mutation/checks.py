@@ -12,7 +12,7 @@ from pathlib import Path
 from mutation.mutants import ROOT, Mutant
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.configure import replay_config

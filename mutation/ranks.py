@@ -18,7 +18,7 @@ from mutation.force import in_force
 from mutation.mutants import ROOT, Mutant
 from mutation.unit_tests import Ran, Test, ran
 from regress.dump.dump_reader import DumpReader
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import lost_connection
 from regress.replay.run import run_steps
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from regress.dump.taps import tap as tap
     from regress.dump.taps import tap_trajectories as tap_trajectories
     from regress.dump.trajectory import Trajectory as Trajectory
-    from regress.engine.precision import true_float64 as true_float64
+    from regress.engine.numeric_types import true_float64 as true_float64
     from regress.errors import NotSupported as NotSupported
     from regress.errors import RegressError as RegressError
     from regress.explain.explain import explain_dump as explain_dump
@@ -73,7 +73,7 @@ _HOMES = {
     "tap": "dump.taps",
     "tap_batch": "capture.tap_batch",
     "tap_trajectories": "dump.taps",
-    "true_float64": "engine.precision",
+    "true_float64": "engine.numeric_types",
 }
 __all__ = [*sorted(_HOMES), "__version__"]
 

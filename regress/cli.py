@@ -15,7 +15,7 @@ from regress.command_group import Commands, FriendlyGroup, renamed
 from regress.credential_redaction import redacted_url
 from regress.dump.command_outputs import Output, OutputFolder, errors_written, json_option, write_output
 from regress.dump.dump_location import Location
-from regress.engine.config.flags import CommandWithFlags
+from regress.engine.config.command_flags import CommandWithFlags
 from regress.errors import ConfigError
 from regress.golden.options import code_option
 from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
@@ -110,7 +110,7 @@ def train(
     if print_config:
         show(loaded, console)
         return
-    from regress.engine.environment import export_environment
+    from regress.engine.determinism_environment import export_environment
 
     export_environment(loaded.config.system_envs)
 

@@ -9,7 +9,7 @@ True
 from __future__ import annotations
 
 from regress.engine.evaluation_callback import EnhancedInferenceCallback
-from regress.engine.tracking.sync import (
+from regress.engine.tracking.tracking_functions import (
     WandBSyncManager,
     get_wandb_sync_manager,
     initialize_wandb_sync_manager,

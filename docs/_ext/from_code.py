@@ -17,8 +17,8 @@ import regress
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.quantities import QUANTITIES
 from regress.dump.record_types import STAGES
-from regress.engine.config.option import Option
-from regress.engine.config.schema import options
+from regress.engine.config.config_option import Option
+from regress.engine.config.config_schema import options
 from regress.engine.metric_table import METRICS
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from regress.check.check_report import SCHEMA_VERSION
 from regress.check.model_layouts import LAYOUTS, LENGTHS, Measured, alone, measure
-from regress.engine.hub import local_folder
-from regress.engine.precision import true_float64
-from regress.engine.pretrained import checkpoint_config, quiet, without_dropout
+from regress.engine.model_hub import local_folder
+from regress.engine.numeric_types import true_float64
+from regress.engine.pretrained_checkpoint import checkpoint_config, quiet, without_dropout
 from regress.errors import ConfigError, reason
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regress.engine.precision import true_float64
+from regress.engine.numeric_types import true_float64
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -14,7 +14,7 @@ from regress.doctor.doctor_finding import Issue, Severity, clean, issue
 from regress.doctor.examined_checkpoint import Target, find_target
 from regress.doctor.safe_tree import Commit, Tree, Unreadable, Unsafe, read_manifest
 from regress.dump.dump_manifest import package_versions
-from regress.engine.checkpoint.names import STATE, TRAINER_STATE
+from regress.engine.checkpoint.checkpoint_names import STATE, TRAINER_STATE
 from regress.engine.config import Config, load_config
 from regress.errors import ConfigError, DoctorError
 

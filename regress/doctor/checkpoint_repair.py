@@ -28,8 +28,8 @@ from regress.doctor.file_restore import COPY_LIMIT
 from regress.doctor.safe_tree import Tree, Unreadable, parsed, read_manifest, resealed
 from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import Stamp
-from regress.engine.checkpoint.names import CURRICULUM_STATE
-from regress.engine.tracking.state import STATE as TRACKING
+from regress.engine.checkpoint.checkpoint_names import CURRICULUM_STATE
+from regress.engine.tracking.tracker_state import STATE as TRACKING
 from regress.errors import DoctorError
 
 FOLDER, PREFIX, LIST = ".regress-doctor", "backup-", "backup.json"

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from regress.dump.command_outputs import Output, OutputFile, save_output
-from regress.engine.config.flags import CommandWithFlags
+from regress.engine.config.command_flags import CommandWithFlags
 from regress.errors import DoctorError
 from regress.printable_text import echo
 

@@ -15,7 +15,7 @@ from regress.doctor.checks.tracker_check import check_variables
 from regress.doctor.doctor_report import Report, show
 from regress.doctor.examination import cleanup, examine
 from regress.dump.dump_location import is_remote
-from regress.engine.checkpoint.names import CURRICULUM_STATE
+from regress.engine.checkpoint.checkpoint_names import CURRICULUM_STATE
 from regress.errors import DoctorError
 
 CHANGES = ("auto_fix", "clean_only", "create_fresh", "backup", "restore")

@@ -27,8 +27,8 @@ from regress.doctor.doctor_finding import Issue, Severity, issue
 from regress.doctor.doctor_report import Report, show
 from regress.doctor.examined_checkpoint import find_target
 from regress.doctor.file_restore import retired
-from regress.engine.checkpoint.names import LATEST
-from regress.engine.config.schema import Config
+from regress.engine.checkpoint.checkpoint_names import LATEST
+from regress.engine.config.config_schema import Config
 from regress.errors import CheckpointError, DoctorError, DumpError
 
 QUIET = ("config_changed", "world_size_mismatch", "tracking_step_offset", "unlisted_file")

@@ -18,8 +18,8 @@ from regress.doctor.safe_tree import HEADER_LIMIT, JSON_LIMIT, Tree, Unreadable
 from regress.dump.dump_location import Location, children, is_remote, local_path, size
 from regress.dump.dump_manifest import MANIFEST
 from regress.dump.object_store import RemotePath, open_url
-from regress.engine.checkpoint import names
-from regress.engine.checkpoint.names import CURRICULUM_STATE, STATE, parse_name
+from regress.engine.checkpoint import checkpoint_names as names
+from regress.engine.checkpoint.checkpoint_names import CURRICULUM_STATE, STATE, parse_name
 from regress.errors import DoctorError, DumpError
 
 SMALL = 2**20

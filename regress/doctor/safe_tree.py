@@ -18,7 +18,7 @@ from typing import Any
 from regress.doctor.doctor_finding import clean
 from regress.dump.dump_files import Stamp
 from regress.dump.dump_manifest import MANIFEST
-from regress.engine.checkpoint.manifest import manifest_bytes, parse_manifest
+from regress.engine.checkpoint.checkpoint_manifest import manifest_bytes, parse_manifest
 from regress.untrusted_files import is_hole, parse_json
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from regress.dump.metrics_file import MetricsWriter
 from regress.dump.trajectory import Trajectory
-from regress.engine.config.schema import Config
-from regress.engine.rollout import SAMPLES, VAL, Prompt, RolloutWorker
+from regress.engine.config.config_schema import Config
+from regress.engine.rollout_worker import SAMPLES, VAL, Prompt, RolloutWorker
 from regress.errors import ConfigError, RegressError, ReplayError, reason
 from regress.tasks.difficulty import level_name
 from regress.tasks.passing import pass_at_k, pass_rate

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regress.engine.tracking.sync import safe_wandb_log
+from regress.engine.tracking.tracking_functions import safe_wandb_log
 from regress.errors import TaskError
 
 PASS_RATE, SAMPLES = "eval_avg_test_pass_rate", "eval_samples_evaluated"

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from regress.engine.batch import Microbatch
+from regress.engine.mini_batch import Microbatch
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 
 LOGGER = logging.getLogger("regress")
 

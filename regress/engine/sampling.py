@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from regress.engine.attention import VARLEN
-from regress.engine.margins import ArgmaxMargins, TopKMargins, TopPMargins, note_draws, watched
-from regress.engine.precision import arithmetic
+from regress.engine.decision_margins import ArgmaxMargins, TopKMargins, TopPMargins, note_draws, watched
+from regress.engine.numeric_types import arithmetic
 
 
 @dataclass(frozen=True)

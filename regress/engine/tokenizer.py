@@ -13,7 +13,7 @@ from typing import cast
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from regress.engine.hub import local_folder
+from regress.engine.model_hub import local_folder
 from regress.errors import TaskError
 from regress.tasks.conversation import marks_in, without_marks
 from regress.tasks.problem import Problem

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.config.task import WarmStartConfig
-from regress.engine.optim import adamw, update
-from regress.engine.policy import LocalPolicy
-from regress.engine.world import World
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.task_config import WarmStartConfig
+from regress.engine.engine_ranks import World
+from regress.engine.mini_batch import Microbatch, TokenBatch
+from regress.engine.optimizer import adamw, update
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import BatchPlan
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import LossTokens, TokenBatch
-from regress.engine.policy import LocalPolicy
-from regress.engine.reference import Reference
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import LossTokens, TokenBatch
+from regress.engine.reference_policy import Reference
 from regress.errors import OracleError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty

@@ -13,18 +13,18 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.engine.build import recorded
-from regress.engine.config.schema import Config
-from regress.engine.optim import adamw, build_scheduler
-from regress.engine.optimizer_state import put_state
-from regress.engine.policies import build_policy, build_reference
-from regress.engine.policy import LocalPolicy
-from regress.engine.provenance import provenance, trajectory_meta
-from regress.engine.reference import Reference
-from regress.engine.rollout import Prompt
-from regress.engine.step import StepOutcome
-from regress.engine.trainer import Trainer, UnfinishedStep
-from regress.engine.world import SingleProcess
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.grpo_trainer import Trainer, UnfinishedStep
+from regress.engine.optimizer import adamw, build_scheduler
+from regress.engine.recorded_optimizer_state import put_state
+from regress.engine.reference_policy import Reference
+from regress.engine.rollout_worker import Prompt
+from regress.engine.run_construction import recorded
+from regress.engine.run_models import build_policy, build_reference
+from regress.engine.run_provenance import provenance, trajectory_meta
+from regress.engine.training_step import StepOutcome
 from regress.replay.run import torch_settings
 
 

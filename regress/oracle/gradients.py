@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from regress.dump.numpy_arrays import Array
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
 
 
 def step_with(

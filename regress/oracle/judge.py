@@ -16,7 +16,7 @@ from regress.compare.dumps.tolerance_bounds import Bounds, spacing
 from regress.compare.verdicts.tolerance_overrides import read_overrides
 from regress.dump.dump_files import file_stamp
 from regress.dump.dump_reader import DumpReader
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import DumpError, OracleError
 from regress.golden.store import project_root
 from regress.grpo.objective import Objective

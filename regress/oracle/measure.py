@@ -22,8 +22,8 @@ from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status
-from regress.engine.config.schema import Config
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
 from regress.golden.manifest import ToleranceEntry
 from regress.oracle.repeat import Repetition
 from regress.replay.noise_floor import Floor, Response

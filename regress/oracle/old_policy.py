@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regress.dump.numpy_arrays import Array
 from regress.dump.taps import tap
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.errors import OracleError
 from regress.layout import SampleKey, Segment, TokenLayout
 from regress.oracle.advantages import Known

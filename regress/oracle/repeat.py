@@ -16,20 +16,20 @@ from torch.optim import AdamW
 from regress.dump.numpy_arrays import Array
 from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
-from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.batch import LossTokens, TokenBatch
-from regress.engine.build import recorded
-from regress.engine.config.schema import Config
-from regress.engine.optimizer_state import put_state
-from regress.engine.policies import build_policy, build_reference
-from regress.engine.policy import LocalPolicy
-from regress.engine.precision import true_float64
-from regress.engine.probe import in_float64
-from regress.engine.provenance import provenance
-from regress.engine.reference import Reference
-from regress.engine.router import RouterLoss, router_loss
-from regress.engine.step import train_step, weigh
-from regress.engine.world import SingleProcess
+from regress.engine.adapters.adapter_parameters import trained_parameters
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.mini_batch import LossTokens, TokenBatch
+from regress.engine.model_probe import in_float64
+from regress.engine.numeric_types import true_float64
+from regress.engine.recorded_optimizer_state import put_state
+from regress.engine.reference_policy import Reference
+from regress.engine.router_loss import RouterLoss, router_loss
+from regress.engine.run_construction import recorded
+from regress.engine.run_models import build_policy, build_reference
+from regress.engine.run_provenance import provenance
+from regress.engine.training_step import train_step, weigh
 from regress.errors import OracleError
 from regress.explain.update import Floats
 from regress.grpo.aggregation import entropy_weights

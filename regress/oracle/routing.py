@@ -16,8 +16,8 @@ from regress.capture.expert_routing import EXPERTS, Routed, routed
 from regress.dump.module_selection import in_backward
 from regress.dump.record import Record
 from regress.dump.taps import tap, wanted
-from regress.engine.batch import Microbatch
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import Microbatch
 from regress.errors import OracleError
 from regress.layout import TokenLayout
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from regress.engine.recurrent import recurrent_layers
+from regress.engine.recurrent_layers import recurrent_layers
 from regress.errors import ConfigError
 from regress.parallel.all_gather import all_gather_attention
 from regress.parallel.fit import heads_refusal, recurrent_refusal

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.functional import embedding, linear
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import shards
 
 

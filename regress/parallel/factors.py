@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.functional import linear
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel.conv1d import split_parameter
 
 

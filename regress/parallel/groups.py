@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from regress.engine.config.layout import ParallelConfig
+from regress.engine.config.batching_config import ParallelConfig
 from regress.layout import DIMENSIONS, Mesh, RankPlan
 
 TOKENS = ("pp", "dp", "fsdp", "ep", "cp")

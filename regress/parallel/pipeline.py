@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from regress.dump.taps import at
-from regress.engine import taps
-from regress.engine.batch import Microbatch
-from regress.engine.local import local
+from regress.engine import step_taps
+from regress.engine.local_tensor import local
+from regress.engine.mini_batch import Microbatch
+from regress.engine.numeric_types import arithmetic
 from regress.engine.policy_interface import Loss, Result
-from regress.engine.precision import arithmetic
 from regress.errors import ConfigError, RegressError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.parallel.relay import relay
@@ -250,7 +250,7 @@ class _Places:
         """Run work at the coordinates of a microbatch."""
         if micro not in self._open:
             context, stack = copy_context(), ExitStack()
-            context.run(stack.enter_context, at(micro=taps.number(micro)))
+            context.run(stack.enter_context, at(micro=step_taps.number(micro)))
             self._open[micro] = context, stack
         return self._open[micro][0].run(work)
 

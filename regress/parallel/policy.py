@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from transformers import PreTrainedModel
 
-from regress.engine import taps
-from regress.engine.adapters.parameters import adapted_experts, has_adapter, trained_parameters
-from regress.engine.batch import Microbatch
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
+from regress.engine import step_taps
+from regress.engine.adapters.adapter_parameters import adapted_experts, has_adapter, trained_parameters
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.engine_ranks import raise_on_all_ranks
+from regress.engine.local_tensor import local
+from regress.engine.log_prob_projection import Entropy
+from regress.engine.mini_batch import Microbatch
+from regress.engine.numeric_types import DTYPES
 from regress.engine.policy_interface import Loss, Result
-from regress.engine.precision import DTYPES
-from regress.engine.projection import Entropy
-from regress.engine.world import raise_on_all_ranks
 from regress.errors import ConfigError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
@@ -148,7 +148,7 @@ class ParallelPolicy(LocalPolicy):
                 lambda model, micro, hidden: self._forward(
                     micro, entropy=self._entropy, model=model, hidden=hidden
                 ),
-                taps.inputs,
+                step_taps.inputs,
             )
         place_gradients(parameter for _, parameter in self.named_parameters())
         sum_gradients(dict(self.named_parameters()), self._summed)

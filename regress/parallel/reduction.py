@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 
 
 def place_gradients(parameters: Iterable[nn.Parameter]) -> None:

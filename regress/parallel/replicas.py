@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from regress.engine.components import own_wrapper
+from regress.engine.user_components import own_wrapper
 from regress.errors import ConfigError
 from regress.parallel.groups import ProcessGroups
 

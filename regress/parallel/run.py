@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from regress.engine import run
-from regress.engine.config.schema import Config
-from regress.engine.earlier import Earlier
+from regress.engine import training_run
+from regress.engine.config.config_schema import Config
+from regress.engine.earlier_run import Earlier
 from regress.parallel.world import opened_world
 
 
@@ -20,8 +20,8 @@ def train(
     stop_after: int | None = None,
     before_resume: Callable[[], None] | None = None,
     earlier: Earlier = "keep",
-) -> run.RunResult:
-    """Run `regress.engine.run.train` on this rank, among those that a launcher has started.
+) -> training_run.RunResult:
+    """Run `regress.engine.training_run.train` on this rank, among those that a launcher has started.
 
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
@@ -33,7 +33,7 @@ def train(
         RegressError: whatever a user can mend, in one sentence.
     """
     with opened_world(config) as world:
-        return run.train(
+        return training_run.train(
             config,
             console,
             world,

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regress.engine.adapters.parameters import trained_parameters
+from regress.engine.adapters.adapter_parameters import trained_parameters
 from regress.errors import ConfigError
 from regress.parallel import fit
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from regress.engine.config.schema import Config
-from regress.engine.policy import LocalPolicy
-from regress.engine.world import SingleProcess, World
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.engine_ranks import SingleProcess, World
 from regress.errors import ConfigError, reason
 from regress.layout import Mesh
 from regress.parallel.failure import told
@@ -24,7 +24,7 @@ from regress.parallel.policy import ParallelPolicy
 
 
 class ProcessWorld(ProcessGroups):
-    """One of several processes; see `regress.engine.world.World`."""
+    """One of several processes; see `regress.engine.engine_ranks.World`."""
 
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
         """Return the model split over the ranks."""

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regress.engine.build import Run
+    from regress.engine.run_construction import Run
 
 Prepare = Callable[["Run"], None]
 """Function that changes a run before its first step, such as by a perturbation of its weights."""

@@ -27,9 +27,9 @@ from torch import Tensor
 from regress.compare.quantities import quantity_named, source_of
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.engine.adapters.parameters import has_adapter
-from regress.engine.build import Run
-from regress.engine.precision import DTYPES
+from regress.engine.adapters.adapter_parameters import has_adapter
+from regress.engine.numeric_types import DTYPES
+from regress.engine.run_construction import Run
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.around import Prepare

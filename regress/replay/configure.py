@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from regress.engine.config import Config, load_config
-from regress.engine.config.recording import DumpOptions
+from regress.engine.config.rollout_config import DumpOptions
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.optional_packages import install, missing
@@ -28,14 +28,14 @@ def unusable_tracker(variant: Variant) -> str | None:
     trackers = variant.overrides.get("tracking.trackers")
     if not trackers:
         return None
-    from regress.engine.tracking.availability import unusable
+    from regress.engine.tracking.tracker_availability import unusable
 
     found = ((name, unusable(name)) for name in trackers)
     return next((f"{name} {why}; run {install(name)}" for name, why in found if why), None)
 
 
 def _extras(case: GoldenCase, variant: Variant) -> Iterator[str]:
-    from regress.engine.adapters.settings import is_adapter
+    from regress.engine.adapters.adapter_settings import is_adapter
 
     model = overlaid(case.config, variant.overrides).get("model") or {}
     if is_adapter(case.folder / "model") or (model.get("lora") or {}).get("r"):

@@ -23,7 +23,7 @@ from regress.replay.table import BASE
 from regress.replay.variants import Precision
 
 if TYPE_CHECKING:
-    from regress.engine.build import Run
+    from regress.engine.run_construction import Run
 
 Truth = Mapping[str, Mapping[str, Array]]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def import_engine() -> None:
     """Import what replays in this process need."""
     with imported_for_good():
-        import regress.engine.build
+        import regress.engine.run_construction
         import regress.replay.run  # noqa: F401  # both stay loaded; no name of them is used here
 
 

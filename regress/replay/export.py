@@ -22,9 +22,9 @@ from regress.dump.dump_files import file_stamp, sync_folder
 from regress.dump.dump_reader import read
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.engine.adapters.settings import base_of
-from regress.engine.config.schema import Config
-from regress.engine.optim import adamw, build_scheduler
+from regress.engine.adapters.adapter_settings import base_of
+from regress.engine.config.config_schema import Config
+from regress.engine.optimizer import adamw, build_scheduler
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.files import unwritable

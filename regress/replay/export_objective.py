@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from regress.dump.canonical_json import Json
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES

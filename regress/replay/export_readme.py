@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from regress.engine.adapters.settings import is_adapter
-from regress.engine.config.schema import Config
+from regress.engine.adapters.adapter_settings import is_adapter
+from regress.engine.config.config_schema import Config
 from regress.golden.case import GoldenCase
 from regress.grpo.objective import Objective
 

@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.config.messages import DEFAULT, Origin
-from regress.engine.config.schema import Config, conflicts
+from regress.engine.config.config_messages import DEFAULT, Origin
+from regress.engine.config.config_schema import Config, conflicts
 from regress.errors import ConfigError
 from regress.parallel.fit import (
     compile_refusal,

@@ -20,7 +20,7 @@ import torch
 
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
-from regress.engine.precision import DTYPES
+from regress.engine.numeric_types import DTYPES
 from regress.golden.manifest import ToleranceEntry
 from regress.replay.variants import Precision
 

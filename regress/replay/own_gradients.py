@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.policies import build_policy
-from regress.engine.precision import arithmetic
-from regress.engine.world import SingleProcess
+from regress.engine.adapters.adapter_parameters import trained_parameters
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.numeric_types import arithmetic
+from regress.engine.run_models import build_policy
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase
 from regress.layout import SampleKey

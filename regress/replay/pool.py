@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from regress.engine.config.layout import ParallelConfig
-from regress.engine.config.schema import Config
+from regress.engine.config.batching_config import ParallelConfig
+from regress.engine.config.config_schema import Config
 from regress.parallel.launch.pool import RankPool
 from regress.parallel.launch.standstill import STANDSTILL
 

@@ -15,10 +15,10 @@ from regress.dump.dump_files import write_atomically
 from regress.dump.formats import format_named
 from regress.dump.recorded_trajectories import read_trajectories
 from regress.dump.trajectory import to_record
-from regress.engine.checkpoint.saver import Stopped
-from regress.engine.config.schema import Config
-from regress.engine.material import make_material
-from regress.engine.prompts import Prompts
+from regress.engine.checkpoint.checkpoint_saver import Stopped
+from regress.engine.config.config_schema import Config
+from regress.engine.data_components import make_material
+from regress.engine.prompt_tokens import Prompts
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.parallel.run import train

@@ -23,9 +23,9 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.dump_files import write_atomically
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
-from regress.engine.adapters.save import save_model
-from regress.engine.build import Run, build
-from regress.engine.rollout import TRAIN, Prompt
+from regress.engine.adapters.model_files import save_model
+from regress.engine.rollout_worker import TRAIN, Prompt
+from regress.engine.run_construction import Run, build
 from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import compose

@@ -16,7 +16,7 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import format_named
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
@@ -28,7 +28,7 @@ from regress.replay.read_once import trajectories_of
 from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:
-    from regress.engine.build import Run
+    from regress.engine.run_construction import Run
 
 FORMAT = format_named("safetensors")
 
@@ -85,7 +85,7 @@ def run_steps(config: Config, prepare: Prepare | None = None, around: Around | N
     """Run all training steps of a configuration, without evaluation, tracking or a final model; on every
     rank of it, in the context that is made around it.
     """
-    from regress.engine.build import build
+    from regress.engine.run_construction import build
     from regress.parallel.world import opened_world
 
     with (
@@ -106,7 +106,7 @@ def run_steps(config: Config, prepare: Prepare | None = None, around: Around | N
 
 def record_greedy(run: Run, step: int, folder: Path) -> None:
     """Sample the prompts of a step greedily, by all ranks together; the first one writes ``greedy/`` of a folder."""
-    from regress.engine.rollout import VAL
+    from regress.engine.rollout_worker import VAL
 
     trainer = run.trainer
     found = trainer.worker.rollout(step, trainer.prompts(step), VAL)
@@ -133,7 +133,7 @@ def torch_settings(threads: int) -> Iterator[None]:
     import torch
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-    from regress.engine.environment import configure_torch
+    from regress.engine.determinism_environment import configure_torch
 
     before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()

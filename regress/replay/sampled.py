@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from regress.dump.dump_reader import DumpReader, read_all
-from regress.engine.margins import margins
+from regress.engine.decision_margins import margins
 from regress.errors import ReplayError
 from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import replay_config

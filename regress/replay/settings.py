@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from regress.compare.diagnosis.run_context import RunContext
-from regress.engine.config.training import LOCAL
+from regress.engine.config.training_config import LOCAL
 from regress.errors import ConfigError
 from regress.replay.plan import mesh_sizes
 from regress.replay.variants import Variant

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from regress.engine.config.training import AlgorithmConfig
+from regress.engine.config.training_config import AlgorithmConfig
 from regress.golden.case import GoldenCase
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.presets import preset_values

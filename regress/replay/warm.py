@@ -11,8 +11,8 @@ import transformers.models.qwen3.modeling_qwen3
 import transformers.models.qwen3_moe.modeling_qwen3_moe
 from transformers import conversion_mapping
 
-import regress.engine.build
-import regress.engine.rollout
+import regress.engine.rollout_worker
+import regress.engine.run_construction
 import regress.parallel.launch.rank
 import regress.parallel.policy
 import regress.parallel.world

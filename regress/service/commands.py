@@ -17,7 +17,7 @@ from regress.service.core.limits import FORMATS, Limits
 from regress.service.wires.settings import Limits as RequestLimits
 
 if TYPE_CHECKING:
-    from regress.engine.config.schema import Config
+    from regress.engine.config.config_schema import Config
 
 _LIMITS: dict[str, str] = {
     "operation_timeout": "Seconds that one operation may run.",
@@ -163,7 +163,7 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     Longer contexts than a request may hold:
       regress serve --config-name big --request-tokens 16000000 --request-bytes 268435456
     """
-    from regress.engine.environment import export_environment
+    from regress.engine.determinism_environment import export_environment
     from regress.service.keys import api_keys
 
     keys = api_keys(options["api_key"], options["api_key_file"])
@@ -195,7 +195,7 @@ def _configs(
 ) -> dict[str, Config]:
     """Return the configurations of the models that are offered, by name."""
     from regress.engine.config import load_config
-    from regress.engine.hub import is_on_hub
+    from regress.engine.model_hub import is_on_hub
 
     if not named:
         name = config_name or (Path(config_path).stem if config_path else "default")

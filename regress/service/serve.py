@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError, reason
 from regress.optional_packages import install
 from regress.service.core.limits import Limits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regress.dump.dump_files import file_stamp
 from regress.dump.dump_manifest import MANIFEST
-from regress.engine.checkpoint.manifest import write_manifest
+from regress.engine.checkpoint.checkpoint_manifest import write_manifest
 from tests.docs.walking import Walk, shows
 
 CURRICULUM = (

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import trainer
+from regress.engine import grpo_trainer
 from regress.grpo import estimators
 from regress.grpo.advantages import token_advantages
 from regress.replay.injection import around, by, in_place_of
@@ -44,14 +44,14 @@ def with_objective(patch, **changed):
     def wrong(rewards, groups, sequence, objective, *rest):
         return right(rewards, groups, sequence, replace(objective, **changed), *rest)
 
-    patch.setattr(trainer, "token_advantages", wrong)
+    patch.setattr(grpo_trainer, "token_advantages", wrong)
 
 
 def with_groups(patch, change):
     """Compute advantages by other groups."""
     right = token_advantages
     patch.setattr(
-        trainer, "token_advantages", lambda rewards, groups, *rest: right(rewards, change(groups), *rest)
+        grpo_trainer, "token_advantages", lambda rewards, groups, *rest: right(rewards, change(groups), *rest)
     )
 
 
@@ -100,7 +100,7 @@ def deviation_left_out(patch):
 
 @fault("I", "advantages advantages", "advantage-sign")
 @met_in("a baseline minus the reward")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def advantages_reversed(right, *args):
     return -right(*args)
 
@@ -124,7 +124,7 @@ def variance_for_deviation(right, *args):
 
 @fault("G", "advantages advantages", "advantage-groups order-not-restored")
 @met_in("verl#2185, SkyRL PR#2209")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_of_the_next_sample(right, rewards, *rest):
     """A reordered batch gets the rewards in their old order, one sample off."""
     return right(rewards.roll(1), *rest)

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import passes, policy
-from regress.engine.policy import LocalPolicy
-from regress.engine.trainer import Trainer
+from regress.engine import causal_lm_policy as policy
+from regress.engine import training_passes
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
 from regress.grpo import losses
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.loss import valued
@@ -112,7 +113,7 @@ def padding_of_the_stop_token(right, self, model, micro, *rest):
 
 @equivalent("R", proof="token_loss detaches its advantages, so that a graph of theirs gets no gradient")
 @met_in("advantages that keep a graph")
-@around(passes, "token_loss")
+@around(training_passes, "token_loss")
 def advantages_with_a_graph(right, log_probs, old, advantages, *args, **rest):
     """Advantages carry a graph of their own."""
     return right(log_probs, old, valued(advantages, log_probs), *args, **rest)

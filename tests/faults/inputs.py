@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import policy, recurrent
+from regress.engine import causal_lm_policy, recurrent_layers
 from regress.engine.attention import VarlenSegments, visible
-from regress.engine.batch import TokenBatch
-from regress.engine.policy import LocalPolicy
-from regress.engine.trainer import Trainer
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import TokenBatch
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import columns_as_positions, order_not_restored, tool_tokens_in_the_loss
 from tests.faults.fault import Shown, fault, met_in
@@ -78,7 +78,7 @@ def positions_ignored(run, self, model, micro, *rest):
     silent={"dense/base": "nothing lies before a right padded sample"},
 )
 @met_in("TRL PR#2708: no attention mask in the forward pass of log-probs")
-@in_place_of(policy, "block_causal_mask")
+@in_place_of(causal_lm_policy, "block_causal_mask")
 def causal_only(layout, implementation, *_):
     """The attention mask is the causal one alone."""
     assert implementation == "sdpa"
@@ -124,7 +124,7 @@ def one_segment(patch):
 @met_in("transformers#44717, slime PR#1686, NeMo-Automodel#2131")
 def state_handed_on(patch):
     """Layers of linear attention run over the whole row, as without ``cu_seqlens``: attention keeps samples apart."""
-    layer = recurrent.SampleBySample
+    layer = recurrent_layers.SampleBySample
     apart = layer.forward
     patch.setattr(layer, "forward", lambda self, *args, varlen=None, **named: apart(self, *args, **named))
 
@@ -210,7 +210,7 @@ def tokens_encoded_again(micro):
 
 @fault("G", "activations model.layers.0", "module long-context")
 @met_in("sliding_window of another configuration")
-@around(policy, "block_causal_mask")
+@around(causal_lm_policy, "block_causal_mask")
 def window_of_four(right, layout, *args):
     """Tokens see no more than the four last ones."""
     band = torch.ones(layout.shape[1], layout.shape[1], dtype=torch.bool).triu(-3)
@@ -219,7 +219,7 @@ def window_of_four(right, layout, *args):
 
 @fault("G", "activations model.layers.0", "module")
 @met_in("a mask that is off by one")
-@in_place_of(policy, "block_causal_mask")
+@in_place_of(causal_lm_policy, "block_causal_mask")
 def next_token_seen(layout, *_):
     """A token sees the one after it."""
     columns = torch.arange(layout.shape[1])

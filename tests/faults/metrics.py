@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
-from regress.engine import metrics, passes, step, trainer
+from regress.engine import grpo_trainer, step_metrics, training_passes, training_step
 from regress.grpo.metrics import Metric, token_metrics
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, fault, met_in
@@ -16,7 +16,7 @@ BLIND = ("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclos
 
 @fault("U", "metrics", "reported", blind=EVERY_CHECK)
 @met_in("open-instruct PR#1161: metrics averaged over microbatches")
-@around(passes, "add_metrics")
+@around(training_passes, "add_metrics")
 def metrics_averaged_over_microbatches(right, first, second):
     """Average the means of microbatches, whatever their numbers of tokens."""
     if not first:
@@ -29,7 +29,7 @@ def metrics_averaged_over_microbatches(right, first, second):
 
 @fault("U", "metrics", "reported", blind=EVERY_CHECK)
 @met_in("a dictionary of metrics that is overwritten")
-@in_place_of(passes, "add_metrics")
+@in_place_of(training_passes, "add_metrics")
 def metrics_of_the_last_microbatch(first, second):
     """Report the metrics of the last microbatch."""
     return dict(second)
@@ -37,7 +37,7 @@ def metrics_of_the_last_microbatch(first, second):
 
 @fault("U", "metrics", "reported", names=r"training_step/loss", blind=EVERY_CHECK)
 @met_in("transformers PR#34191: a loss that is logged otherwise than trained on")
-@around(passes._Losses, "part")
+@around(training_passes._Losses, "part")
 def reported_loss_averaged(right, self, shares):
     """Report the mean of the microbatches' shares in the loss, not their sum."""
     found = right(self, shares)
@@ -52,7 +52,7 @@ def changed(patch, change):
         known = right(loss)
         return {**known, **change(loss, known)}
 
-    patch.setattr(passes, "token_metrics", found)
+    patch.setattr(training_passes, "token_metrics", found)
 
 
 @fault("U", "metrics", "reported", names=r"training_step/clip_ratio/(low|high)", blind=EVERY_CHECK)
@@ -114,7 +114,7 @@ def least_ratio_for_the_greatest(_, known):
     blind=EVERY_CHECK,
 )
 @met_in("miles_diffusion PR#35")
-@around(trainer, "train_step")
+@around(grpo_trainer, "train_step")
 def norm_reported_after_clipping(right, *args, **kwargs):
     """Report the norm of the clipped gradient."""
     outcome = right(*args, **kwargs)
@@ -123,7 +123,7 @@ def norm_reported_after_clipping(right, *args, **kwargs):
 
 @fault("U", "metrics", "reported", names=r"training_step/learning_rate", blind=EVERY_CHECK)
 @met_in("lightning#1772: a rate read after the schedule")
-@around(trainer, "update_metrics")
+@around(grpo_trainer, "update_metrics")
 def learning_rate_reported_otherwise(right, outcome, rate):
     """Report another learning rate than that of the update."""
     return right(outcome, rate * (1 - 1e-6))
@@ -131,7 +131,7 @@ def learning_rate_reported_otherwise(right, outcome, rate):
 
 @fault("U", "metrics", "reported", names=r"training_step/dr_component_kl", blind=EVERY_CHECK)
 @met_in("a KL term logged without its coefficient")
-@around(passes, "_terms")
+@around(training_passes, "_terms")
 def terms_reported_without_coefficients(right, micro, loss, weights, objective):
     """Report the terms of the loss without their coefficients."""
     return right(micro, loss, weights, replace(objective, kl_coef=1.0) if objective.kl_coef else objective)
@@ -139,7 +139,7 @@ def terms_reported_without_coefficients(right, micro, loss, weights, objective):
 
 @fault("U", "step_metrics", "reported", names=r"rollouts/(advantages|returns)_std", blind=EVERY_CHECK)
 @met_in("numpy.std in place of torch.std")
-@in_place_of(metrics, "_std")
+@in_place_of(step_metrics, "_std")
 def reported_deviation_over_n(values):
     """Divide by N in standard deviations."""
     return statistics.pstdev(values)
@@ -147,7 +147,7 @@ def reported_deviation_over_n(values):
 
 @fault("U", "step_metrics", "reported", names=r"rollouts/advantages_(mean|std)", blind=EVERY_CHECK)
 @met_in("verl: advantages averaged over tokens")
-@in_place_of(metrics, "_sample_means")
+@in_place_of(step_metrics, "_sample_means")
 def reported_advantages_by_token(tokens):
     """Average advantages over tokens, not samples."""
     return [float(value) for value in tokens.advantages.double().tolist()]
@@ -155,7 +155,7 @@ def reported_advantages_by_token(tokens):
 
 @fault("U", "step_metrics", "reported", names=r"rollouts/completion_length_mean", blind=EVERY_CHECK)
 @met_in("a length that counts the prompt")
-@around(trainer, "rollout_metrics")
+@around(grpo_trainer, "rollout_metrics")
 def reported_length_with_the_prompt(right, trajectories):
     """Count the prompt to the completion."""
     longer = statistics.fmean(len(one.tokens) for one in trajectories)
@@ -164,7 +164,7 @@ def reported_length_with_the_prompt(right, trajectories):
 
 @fault("U", "step_metrics", "reported", on="cispo/mbs4", blind=EVERY_CHECK)
 @met_in("metrics of the first of several updates")
-@around(trainer, "epoch_metrics")
+@around(grpo_trainer, "epoch_metrics")
 def first_update_for_all(right, outcomes):
     """Report the first update of a step as the mean of all."""
     return right(outcomes[:1])
@@ -172,7 +172,7 @@ def first_update_for_all(right, outcomes):
 
 @fault("U", "metrics", "reported", on="dense/dp2", blind=EVERY_CHECK)
 @met_in("metrics that no rank reduces")
-@around(step, "_combined")
+@around(training_step, "_combined")
 def metrics_of_own_rank(right, world, own, grad_norm):
     """Report on each rank the metrics of its own samples."""
     return replace(right(world, own, grad_norm), metrics=dict(own.metrics))
@@ -180,7 +180,7 @@ def metrics_of_own_rank(right, world, own, grad_norm):
 
 @fault("U", "metrics", "reported", on="dense/cp2", blind=EVERY_CHECK)
 @met_in("metrics logged on rank 0 alone")
-@around(step, "_combined")
+@around(training_step, "_combined")
 def metrics_of_the_first_rank(right, world, own, grad_norm):
     """Report on all ranks the metrics of the first one."""
     return replace(right(world, own, grad_norm), metrics=dict(world.gather(own)[0].metrics))
@@ -188,7 +188,7 @@ def metrics_of_the_first_rank(right, world, own, grad_norm):
 
 @fault("U", "metrics", "reported", on="dense/dp2", blind=EVERY_CHECK)
 @met_in("prime-rl PR#2359: a mean over ranks of means")
-@around(step, "add_metrics")
+@around(training_step, "add_metrics")
 def metrics_averaged_over_ranks(right, first, second):
     """Average the means of ranks."""
     both = right(first, second)
@@ -201,7 +201,7 @@ def metrics_averaged_over_ranks(right, first, second):
 
 @fault("U", "metrics", "reported", on="dense/tp2", names=r"training_step/loss", blind=EVERY_CHECK)
 @met_in("Megatron#7452: a loss summed over tensor-parallel ranks")
-@around(step, "_combined")
+@around(training_step, "_combined")
 def reported_loss_of_every_rank(right, world, own, grad_norm):
     """Count the loss of each tensor-parallel rank."""
     outcome = right(world, own, grad_norm)

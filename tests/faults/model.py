@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from regress.engine import policy
-from regress.engine.batch import TokenBatch
-from regress.engine.trainer import Trainer
+from regress.engine import causal_lm_policy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import TokenBatch
 from regress.errors import ReplayError
 from regress.grpo import losses
 from regress.replay.injection import around
@@ -97,7 +97,7 @@ fault("P", "activations lm_head", "output-projection module-scale", silent={})(
 
 @fault("H", "log_probs log_probs", "log-softmax vocabulary-parts")
 @met_in("TRL#6789, vllm#42259")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def log_probs_over_top_k(right, logits, targets, **rest):
     """Log-probs are normalized over the eight likeliest tokens and the sampled one."""
     kept = torch.zeros_like(logits, dtype=torch.bool)

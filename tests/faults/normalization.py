@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import trainer
-from regress.engine.step import weigh
+from regress.engine import grpo_trainer
+from regress.engine.training_step import weigh
 from regress.replay.injection import around, by
 from regress.replay.probes.loss import last_token_not_counted
 from tests.faults.fault import Shown, fault, met_in
@@ -22,7 +22,7 @@ from tests.faults.fault import Shown, fault, met_in
     silent={"dense/mbs4": "a mean over samples, of which every microbatch has four"},
 )
 @met_in("transformers PR#34191, open-instruct PR#1161")
-@around(trainer, "weigh")
+@around(grpo_trainer, "weigh")
 def mean_of_means(right, tokens, parts, objective, **rest):
     """The loss is the mean of each microbatch's mean."""
     return right(tokens, parts, replace(objective, denominator_scope="microbatch"), **rest)
@@ -36,7 +36,7 @@ fault("A", "weights weights", "weights-denominator", tokens="all")(
 def weighed(patch, change):
     """Replace the weights of the loss tokens by ``change(right, tokens, partition, objective, **rest)``."""
     right = weigh
-    patch.setattr(trainer, "weigh", lambda *args, **rest: change(right, *args, **rest))
+    patch.setattr(grpo_trainer, "weigh", lambda *args, **rest: change(right, *args, **rest))
 
 
 @fault("A", "weights weights", "weights-denominator")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.engine import build, optim
-from regress.engine.optim import adamw
+from regress.engine import optimizer as optim
+from regress.engine import run_construction
+from regress.engine.optimizer import adamw
 from regress.replay.injection import around, by
 from regress.replay.probes.update import (
     counter_one_ahead,
@@ -48,7 +49,7 @@ fault("M", "param model.embed_tokens.weight", "learning-rate", place="step0/rank
 
 @fault("M", "optimizer model.embed_tokens.weight/exp_avg_sq", "betas", place="step0/rank0")
 @met_in("betas of another configuration")
-@around(build, "adamw")
+@around(run_construction, "adamw")
 def second_moment_decays_faster(right, *args, **rest):
     """beta2 is 0.99 in place of 0.999."""
     return right(*args, **{**rest, "betas": (0.9, 0.99)})
@@ -99,7 +100,7 @@ def with_direction(patch, direction):
 def configured(patch, **changed):
     """Make AdamW with other settings."""
     right = adamw
-    patch.setattr(build, "adamw", lambda *args, **rest: right(*args, **{**rest, **changed}))
+    patch.setattr(run_construction, "adamw", lambda *args, **rest: right(*args, **{**rest, **changed}))
 
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -168,7 +169,7 @@ def bias_not_corrected(optimizer, update):
 
 @fault("M", f"param {EMBEDDING}", "weight-decay")
 @met_in("decay that is not multiplied by the learning rate")
-@around(build, "adamw")
+@around(run_construction, "adamw")
 def decay_not_times_the_rate(right, named, rate, *, weight_decay, **rest):
     """Parameters are multiplied by 1 - decay."""
     return right(named, rate, weight_decay=weight_decay / rate, **rest)

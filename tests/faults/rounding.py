@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import optim, policy, trainer
+from regress.engine import causal_lm_policy, grpo_trainer
+from regress.engine import optimizer as optim
 from regress.errors import ReplayError
 from regress.grpo import losses
 from regress.replay.injection import around, in_place_of
@@ -100,7 +101,7 @@ def reference_in_bfloat16(run):
 
 @fault("O", "advantages advantages", "advantage-dtype", kind="precision")
 @met_in("advantages under autocast")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def advantages_in_bfloat16(right, *args):
     """Advantages are rounded to half precision."""
     return rounded(right(*args))
@@ -109,7 +110,7 @@ def advantages_in_bfloat16(right, *args):
 # rounded: proven by the values; when silence was written down, no rule knew of it
 @fault("O", "weights weights", "rounded", kind="precision")
 @met_in("weights of tokens in float16")
-@around(trainer, "weigh")
+@around(grpo_trainer, "weigh")
 def token_weights_in_float16(right, *args, **rest):
     """Weights of tokens are rounded to float16."""
     return rounded(right(*args, **rest), torch.float16)
@@ -125,7 +126,7 @@ def ratio_in_bfloat16(right, *args):
 
 @fault("O", "log_probs log_probs", "softmax-dtype log-softmax", kind="precision")
 @met_in("rllm#816: log-probs stored in float16")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def log_probs_in_float16(right, *args, **rest):
     """Log-probs are rounded to float16 when they are known."""
     found = right(*args, **rest)
@@ -134,7 +135,7 @@ def log_probs_in_float16(right, *args, **rest):
 
 @fault("O", "entropy entropy", "softmax-dtype", kind="precision")
 @met_in("verl: entropy under autocast")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def entropy_in_bfloat16(right, *args, **rest):
     """Entropies are rounded to half precision."""
     found = right(*args, **rest)
@@ -166,7 +167,7 @@ def parameters_in_bfloat16(right, optimizer):
 
 @fault("O", "activations model.layers.0", "module module-dtype", kind="precision", precisions="float64")
 @met_in("float32 inside of a float64 model: Hugging Face modules")
-@in_place_of(policy, "arithmetic")
+@in_place_of(causal_lm_policy, "arithmetic")
 def float32_inside_of_float64(dtype):
     """`model.double()` alone: norms, rotary embeddings and the softmax of a float64 model cast to float32."""
     return nullcontext()

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from transformers import GenerationMixin, LogitsProcessor
 
-from regress.engine import dialogue, rollout, sampling
-from regress.engine.dialogue import Conversation
-from regress.engine.rollout import VAL, SampledRollouts
+from regress.engine import dialogue_rollouts, rollout_worker, sampling
+from regress.engine.dialogue_rollouts import Conversation
+from regress.engine.rollout_worker import VAL, SampledRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, OwnDraws
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of
@@ -45,7 +45,7 @@ def sampler_without_top_k(patch):
 
 @fault("V", "trajectory", "sampler-stream", on="rollout/base", steps=None)
 @met_in("seeds that leave the turn out")
-@in_place_of(rollout, "generator")
+@in_place_of(rollout_worker, "generator")
 def same_stream_in_every_turn(*key):
     """Leave the turn out of the stream's key."""
     return generator(*key[:-1])
@@ -53,7 +53,7 @@ def same_stream_in_every_turn(*key):
 
 @fault("V", "trajectory", "sampler-stream", on="rollout/base", steps=None)
 @met_in("verl PR#6857, verl-omni#561")
-@in_place_of(rollout, "generator")
+@in_place_of(rollout_worker, "generator")
 def same_stream_for_a_group(*key):
     """Leave the run out of the stream's key."""
     return generator(*key[:5], *key[6:])
@@ -61,7 +61,7 @@ def same_stream_for_a_group(*key):
 
 @fault("V", "trajectory", "sampler-stream", on="rollout/base", steps=None)
 @met_in("verl PR#6857")
-@in_place_of(rollout, "generator")
+@in_place_of(rollout_worker, "generator")
 def same_stream_in_every_step(*key):
     """Leave the step out of the stream's key."""
     return generator(*key[:2], 0, *key[3:])
@@ -111,7 +111,7 @@ def completion_one_token_long(self):
 
 @fault("V", "trajectory", "rollout-mask", on="rollout/base", steps=None)
 @met_in("UniRL PR#409, miles PR#1827")
-@around(dialogue.Conversation, "answer")
+@around(dialogue_rollouts.Conversation, "answer")
 def replies_in_the_loss(right, self, said, reply):
     """Train on the tokens of the environment."""
     before = len(self.mask)
@@ -189,7 +189,7 @@ def evaluation_is_drawn(right, self, step, prompts, split):
 
 @fault("V", "trajectory", "sampler-stream", on="rollout/rollout-dp2-batch5", steps=None)
 @met_in("Megatron PR#5983")
-@in_place_of(rollout, "generator")
+@in_place_of(rollout_worker, "generator")
 def stream_of_the_rank(*key):
     """Let the rank decide what is drawn."""
     return generator(dist.get_rank(), *key)
@@ -205,7 +205,7 @@ def streams_that_ranks_share(patch):
         number = seen.setdefault(key[4], len(seen))
         return generator(*key[:4], number, *key[5:])
 
-    patch.setattr(rollout, "generator", own)
+    patch.setattr(rollout_worker, "generator", own)
 
 
 @fault("V", "trajectory", "sampler-weights", on="rollout/rollout-tp2", steps=None)

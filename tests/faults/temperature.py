@@ -1,6 +1,6 @@
 """Faults of the temperature that logits are divided by."""
 
-from regress.engine import policy
+from regress.engine import causal_lm_policy
 from regress.grpo.logprobs import token_log_probs
 from regress.replay.injection import around, by
 from regress.replay.probes.loss import temperature_off
@@ -17,7 +17,7 @@ from tests.faults.fault import fault, met_in
     silent={"dense/mbs4": "the temperature is 1"},
 )
 @met_in("TRL PR#3029, NeMo-RL PR#935")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def temperature_ignored(right, *args, temperature, **rest):
     """Samples are drawn from tempered logits, and scored by plain ones."""
     return right(*args, **rest)
@@ -32,7 +32,7 @@ def tempered(patch, change):
     """Take log-probs at another temperature."""
     right = token_log_probs
     patch.setattr(
-        policy,
+        causal_lm_policy,
         "token_log_probs",
         lambda *args, temperature, **rest: right(*args, temperature=change(temperature), **rest),
     )

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from regress.engine import trainer
-from regress.engine.policy import LocalPolicy
+from regress.engine import grpo_trainer
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.update import (
     after_each_backward,
@@ -96,7 +96,7 @@ fault(
 
 @fault("N", "coverage", "batch-twice not-planned")
 @met_in("verl PR#5725: a position in the data that is counted twice")
-@around(trainer, "train_step")
+@around(grpo_trainer, "train_step")
 def first_microbatch_twice(right, model, optimizer, tokens, micros, *args, **rest):
     """The first microbatch is trained on again at the end."""
     return right(model, optimizer, tokens, [*micros, micros[0]], *args, **rest)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from regress.cli import main
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import GoldenError
 from regress.golden.store import GoldenStore
 from regress.grpo.objective import Objective

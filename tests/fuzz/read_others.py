@@ -101,9 +101,9 @@ def settings(path: Path, whole: Path) -> None:
 
 
 def tracked(path: Path, whole: Path) -> None:
-    from regress.engine.tracking.backup import Backup
-    from regress.engine.tracking.replay import _lacking
-    from regress.engine.tracking.state import acknowledge, read_sync_state
+    from regress.engine.tracking.metrics_replay import _lacking
+    from regress.engine.tracking.tracker_backup import Backup
+    from regress.engine.tracking.tracker_state import acknowledge, read_sync_state
 
     found = read_sync_state(path)
     for name, entry in ({"trackers": {}} if found is None else found)["trackers"].items():
@@ -113,8 +113,8 @@ def tracked(path: Path, whole: Path) -> None:
 
 
 def adapter(path: Path, whole: Path) -> None:
-    from regress.engine.adapters.build import read_adapter
-    from regress.engine.adapters.settings import base_of, of_directory
+    from regress.engine.adapters.adapter_modules import read_adapter
+    from regress.engine.adapters.adapter_settings import base_of, of_directory
 
     of_directory(path, "model.path")
     base_of(path, None, "model.path")
@@ -173,10 +173,10 @@ def continued(path: Path, whole: Path) -> None:
 
 
 def resumed(path: Path, whole: Path) -> None:
-    from regress.engine.checkpoint.names import latest
-    from regress.engine.checkpoint.state import read_state
-    from regress.engine.checkpoint.tensors import _tensors, optimizer_of, unfinished_of
-    from regress.engine.tracking.state import read_sync_state
+    from regress.engine.checkpoint.checkpoint_names import latest
+    from regress.engine.checkpoint.checkpoint_tensors import _tensors, optimizer_of, unfinished_of
+    from regress.engine.checkpoint.trainer_state import read_state
+    from regress.engine.tracking.tracker_state import read_sync_state
 
     place = latest(str(path))
     if place is None:

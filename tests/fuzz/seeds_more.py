@@ -113,7 +113,7 @@ def results(folder: Path) -> None:
 @seed
 def state(folder: Path) -> None:
     """State directory of a service: a model, a step, a save, a sampler, an operation that had not ended, and keys."""
-    from regress.engine.checkpoint.manifest import stamps_of, write_manifest
+    from regress.engine.checkpoint.checkpoint_manifest import stamps_of, write_manifest
     from regress.service.api import (
         AdamParams,
         LoraSpec,

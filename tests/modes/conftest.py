@@ -32,7 +32,7 @@ from regress.dump.request_index import (
     requested,
 )
 from regress.engine.config import load_config
-from regress.engine.run import train
+from regress.engine.training_run import train
 from regress.layout import Segment, TokenLayout
 
 STEPS = 3

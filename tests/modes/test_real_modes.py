@@ -17,8 +17,8 @@ from rich.console import Console
 from regress.cli import main
 from regress.dump.request_index import VARIABLES
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train
 from regress.service.api import Datum, PassResult
 from regress.service.client import datums, dumps, trainer
 from regress.service.client.local import LocalModel

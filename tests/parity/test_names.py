@@ -17,7 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from regress.engine.config.schema import options
+from regress.engine.config.config_schema import options
 from regress.grpo.catalogue import ADVANTAGES, REJECTIONS
 from regress.grpo.presets import PRESETS, make_objective
 from regress.grpo.recipes import RECIPES

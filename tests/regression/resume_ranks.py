@@ -18,10 +18,10 @@ from torch import distributed
 
 from regress import durable_files
 from regress.dump import metrics_file
-from regress.engine import evaluation, optim, policy, rollout, trainer
-from regress.engine.checkpoint import saver, write
+from regress.engine import causal_lm_policy, evaluation, grpo_trainer, optimizer, rollout_worker
+from regress.engine.checkpoint import checkpoint_saver, checkpoint_writer
 from regress.engine.config import load_config
-from regress.engine.outputs import Outputs
+from regress.engine.run_files import Outputs
 from regress.errors import RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -71,7 +71,7 @@ def refused(overrides: Sequence[str], room: tuple[int, int] | None = None) -> st
     """
     if room is not None:
         count, size = room
-        _after(write, "publish")(_AtLast(count, lambda: setrlimit(RLIMIT_FSIZE, (size, size))))
+        _after(checkpoint_writer, "publish")(_AtLast(count, lambda: setrlimit(RLIMIT_FSIZE, (size, size))))
     try:
         trained(overrides)
     except RegressError as error:
@@ -136,7 +136,7 @@ def _after(target: Any, name: str) -> Callable[[Callable[[], None]], None]:
 
 
 def _half_weights(fuse: _Fuse) -> None:
-    known = write.save_weights
+    known = checkpoint_writer.save_weights
 
     def wrapped(model: Any, weights: Any, folder: Path) -> None:
         known(model, weights, folder)
@@ -145,7 +145,7 @@ def _half_weights(fuse: _Fuse) -> None:
         fuse()
         known(model, weights, folder)
 
-    write.save_weights = wrapped
+    checkpoint_writer.save_weights = wrapped
 
 
 def _while_pruning(fuse: _Fuse) -> None:
@@ -192,21 +192,21 @@ def _half_a_file(of: Callable[[Path], bool]) -> Callable[[_Fuse], None]:
 
 def _while_sampling(greedy: bool) -> Callable[[Callable[[], None]], None]:
     def arm(fuse: Callable[[], None]) -> None:
-        known = rollout.sample
+        known = rollout_worker.sample
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if args[2].greedy == greedy:
                 fuse()
             return known(*args, **kwargs)
 
-        rollout.sample = wrapped
+        rollout_worker.sample = wrapped
 
     return arm
 
 
 def _accumulation(fuse: _Fuse) -> None:
     """After the first microbatch of an update."""
-    known, first = trainer.train_step, [False]
+    known, first = grpo_trainer.train_step, [False]
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
         first[0] = True
@@ -217,8 +217,8 @@ def _accumulation(fuse: _Fuse) -> None:
             first[0] = False
             fuse()
 
-    trainer.train_step = stepping
-    for kind in (policy.LocalPolicy, ParallelPolicy):
+    grpo_trainer.train_step = stepping
+    for kind in (causal_lm_policy.LocalPolicy, ParallelPolicy):
         _after(kind, "_backward")(passed)
 
 
@@ -229,18 +229,18 @@ def _tracker_flush(fuse: _Fuse) -> None:
 
 
 WINDOWS: dict[str, Callable[[Callable[[], None]], None]] = {
-    "snapshot": _after(saver, "take"),
+    "snapshot": _after(checkpoint_saver, "take"),
     "half of the weights": _half_weights,
-    "before the manifest": _before(write, "write_manifest"),
-    "before the rename": _before(write, "publish"),
-    "after the rename": _after(write, "publish"),
+    "before the manifest": _before(checkpoint_writer, "write_manifest"),
+    "before the rename": _before(checkpoint_writer, "publish"),
+    "after the rename": _after(checkpoint_writer, "publish"),
     "pruning": _while_pruning,
     "evaluation": _while_sampling(greedy=True),
     "after an evaluation": _after(evaluation.Evaluation, "run"),
     "rollout": _while_sampling(greedy=False),
     "accumulation": _accumulation,
-    "before an update": _before(optim, "update"),
-    "between updates": _after(trainer, "train_step"),
+    "before an update": _before(optimizer, "update"),
+    "between updates": _after(grpo_trainer, "train_step"),
     "half of a row": _torn_row,
     "half of a record": _half_a_file(lambda path: path.parent.parent.name == "debug_dump"),
     "tracker flush": _tracker_flush,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from regress.compare.comparison_request import compare_sources
 from regress.engine.config import load_config
-from regress.engine.run import train
+from regress.engine.training_run import train
 
 SEEDS = range(50)
 RECORDED = {

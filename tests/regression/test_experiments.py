@@ -14,7 +14,7 @@ import pytest
 
 from regress.dump.metrics_file import read_metrics
 from regress.engine.config import load_config
-from regress.engine.config.schema import flags_by_name
+from regress.engine.config.config_schema import flags_by_name
 
 PROJECTS = {
     "experiment_base": "tiny_grpo",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.engine.build import Run
+from regress.engine.run_construction import Run
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
@@ -100,7 +100,7 @@ def test_packed_rows_without_a_cache_are_right(tmp_path: Path) -> None:
 
 def test_double_is_not_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``model.double()`` without TrueFloat64: the float64 tier sees the float32 inside of it, and how small it is."""
-    monkeypatch.setattr("regress.engine.policy.arithmetic", lambda dtype: nullcontext())
+    monkeypatch.setattr("regress.engine.causal_lm_policy.arithmetic", lambda dtype: nullcontext())
     first, *_ = failures("dense/packed", tmp_path)
     assert first.quantity == "activations"
     assert 1e-9 < first.relative < 1e-5

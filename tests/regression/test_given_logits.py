@@ -12,7 +12,7 @@ from torch import Tensor
 from regress.compare.update_records import Records
 from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.verdict import Verdict
-from regress.engine import policy
+from regress.engine import causal_lm_policy
 from regress.golden.store import GoldenStore
 from regress.grpo.logprobs import TokenLogProbs
 from regress.replay.judge import judge_replay, records_of
@@ -52,7 +52,7 @@ def judged(folder: Path, variant: str, precision: Precision) -> list[Verdict]:
     "variant", ["base", *(pytest.param(v, marks=pytest.mark.extended) for v in ("mbs4", "chunked"))]
 )
 def test_half_precision_inside_the_softmax_of_a_half_precision_run(tmp_path: Path, variant: str) -> None:
-    with mock.patch.object(policy, "token_log_probs", in_half_precision):
+    with mock.patch.object(causal_lm_policy, "token_log_probs", in_half_precision):
         failed = [v for v in judged(tmp_path, variant, Precision.BFLOAT16) if not v.ok]
     found = next(v for v in failed if v.name == GIVEN)
     assert found.multiple > 10
@@ -62,7 +62,7 @@ def test_half_precision_inside_the_softmax_of_a_half_precision_run(tmp_path: Pat
 
 @pytest.mark.extended
 def test_half_precision_inside_the_entropy_alone(tmp_path: Path) -> None:
-    with mock.patch.object(policy, "token_log_probs", entropy_in_half_precision):
+    with mock.patch.object(causal_lm_policy, "token_log_probs", entropy_in_half_precision):
         failed = [v for v in judged(tmp_path, "base", Precision.BFLOAT16) if not v.ok]
     assert "entropy" in next(v for v in failed if v.name == GIVEN).detail
 

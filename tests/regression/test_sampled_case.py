@@ -39,7 +39,7 @@ def test_the_mismatch_of_sampler_and_trainer_is_a_quantity_of_its_own(tmp_path: 
     """Where the trainer's log-probs are at another temperature, the sampler is as it was and its tokens too."""
 
     def at_another_temperature(patch: Any) -> None:
-        from regress.engine.policy import LocalPolicy
+        from regress.engine.causal_lm_policy import LocalPolicy
 
         right = LocalPolicy._token_log_probs
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regress.engine import optim, reference, trainer
-from regress.engine.build import Run
+from regress.engine import grpo_trainer, reference_policy
+from regress.engine import optimizer as optim
+from regress.engine.run_construction import Run
 from regress.golden.store import GoldenStore
 from regress.grpo import advantages, aggregation, estimators, logprobs, losses, marks, policy_losses
 from regress.grpo.fields import ObjectiveFields
@@ -74,23 +75,23 @@ def mean_of_equal_rewards(patch: Patch) -> None:
 
 
 def groups_of_equal_prompts(patch: Patch) -> None:
-    right = trainer.Trainer._advantages
+    right = grpo_trainer.Trainer._advantages
 
     def wrong(self: Any, trajectories: Any, minis: Any) -> Tensor:
         by_prompt = [replace(t, group_id=str(t.tokens[: t.prompt_length])) for t in trajectories]
         return right(self, by_prompt, minis)
 
-    patch.setattr(trainer.Trainer, "_advantages", wrong)
+    patch.setattr(grpo_trainer.Trainer, "_advantages", wrong)
 
 
 def reference_that_stays(patch: Patch) -> None:
-    patch.setattr(reference.Reference, "after_step", lambda self, step: None)
+    patch.setattr(reference_policy.Reference, "after_step", lambda self, step: None)
 
 
 def rate_without_decay(patch: Patch) -> None:
     right = optim.build_scheduler
     patch.setattr(
-        "regress.engine.build.build_scheduler",
+        "regress.engine.run_construction.build_scheduler",
         lambda optimizer, config, **rest: right(optimizer, replace(config, lr_scheduler="constant"), **rest),
     )
 
@@ -117,16 +118,16 @@ def kl_without_the_ratio(patch: Patch) -> None:
 
 
 def denominators_of_the_mini_batch(patch: Patch) -> None:
-    with_fields(patch, trainer, "weigh", denominator_scope="global")
+    with_fields(patch, grpo_trainer, "weigh", denominator_scope="global")
 
 
 def entropies_of_the_mini_batch(patch: Patch) -> None:
-    with_fields(patch, trainer, "entropy_weights", entropy_scope="global")
+    with_fields(patch, grpo_trainer, "entropy_weights", entropy_scope="global")
 
 
 def reward_without_kl(patch: Patch) -> None:
-    right = trainer._penalty
-    patch.setattr(trainer, "_penalty", lambda tokens, objective: 0.0 * right(tokens, objective))
+    right = grpo_trainer._penalty
+    patch.setattr(grpo_trainer, "_penalty", lambda tokens, objective: 0.0 * right(tokens, objective))
 
 
 def returns_without_discount(patch: Patch) -> None:
@@ -135,13 +136,13 @@ def returns_without_discount(patch: Patch) -> None:
 
 
 def longest_for_greatest_length(patch: Patch) -> None:
-    right = trainer.weigh
+    right = grpo_trainer.weigh
 
     def wrong(*args: Any, completion_lengths: Any, **named: Any) -> Tensor:
         named["max_completion_length"] = max(completion_lengths)
         return right(*args, completion_lengths=completion_lengths, **named)
 
-    patch.setattr(trainer, "weigh", wrong)
+    patch.setattr(grpo_trainer, "weigh", wrong)
 
 
 def lone_sample_without_advantage(patch: Patch) -> None:

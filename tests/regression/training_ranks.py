@@ -16,11 +16,11 @@ from rich.console import Console
 from torch import distributed
 
 from regress.dump import background_writer
-from regress.engine import outputs, policies, policy, rollout, trainer
-from regress.engine.checkpoint import write
+from regress.engine import causal_lm_policy, grpo_trainer, rollout_worker, run_files, run_models
+from regress.engine.checkpoint import checkpoint_writer
 from regress.engine.config import load_config
 from regress.engine.sampling import UndefinedDistribution
-from regress.engine.tracking.log import TrackedLog
+from regress.engine.tracking.metrics_log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -57,9 +57,9 @@ def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict
         return metrics(trajectories)
 
     with pytest.MonkeyPatch.context() as patch:
-        sample, metrics = rollout.sample, trainer.rollout_metrics
-        patch.setattr(rollout, "sample", seeing)
-        patch.setattr(trainer, "rollout_metrics", counting)
+        sample, metrics = rollout_worker.sample, grpo_trainer.rollout_metrics
+        patch.setattr(rollout_worker, "sample", seeing)
+        patch.setattr(grpo_trainer, "rollout_metrics", counting)
         if stale:
             patch.setattr(ParallelPolicy, "_refresh", lambda self: None)
         return trained(folder, overrides) | {"marks": marks, "rollouts": rollouts}
@@ -90,7 +90,7 @@ def skipping(folder: Path, overrides: Sequence[str], culprit: int) -> dict[str, 
 
 
 def _no_number(patch: pytest.MonkeyPatch, passes: float = math.inf) -> None:
-    forward = policy.LocalPolicy._forward
+    forward = causal_lm_policy.LocalPolicy._forward
     made = 0
 
     def poisoned(self: Any, *args: Any, entropy: Any, **kwargs: Any) -> Any:
@@ -99,14 +99,14 @@ def _no_number(patch: pytest.MonkeyPatch, passes: float = math.inf) -> None:
         made += entropy is not False
         return out if entropy is False or made > passes else replace(out, log_probs=out.log_probs * math.nan)
 
-    patch.setattr(policy.LocalPolicy, "_forward", poisoned)
+    patch.setattr(causal_lm_policy.LocalPolicy, "_forward", poisoned)
 
 
 def _no_distribution(patch: pytest.MonkeyPatch) -> None:
     def undefined(*_: Any, **__: Any) -> Any:
         raise UndefinedDistribution(0)
 
-    patch.setattr(rollout, "sample", undefined)
+    patch.setattr(rollout_worker, "sample", undefined)
 
 
 def _raising(target: Any, name: str, error: RegressError | OSError) -> Any:
@@ -120,9 +120,9 @@ FAULTS = {
     "loss": _no_number,
     "sampling": _no_distribution,
     "dump": _raising(background_writer, "write_atomically", DumpError("the disk of this rank is full")),
-    "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
+    "model": _raising(run_models, "build_model", ConfigError("no checkpoint on this machine")),
     "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
-    "publishing": _raising(outputs, "publish", OSError(28, "No space left on device")),
-    "checkpoint": _raising(write, "write_manifest", OSError(28, "No space left on device")),
-    "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
+    "publishing": _raising(run_files, "publish", OSError(28, "No space left on device")),
+    "checkpoint": _raising(checkpoint_writer, "write_manifest", OSError(28, "No space left on device")),
+    "unforeseen": _raising(grpo_trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

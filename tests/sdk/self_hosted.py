@@ -15,8 +15,8 @@ from rich.console import Console
 
 from regress.dump import Trajectory, read_trajectories
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train
 from regress.tasks.draws import stream_seed
 
 

@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import load_file
 
 from regress.dump import Trajectory
-from regress.engine.batch import TokenBatch
-from regress.engine.build import build
 from regress.engine.config import load_config
-from regress.engine.environment import configure_torch
-from regress.engine.step import train_step
-from regress.engine.trainer import Trainer
+from regress.engine.determinism_environment import configure_torch
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import TokenBatch
+from regress.engine.run_construction import build
+from regress.engine.training_step import train_step
 from regress.layout import BatchPlan
 
 

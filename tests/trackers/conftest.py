@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.tracking.identity import Wishes
-from regress.engine.tracking.log import TrackedLog
+from regress.engine.tracking.metrics_log import TrackedLog
+from regress.engine.tracking.run_identity import Wishes
 
 UPDATES = 2
 """Optimizer updates of each step."""

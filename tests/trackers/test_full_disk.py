@@ -11,9 +11,9 @@ from rich.console import Console
 
 from regress.dump.metrics_file import metrics_of, read_rows
 from regress.engine.config import load_config
-from regress.engine.run import train
-from regress.engine.tracking.backup import Backup
-from regress.engine.tracking.state import read_sync_state
+from regress.engine.tracking.tracker_backup import Backup
+from regress.engine.tracking.tracker_state import read_sync_state
+from regress.engine.training_run import train
 
 pytest.importorskip("tensorboard")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regress.engine.tracking.replay import replay
+from regress.engine.tracking.metrics_replay import replay
 from tests.trackers.conftest import LOSSES, RATES, REWARDS
 
 pytest.importorskip("swanlab")

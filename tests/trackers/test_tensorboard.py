@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.tracking.replay import replay
+from regress.engine.tracking.metrics_replay import replay
 from tests.trackers.conftest import LOSSES, RATES, REWARDS
 
 pytest.importorskip("tensorboard")

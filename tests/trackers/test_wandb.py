@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from regress.dump.metrics_file import read_metrics
-from regress.engine.tracking.identity import Wishes
-from regress.engine.tracking.log import TrackedLog
-from regress.engine.tracking.replay import replay
-from regress.engine.tracking.state import read_sync_state
+from regress.engine.tracking.metrics_log import TrackedLog
+from regress.engine.tracking.metrics_replay import replay
+from regress.engine.tracking.run_identity import Wishes
+from regress.engine.tracking.tracker_state import read_sync_state
 from tests.trackers.conftest import LOSSES, RATES, REWARDS
 from tests.trackers.wandb_file import axes_of, records_of, rows_of
 

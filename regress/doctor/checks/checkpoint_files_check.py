@@ -18,11 +18,17 @@ from regress.doctor.file_restore import free_name, restored
 from regress.doctor.safe_tree import Missing, Tree, Unreadable, Unsafe, fault, read_manifest
 from regress.dump.dump_files import stamp_of
 from regress.dump.dump_manifest import MANIFEST
-from regress.engine.checkpoint.manifest import READ_SUFFIXES
-from regress.engine.checkpoint.names import STATE, TRAINER_STATE, checkpoint_name, parse_name
-from regress.engine.checkpoint.state import READABLE, SCHEMA_VERSION, json_bytes, parse_state, trainer_state
-from regress.engine.config.option import Option
-from regress.engine.config.schema import Config, options
+from regress.engine.checkpoint.checkpoint_manifest import READ_SUFFIXES
+from regress.engine.checkpoint.checkpoint_names import STATE, TRAINER_STATE, checkpoint_name, parse_name
+from regress.engine.checkpoint.trainer_state import (
+    READABLE,
+    SCHEMA_VERSION,
+    json_bytes,
+    parse_state,
+    trainer_state,
+)
+from regress.engine.config.config_option import Option
+from regress.engine.config.config_schema import Config, options
 from regress.errors import RegressError
 
 

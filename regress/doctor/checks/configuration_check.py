@@ -9,7 +9,13 @@ from typing import Any
 
 from regress.doctor.check_context import CheckContext
 from regress.doctor.doctor_finding import Issue, clean, issue, shown
-from regress.engine.checkpoint.changes import is_allowed, is_free, is_on_demand, known_changes, resolved
+from regress.engine.checkpoint.configuration_changes import (
+    is_allowed,
+    is_free,
+    is_on_demand,
+    known_changes,
+    resolved,
+)
 from regress.errors import ConfigError, RegressError
 from regress.import_trust import require_allowed
 

@@ -11,8 +11,8 @@ from regress.doctor.doctor_finding import Fix, Issue, Severity, Write, clean, is
 from regress.doctor.file_restore import restored
 from regress.doctor.safe_tree import Missing, Unreadable, Unsafe
 from regress.dump.metrics_file import METRICS
-from regress.engine.checkpoint.names import CURRICULUM_STATE
-from regress.engine.checkpoint.state import json_bytes
+from regress.engine.checkpoint.checkpoint_names import CURRICULUM_STATE
+from regress.engine.checkpoint.trainer_state import json_bytes
 
 FIELDS = (
     *("current_stage", "current_round", "stage_start_step", "stage_count", "stages"),

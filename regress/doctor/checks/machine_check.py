@@ -12,7 +12,7 @@ from regress.doctor.check_context import CheckContext, mapping, whole
 from regress.doctor.checks.weights_check import is_adapter
 from regress.doctor.doctor_finding import Issue, issue, shown
 from regress.dump.dump_manifest import DETERMINISM_VARIABLES, Provenance, environment
-from regress.engine.provenance import settings
+from regress.engine.run_provenance import settings
 from regress.optional_packages import installed
 
 DISTRIBUTION = "grpo-regress"

@@ -15,9 +15,9 @@ from regress.doctor.check_context import CheckContext, unsafe, whole
 from regress.doctor.doctor_finding import Fix, Issue, Store, Write, issue, shown
 from regress.doctor.safe_tree import Unreadable, Unsafe, parsed
 from regress.dump.metrics_file import METRICS
-from regress.engine.tracking.backup import FOLDER
-from regress.engine.tracking.login import has_wandb_login
-from regress.engine.tracking.state import STATE as TRACKING
+from regress.engine.tracking.tracker_backup import FOLDER
+from regress.engine.tracking.tracker_login import has_wandb_login
+from regress.engine.tracking.tracker_state import STATE as TRACKING
 from regress.optional_packages import install
 
 LINE_LIMIT = 4 * 2**20

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from regress.engine.checkpoint.names import checkpoint_name as checkpoint_name
-    from regress.engine.checkpoint.names import checkpoints as checkpoints
-    from regress.engine.checkpoint.names import latest as latest
-    from regress.engine.checkpoint.state import CheckpointState as CheckpointState
-    from regress.engine.checkpoint.state import read_state as read_state
+    from regress.engine.checkpoint.checkpoint_names import checkpoint_name as checkpoint_name
+    from regress.engine.checkpoint.checkpoint_names import checkpoints as checkpoints
+    from regress.engine.checkpoint.checkpoint_names import latest as latest
+    from regress.engine.checkpoint.trainer_state import CheckpointState as CheckpointState
+    from regress.engine.checkpoint.trainer_state import read_state as read_state
 
 _HOMES = {
-    "CheckpointState": "state",
-    "checkpoint_name": "names",
-    "checkpoints": "names",
-    "latest": "names",
-    "read_state": "state",
+    "CheckpointState": "trainer_state",
+    "checkpoint_name": "checkpoint_names",
+    "checkpoints": "checkpoint_names",
+    "latest": "checkpoint_names",
+    "read_state": "trainer_state",
 }
 __all__ = sorted(_HOMES)
 

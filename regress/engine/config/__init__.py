@@ -7,17 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regress.engine.config.load import Loaded, load_config, print_config
-    from regress.engine.config.messages import Origin
-    from regress.engine.config.schema import Config, config_hash, flat, to_plain
+    from regress.engine.config.config_loading import Loaded, load_config, print_config
+    from regress.engine.config.config_messages import Origin
+    from regress.engine.config.config_schema import Config, config_hash, flat, to_plain
 
 __all__ = ["Config", "Loaded", "Origin", "config_hash", "flat", "load_config", "print_config", "to_plain"]
 
-_HOMES = {"load": ("Loaded", "load_config", "print_config"), "messages": ("Origin",)}
+_HOMES = {"config_loading": ("Loaded", "load_config", "print_config"), "config_messages": ("Origin",)}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), "schema")
+    home = next((home for home, names in _HOMES.items() if name in names), "config_schema")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -57,7 +57,7 @@ def replay(
 
     Exit codes: 0 sent, 1 the tracker did not take everything, 2 it cannot be used.
     """
-    from regress.engine.tracking.replay import replay as send
+    from regress.engine.tracking.metrics_replay import replay as send
 
     done = send(
         run,

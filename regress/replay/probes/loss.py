@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import passes, policy, trainer
-from regress.engine.policy import LocalPolicy
+from regress.engine import causal_lm_policy as policy
+from regress.engine import grpo_trainer, training_passes
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.grpo import losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.objective import Objective
@@ -33,7 +34,7 @@ def clip_range_off(right: Any, objective: Objective) -> Any:
 
 
 @probe(small=True)
-@around(passes, "token_loss")
+@around(training_passes, "token_loss")
 def coefficients_off(right: Any, *args: Any, **rest: Any) -> Any:
     """The coefficients of KL and entropy are 1 % too large."""
     *tensors, objective = args
@@ -42,7 +43,7 @@ def coefficients_off(right: Any, *args: Any, **rest: Any) -> Any:
 
 
 @probe()
-@around(passes, "token_loss")
+@around(training_passes, "token_loss")
 def entropy_bonus_reversed(right: Any, *args: Any, entropy_K: Tensor, **rest: Any) -> Any:
     found = right(*args, entropy_K=-entropy_K, **rest)
     return replace(found, entropy_K=entropy_K.detach())
@@ -66,7 +67,7 @@ def ratio_of_sums(right: Any, *args: Any) -> Any:
 
 
 @probe(small=True)
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def deviation_epsilon(
     right: Any, rewards: Tensor, groups: Tensor, sequence: Tensor, objective: Objective, *rest: Any
 ) -> Any:
@@ -75,14 +76,14 @@ def deviation_epsilon(
 
 
 @probe()
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def groups_interleaved(right: Any, rewards: Tensor, groups: Tensor, *args: Any) -> Any:
     """Samples of one group lie together, but are grouped as if the groups were interleaved."""
     return right(rewards, torch.arange(len(groups)) % len(groups.unique()), *args)
 
 
 @probe()
-@around(passes, "token_loss")
+@around(training_passes, "token_loss")
 def entropy_detached(right: Any, *args: Any, entropy_K: Tensor, **rest: Any) -> Any:
     return right(*args, entropy_K=entropy_K.detach(), **rest)
 
@@ -146,7 +147,7 @@ def loss_divided_by_microbatches(share: Any, _: Any) -> Any:
 
 
 @probe(small=True)
-@around(trainer, "weigh")
+@around(grpo_trainer, "weigh")
 def last_token_not_counted(right: Any, *args: Any, **rest: Any) -> Any:
     """The denominator is one token short."""
     weights = right(*args, **rest)

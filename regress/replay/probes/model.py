@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import build, policy, trainer
-from regress.engine.batch import LossTokens, Microbatch, TokenBatch
-from regress.engine.build import Run
-from regress.engine.policy import LocalPolicy
-from regress.engine.trainer import Trainer
+from regress.engine import causal_lm_policy, grpo_trainer, run_construction
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.run_construction import Run
 from regress.errors import ReplayError
 from regress.grpo import logprobs, losses
 from regress.layout import RankLayout
@@ -64,7 +64,7 @@ def tool_tokens_in_the_loss(_: Any, samples: Any) -> Any:
 
 
 @probe(small=True)
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def logits_in_bfloat16(right: Any, logits: Any, *args: Any, **rest: Any) -> Any:
     """Log-probs come from logits rounded to half precision."""
     return right(logits.bfloat16().to(logits.dtype), *args, **rest)
@@ -114,7 +114,7 @@ def weights_in_half_precision(run: Run) -> None:
 
 
 @probe()
-@around(policy, "logits_at")
+@around(causal_lm_policy, "logits_at")
 def logits_one_late(right: Any, model: Any, index: Any, *rest: Any) -> Any:
     """The logits are those at a token, not those that predict it."""
     return right(model, index + 1, *rest)
@@ -138,7 +138,7 @@ def norm_epsilon(run: Run) -> None:
 
 
 @probe()
-@around(trainer, "train_step")
+@around(grpo_trainer, "train_step")
 def old_is_current(
     right: Any, model: LocalPolicy, optimizer: Any, tokens: LossTokens, *args: Any, **rest: Any
 ) -> Any:
@@ -147,7 +147,7 @@ def old_is_current(
 
 
 @probe(small=True)
-@in_place_of(build, "build_reference")
+@in_place_of(run_construction, "build_reference")
 def reference_is_the_policy(*_: Any) -> Any:
     return None
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from regress.engine import build, optim, trainer
-from regress.engine.batch import Microbatch
-from regress.engine.build import Run
-from regress.engine.policy import LocalPolicy
+from regress.engine import grpo_trainer, run_construction
+from regress.engine import optimizer as optim
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import Microbatch
+from regress.engine.run_construction import Run
 from regress.replay.injection import Patch, around, by, in_place_of
 from regress.replay.probes import probe
 
@@ -35,14 +36,14 @@ def epsilon_inside_the_correction(optimizer: torch.optim.Optimizer) -> Any:
 
 
 @probe(small=True)
-@around(build, "adamw")
+@around(run_construction, "adamw")
 def learning_rate_off(right: Any, named: Any, rate: Any, **rest: Any) -> Any:
     """The learning rate is 1 % too large."""
     return right(named, rate * 1.01, **rest)
 
 
 @probe(small=True)
-@around(build, "adamw")
+@around(run_construction, "adamw")
 def no_weight_decay(right: Any, *args: Any, **rest: Any) -> Any:
     return right(*args, **{**rest, "weight_decay": 0.0})
 
@@ -77,7 +78,7 @@ def gradients_in_bfloat16(policy: LocalPolicy, last: bool) -> Any:
 
 
 @probe()
-@around(trainer, "train_step")
+@around(grpo_trainer, "train_step")
 def last_microbatch_left_out(
     right: Any, model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any
 ) -> Any:

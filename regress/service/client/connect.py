@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError, reason
 from regress.optional_packages import install
 from regress.service.client.backend import RemoteModel

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regress.engine.batch import Microbatch
+from regress.engine.mini_batch import Microbatch
 from regress.layout import SampleKey
 from regress.service.api import Array, Datum, ServiceError
 from regress.service.client.backend import LossConfig

@@ -23,8 +23,8 @@ from regress.dump.nexrl_trajectories import as_dict
 from regress.dump.request_index import REQUESTED
 from regress.dump.trajectory import Trajectory
 from regress.durable_files import write
-from regress.engine.config.schema import Config
-from regress.engine.trainer import UnfinishedStep
+from regress.engine.config.config_schema import Config
+from regress.engine.grpo_trainer import UnfinishedStep
 from regress.errors import DumpError, reason
 from regress.service.api import Datum, PassResult
 

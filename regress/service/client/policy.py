@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regress.dump.taps import at
-from regress.engine.batch import LossTokens, Microbatch
+from regress.engine.mini_batch import LossTokens, Microbatch
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, NotFinite
 from regress.grpo.logprobs import TokenLogProbs

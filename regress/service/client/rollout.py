@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regress.engine.batch import Microbatch
-from regress.engine.policy import LocalPolicy
-from regress.engine.rollout import SampledRollouts, StreamKey
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import Microbatch
+from regress.engine.rollout_worker import SampledRollouts, StreamKey
 from regress.engine.sampling import Completion, SamplingParams
 from regress.service.api import Array, SamplingRequest, SamplingResult, ServiceError, as_int64
 from regress.service.client.backend import RemoteModel, RemoteSampler

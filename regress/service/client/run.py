@@ -13,8 +13,16 @@ from rich.console import Console
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
-from regress.engine import run, run_log
-from regress.engine.build import (
+from regress.engine import run_log, training_run
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.configured_worker import make_worker, sampling_settings
+from regress.engine.data_components import make_material
+from regress.engine.earlier_run import Earlier
+from regress.engine.engine_ranks import SingleProcess, World
+from regress.engine.optimizer import build_scheduler
+from regress.engine.rollout_worker import RecordingWorker, RolloutWorker
+from regress.engine.run_construction import (
     Dumping,
     Places,
     Progress,
@@ -24,18 +32,10 @@ from regress.engine.build import (
     rollout_recorder,
     step_meta,
 )
-from regress.engine.components import own_loss
-from regress.engine.config.schema import Config
-from regress.engine.earlier import Earlier
-from regress.engine.material import make_material
-from regress.engine.optim import build_scheduler
-from regress.engine.policies import reference_model
-from regress.engine.policy import LocalPolicy
-from regress.engine.provenance import provenance
-from regress.engine.rollout import RecordingWorker, RolloutWorker
+from regress.engine.run_models import reference_model
+from regress.engine.run_provenance import provenance
 from regress.engine.tokenizer import fingerprint
-from regress.engine.workers import make_worker, sampling_settings
-from regress.engine.world import SingleProcess, World
+from regress.engine.user_components import own_loss
 from regress.errors import CheckpointError, ConfigError
 from regress.service.api import ServiceError
 from regress.service.client.backend import RemoteModel, RemoteSampler
@@ -126,7 +126,7 @@ def train(
     before_resume: Callable[[], None] | None = None,
     earlier: Earlier = "keep",
     connect: Connect = connect,
-) -> run.RunResult:
+) -> training_run.RunResult:
     """Train in the service that a configuration with ``trainer.type=remote`` names.
 
     Args:
@@ -137,7 +137,7 @@ def train(
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
-    return run.train(
+    return training_run.train(
         config,
         console,
         allow_change=allow_change,

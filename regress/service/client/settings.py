@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from regress.credential_redaction import redacted_url
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError
 from regress.service.api import ServiceError
 

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 from regress.dump.request_index import requested
 from regress.dump.trajectory import Trajectory
-from regress.engine.config.training import OptimizerConfig
-from regress.engine.metrics import Values
-from regress.engine.passes import accumulate
-from regress.engine.step import StepOutcome
-from regress.engine.trainer import AfterUpdate, MiniBatch, Trainer, UnfinishedStep, nothing
+from regress.engine.config.training_config import OptimizerConfig
+from regress.engine.grpo_trainer import AfterUpdate, MiniBatch, Trainer, UnfinishedStep, nothing
+from regress.engine.step_metrics import Values
+from regress.engine.training_passes import accumulate
+from regress.engine.training_step import StepOutcome
 from regress.service.api import AdamParams, Datum, PassResult
 from regress.service.client.dumps import RemoteDumps
 from regress.service.client.policy import RemotePolicy, RemoteUpdate, entropy_coefficient, wire_loss

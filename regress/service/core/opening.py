@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError
 from regress.service.api import Host
 from regress.service.core.executor import Executor, InProcess

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regress.dump.dump_files import remove_tree
 from regress.durable_files import TEMPORARY, publish
-from regress.engine.checkpoint.manifest import stamps_of, verify, write_manifest
+from regress.engine.checkpoint.checkpoint_manifest import stamps_of, verify, write_manifest
 from regress.errors import DumpError, RegressError, reason
 from regress.service.api import SAVE_NAME, SaveKind, ServiceError
 

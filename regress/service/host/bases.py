@@ -13,19 +13,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
 from regress.dump.numpy_arrays import to_numpy
-from regress.engine.adapters.settings import is_adapter, of_directory
-from regress.engine.checkpoint.tensors import copied_weights, load_weights, save_weights
-from regress.engine.config.model import LoraConfig
-from regress.engine.config.schema import Config
-from regress.engine.hub import local_folder
-from regress.engine.material import Material, make_material, tokenizer_path
-from regress.engine.policies import build_policy
-from regress.engine.policy import LocalPolicy
-from regress.engine.prompts import NoPrompts
-from regress.engine.rehearsal import rehearse
+from regress.engine.adapters.adapter_settings import is_adapter, of_directory
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.checkpoint.checkpoint_tensors import copied_weights, load_weights, save_weights
+from regress.engine.config.config_schema import Config
+from regress.engine.config.model_config import LoraConfig
+from regress.engine.data_components import Material, make_material, tokenizer_path
+from regress.engine.engine_ranks import SingleProcess, World, raise_on_all_ranks
+from regress.engine.model_hub import local_folder
+from regress.engine.prompt_tokens import NoPrompts
+from regress.engine.run_models import build_policy
 from regress.engine.tokenizer import load_tokenizer
 from regress.engine.warm_start import warm_start
-from regress.engine.world import SingleProcess, World, raise_on_all_ranks
+from regress.engine.warmup_backward import rehearse
 from regress.errors import ConfigError
 from regress.layout import BatchPlan
 from regress.service.api import LoraSpec, OfferedModel, ServiceError

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import LossTokens, TokenBatch
+from regress.engine.mini_batch import LossTokens, TokenBatch
 from regress.service.api import Array, Datum, PassRequest, ServiceError
 from regress.service.host.losses import Loss
 

@@ -21,7 +21,7 @@ from regress.dump.request_index import (
     Part,
     read_requests,
 )
-from regress.engine.world import World, raise_on_all_ranks
+from regress.engine.engine_ranks import World, raise_on_all_ranks
 from regress.errors import ConfigError, DumpError
 
 ENABLED, DIRECTORY, EVERY_N, OPTIONS = VARIABLES

@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.dump_manifest import environment, package_versions
-from regress.engine.config.schema import Config
-from regress.engine.environment import configure_torch
-from regress.engine.world import World, raise_on_all_ranks
+from regress.engine.config.config_schema import Config
+from regress.engine.determinism_environment import configure_torch
+from regress.engine.engine_ranks import World, raise_on_all_ranks
 from regress.errors import CheckpointError, DumpError, NotFinite, RankError, RegressError, reason
 from regress.service.api import (
     AdamParams,

@@ -9,12 +9,12 @@ from torch.optim import AdamW
 
 from regress.dump.request_index import DumpedRequest, Operation
 from regress.dump.taps import at, receiving
-from regress.engine.optim import adamw
-from regress.engine.optimizer_state import load_state
-from regress.engine.passes import Part
-from regress.engine.policy import LocalPolicy
-from regress.engine.step import StepOutcome, update
-from regress.engine.world import World
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.engine_ranks import World
+from regress.engine.optimizer import adamw
+from regress.engine.recorded_optimizer_state import load_state
+from regress.engine.training_passes import Part
+from regress.engine.training_step import StepOutcome, update
 from regress.errors import DumpError, NotFinite
 from regress.service.api import AdamParams, Json, ModelSpec, OptimResult, PassRequest, ServiceError
 from regress.service.host.bases import Base

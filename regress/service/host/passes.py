@@ -16,11 +16,11 @@ from torch import Tensor
 
 from regress.dump.request_index import DumpedDatum, DumpedRequest, Operation
 from regress.dump.taps import at, receiving
-from regress.engine.batch import Microbatch
-from regress.engine.gradients import added
-from regress.engine.passes import Part, accumulate, evaluate
-from regress.engine.step import StepOutcome, settled
-from regress.engine.world import World
+from regress.engine.engine_ranks import World
+from regress.engine.gradient_accumulation import added
+from regress.engine.mini_batch import Microbatch
+from regress.engine.training_passes import Part, accumulate, evaluate
+from regress.engine.training_step import StepOutcome, settled
 from regress.errors import NotFinite
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import TokenBatch
-from regress.engine.checkpoint.tensors import load_weights
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.checkpoint.checkpoint_tensors import load_weights
+from regress.engine.mini_batch import TokenBatch
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
 from regress.layout import BatchPlan

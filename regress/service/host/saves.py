@@ -14,11 +14,8 @@ from transformers import PreTrainedModel
 
 from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import publish
-from regress.engine.checkpoint.changes import resolved
-from regress.engine.checkpoint.names import OPTIMIZER, STATE
-from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot
-from regress.engine.checkpoint.state import CheckpointState, read_state
-from regress.engine.checkpoint.tensors import (
+from regress.engine.checkpoint.checkpoint_names import OPTIMIZER, STATE
+from regress.engine.checkpoint.checkpoint_tensors import (
     copied_weights,
     load_weights,
     load_whole,
@@ -26,10 +23,13 @@ from regress.engine.checkpoint.tensors import (
     read_weights,
     whole_state,
 )
-from regress.engine.checkpoint.write import write_files
-from regress.engine.provenance import provenance
+from regress.engine.checkpoint.checkpoint_writer import write_files
+from regress.engine.checkpoint.configuration_changes import resolved
+from regress.engine.checkpoint.run_snapshot import FINGERPRINT, Snapshot
+from regress.engine.checkpoint.trainer_state import CheckpointState, read_state
+from regress.engine.engine_ranks import World, raise_on_all_ranks
+from regress.engine.run_provenance import provenance
 from regress.engine.tokenizer import fingerprint
-from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import CheckpointError, RegressError, reason
 from regress.service.api import LoraSpec, ModelSpec, SaveKind, ServiceError
 from regress.service.host.bases import Base
@@ -125,7 +125,7 @@ def opened(folder: Path, world: World) -> tuple[CheckpointState, Mapping[str, An
     Raises:
         CheckpointError: on every rank, if it is missing, damaged, or no save of a service.
     """
-    from regress.engine.checkpoint.state import parse_state
+    from regress.engine.checkpoint.trainer_state import parse_state
 
     def read() -> tuple[CheckpointState, Mapping[str, Any]]:
         state = read_state(folder) if world.main else parse_state(folder)

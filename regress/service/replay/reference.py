@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from regress.dump.taps import at
-from regress.engine.build import build
-from regress.engine.step import train_step
+from regress.engine.run_construction import build
+from regress.engine.training_step import train_step
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.interop.payloads import read_payload

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from regress.engine.adapters.settings import base_of, is_adapter, of_directory
-from regress.engine.config.schema import Config
+from regress.engine.adapters.adapter_settings import base_of, is_adapter, of_directory
+from regress.engine.config.config_schema import Config
 from regress.errors import NotInstalled, NotSupported, reason
 from regress.golden.case import GoldenCase
 from regress.interop.payloads import read_payload

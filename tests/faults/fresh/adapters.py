@@ -4,8 +4,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn.functional import linear
 
-from regress.engine.checkpoint import resume
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.checkpoint import checkpoint_resume
 from regress.parallel import factors
 from regress.parallel.factors import InputFactor
 from regress.replay.injection import around, by, in_place_of
@@ -80,7 +80,7 @@ def second_factors_learn_faster(optimizer, update):
     steps=None,
 )
 @met_in("ms-swift PR#8275: an adapter of which a resumed run loads one factor")
-@around(resume, "load_weights")
+@around(checkpoint_resume, "load_weights")
 def second_factors_not_restored(right, owner, weights):
     """The factors A come from the checkpoint, and the factors B are those that the run was built with."""
     own = {name: p.detach().clone() for name, p in owner.named_parameters() if "lora_B" in name}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from regress.engine import trainer
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer
+from regress.engine.grpo_trainer import Trainer
 from regress.grpo import advantages, estimators
 from regress.grpo.estimators import group_mean, grpo
 from regress.grpo.groups import group_statistics
@@ -24,7 +24,7 @@ ADVANTAGES = "advantages advantages"
 # names the rewards
 @fault("I", ADVANTAGES, "advantage-penalty", on="rloo/base", blind=LOG_PROB_CHECKS)
 @met_in("a clip of rewards that is configured and not applied")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def bounds_of_rewards_left_out(right, rewards, groups, sequence, o, *args, **rest):
     """Rewards enter the baseline as they are, whatever their bounds."""
     return right(rewards, groups, sequence, replace(o, reward_min=None, reward_max=None), *args, **rest)
@@ -32,7 +32,7 @@ def bounds_of_rewards_left_out(right, rewards, groups, sequence, o, *args, **res
 
 @fault("I", ADVANTAGES, "advantage-scale advantage-groups", on="kl_cov/base")
 @met_in("GDPO: rewards that are summed before they are normalized")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_summed_first(right, rewards, groups, sequence, o, *args, **rest):
     """Rewards of several functions are summed and then normalized, not the other way round."""
     weights = torch.tensor(rest.pop("reward_weights"), dtype=rewards.dtype)
@@ -43,7 +43,7 @@ def rewards_summed_first(right, rewards, groups, sequence, o, *args, **rest):
 # the last one names a group of one
 @fault("I", ADVANTAGES, "one-sample advantage-groups", on="trl/base")
 @met_in("TRL PR#5773")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def lone_sample_without_advantage(right, rewards, groups, sequence, o, *args, **rest):
     """The only sample of a group has the advantage 0, and should have its reward."""
     return right(rewards, groups, sequence, replace(o, single_sample="zero"), *args, **rest)
@@ -124,7 +124,7 @@ def truncated_completions_leave_their_group(patch):
         return right(rewards, torch.where(torch.tensor(cut), alone, groups), *args, **rest)
 
     patch.around(Trainer, "_advantages", noted)
-    patch.around(trainer, "token_advantages", wrong)
+    patch.around(grpo_trainer, "token_advantages", wrong)
 
 
 # groups are those of other samples' rewards, and so are their means and deviations
@@ -136,7 +136,7 @@ def truncated_completions_leave_their_group(patch):
     ranks=(0, 1, 2),
 )
 @met_in("verl#2185: rewards gathered rank by rank of samples that were dealt out")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_in_the_order_of_ranks(right, rewards, *args, **rest):
     """Rewards of the first rank's samples stand first, then those of the second: groups get others' rewards."""
     ranks = dist.get_world_size()
@@ -147,7 +147,7 @@ def rewards_in_the_order_of_ranks(right, rewards, *args, **rest):
 # the first one names a limit; only one sample of that rank is beyond it
 @fault("I", "advantages", "advantage-groups one-sample", on="dense/dp2", ranks=(1,))
 @met_in("a limit of advantages that one node still has in its configuration")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def advantages_limited_on_a_rank(right, *args, **rest):
     """One rank limits advantages to 1 in size."""
     found = right(*args, **rest)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from regress.dump.taps import receiving
-from regress.engine.checkpoint import resume
-from regress.engine.checkpoint.tensors import load_weights
-from regress.engine.reference import Reference
-from regress.engine.trainer import Trainer
+from regress.engine.checkpoint import checkpoint_resume
+from regress.engine.checkpoint.checkpoint_tensors import load_weights
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.reference_policy import Reference
 from regress.grpo.controllers import Coefficients
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
@@ -47,7 +47,7 @@ def epoch_begins_anew_behind_a_checkpoint(patch):
     steps=None,
 )
 @met_in("old log-probs that a resumed step computes anew, since no checkpoint holds them")
-@around(resume, "restored")
+@around(checkpoint_resume, "restored")
 def old_log_probs_of_the_resumed_policy(right, trainer, *rest):
     """Old log-probs of an unfinished step are computed by the policy as it comes out of the checkpoint."""
     work = right(trainer, *rest)
@@ -58,7 +58,7 @@ def old_log_probs_of_the_resumed_policy(right, trainer, *rest):
 
 @fault("N", "sampler_weights", "sampler-mismatch", on="kl_cov/resume-at2", steps=None)
 @met_in("this engine: weights of the rollout, normalized before rejection, were in no checkpoint")
-@around(resume, "restored")
+@around(checkpoint_resume, "restored")
 def sampler_weights_of_what_rejection_left(right, trainer, *rest):
     """Weights of the rollout are not restored, so that those of the tokens that are left take their place."""
     work = right(trainer, *rest)
@@ -76,7 +76,7 @@ def sampler_weights_of_what_rejection_left(right, trainer, *rest):
     steps=None,
 )
 @met_in("shards of a fused matrix that are joined in the order of their files' names")
-@in_place_of(resume, "load_weights")
+@in_place_of(checkpoint_resume, "load_weights")
 def shards_of_gates_joined_in_reverse(owner, weights):
     """A resumed run has the two halves of each gate's weight in the reverse order."""
     found = {name: w.roll(len(w) // 2, 0) for name, w in weights.items() if "gate_proj" in name}
@@ -118,7 +118,7 @@ def update_from_weights_of_before_the_checkpoint(patch):
         masters.clear()
         update()
 
-    patch.around(resume, "load_weights", noted)
+    patch.around(checkpoint_resume, "load_weights", noted)
     around_the_update(patch, wrong)
 
 
@@ -132,7 +132,7 @@ def update_from_weights_of_before_the_checkpoint(patch):
     steps=None,
 )
 @met_in("an optimizer whose state is matched by place, with parameters in another order than before")
-@around(resume, "load_whole")
+@around(checkpoint_resume, "load_whole")
 def moments_of_keys_and_values_exchanged(right, optimizer, policy, *rest):
     """The projections of keys and values, which have one shape, resume from each other's moments."""
     right(optimizer, policy, *rest)
@@ -155,7 +155,7 @@ def moments_of_keys_and_values_exchanged(right, optimizer, policy, *rest):
     precisions="float64",
 )
 @met_in("Megatron#1359: moments that a checkpoint holds in half precision")
-@around(resume, "load_whole")
+@around(checkpoint_resume, "load_whole")
 def moments_restored_in_bfloat16(right, optimizer, *rest):
     """Moments come out of the checkpoint with the bits of half precision; what is added to them has all of its own."""
     right(optimizer, *rest)
@@ -189,7 +189,7 @@ def norms_recomputed_in_bfloat16(run):
 
 @fault("N", "param", "learning-rate", on="on_policy/resume-at2", steps=None)
 @met_in("the_well#77")
-@in_place_of(resume, "_restore_scheduler")
+@in_place_of(checkpoint_resume, "_restore_scheduler")
 def schedule_begins_anew(*_):
     """Weights and moments come from the checkpoint, and the learning rate begins to rise again."""
     return
@@ -198,7 +198,7 @@ def schedule_begins_anew(*_):
 # the last one names the reference that the penalty compares
 @fault("N", "ref_log_probs", "reference advantage-penalty", on="cispo_kl/resume-at2", steps=None)
 @met_in("ms-swift PR#8275")
-@in_place_of(resume, "_restore_reference")
+@in_place_of(checkpoint_resume, "_restore_reference")
 def reference_not_restored(*_):
     """The reference, which had moved, is the initial one again."""
     return

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import torch
 
-from regress.engine import passes
-from regress.engine.reference import Reference
+from regress.engine import training_passes
+from regress.engine.reference_policy import Reference
 from regress.grpo import losses
 from regress.parallel import exchange, ring, segments, ulysses
 from regress.parallel.policy import ParallelPolicy
@@ -233,7 +233,7 @@ def normalizer_of_the_ring_kept_in_bfloat16(right, ctx, grad):
 # names tokens that are left out, and the mask
 @fault("D", "loss loss", "loss-sum equal-log-probs-other-loss", on="tools/cp2", names="loss", ranks=(0,))
 @met_in("verl PR#4250: the last token of a chunk has no label there, and is masked")
-@around(passes, "_sum")
+@around(training_passes, "_sum")
 def tokens_behind_the_border_left_out(right, micro, values):
     """Tokens that the last column of a rank's chunk predicts do not enter the sum of the loss."""
     width = micro.layout.shape[1]

@@ -5,7 +5,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import policy, reduction, sharded
 from regress.parallel import policy as parallel_policy
 from regress.parallel.policy import ParallelPolicy

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import step, trainer
-from regress.engine.batch import LossTokens
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer as trainer
+from regress.engine import training_step
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import LossTokens
 from regress.grpo import losses
 from regress.grpo.segments import segment_lengths, segment_sum
 from regress.parallel.pipeline import Pipeline
@@ -138,7 +139,7 @@ def packed_rows_taken_for_samples(self, mini):
 
 @fault("A", "weights weights", "weights-denominator", on="vespo/base", blind=LOG_PROB_CHECKS)
 @met_in("Dr. GRPO: the longest completion of another batch as its constant")
-@around(step, "batch_weights")
+@around(training_step, "batch_weights")
 def longest_of_the_whole_batch(right, *args, completion_lengths, **rest):
     """Each microbatch is divided by the longest completion of the mini-batch, not by its own longest."""
     longest = [max(completion_lengths)] * len(completion_lengths)
@@ -147,7 +148,7 @@ def longest_of_the_whole_batch(right, *args, completion_lengths, **rest):
 
 @fault("A", "weights weights", "weights-denominator", on="cispo_kl/base")
 @met_in("TRL issue#6369")
-@around(step, "batch_weights")
+@around(training_step, "batch_weights")
 def samples_without_tokens_counted(right, sequence, count, objective, **rest):
     """Samples of which nothing is trained on count in the mean over samples."""
     return right(sequence, count, replace(objective, count_empty_rows=True), **rest)

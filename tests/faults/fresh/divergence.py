@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regress.engine import trainer
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
-from regress.engine.reference import Reference
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.local_tensor import local
+from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
 from regress.grpo import advantages, losses
 from regress.grpo.controllers import Coefficients
@@ -111,7 +111,7 @@ def penalty_averaged_over_tokens(right, values, sequence, count):
 # names the coefficient
 @fault("J", "advantages", "advantage-penalty", on="cispo_kl/dp2", ranks=(0, 1), steps=None)
 @met_in("a controller that each rank feeds with its own batch")
-@around(trainer, "sample_kl")
+@around(grpo_trainer, "sample_kl")
 def controller_fed_by_own_samples(right, batches, *rest):
     """Each rank adapts the coefficient of the KL by its own samples, and the next rewards have two of them."""
     ranks, rank = dist.get_world_size(), dist.get_rank()

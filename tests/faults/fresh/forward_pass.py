@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3 import modeling_qwen3
 
-from regress.engine import policy
+from regress.engine import causal_lm_policy
 from regress.replay.injection import around
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION
@@ -98,7 +98,7 @@ def bias_on_one_token(run):
 
 @fault("H", "log_probs log_probs", "log-softmax")
 @met_in("a cap of logits in the scoring alone")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def logits_capped_in_the_scoring(right, logits, *args, **rest):
     """Logits pass a hyperbolic tangent at 3 before the log-softmax."""
     return right(3 * torch.tanh(logits / 3), *args, **rest)
@@ -106,7 +106,7 @@ def logits_capped_in_the_scoring(right, logits, *args, **rest):
 
 @fault("H", "log_probs log_probs", "log-softmax targets")
 @met_in("samplers that never draw the padding token, and trainers that count it")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def one_token_left_out_of_the_softmax(right, logits, *args, **rest):
     """The first token of the vocabulary has no part in the sum of the softmax."""
     changed = logits.clone()

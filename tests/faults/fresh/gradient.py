@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from transformers.models.qwen3 import modeling_qwen3
 
-from regress.engine import projection
+from regress.engine import log_prob_projection
 from regress.errors import ReplayError
 from regress.grpo import logprobs, losses
 from regress.parallel.policy import ParallelPolicy
@@ -168,7 +168,7 @@ def gradient_of_queries_scaled_again(run):
     "R", "logit_gradient logit_gradient", "logit-gradient logit-gradient-shard", on="dense/tp2-packed-chunk7"
 )
 @met_in("Liger-Kernel: a last block that is not full")
-@around(projection, "_in_chunks")
+@around(log_prob_projection, "_in_chunks")
 def last_chunk_without_gradient(right, model, hidden, targets, compute, chunk):
     """The last chunk of tokens is projected without a graph, behind a split vocabulary."""
     found = right(model, hidden, targets, compute, chunk)

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.local_tensor import local
 from regress.parallel import policy as parallel_policy
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of

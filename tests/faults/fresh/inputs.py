@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import policy, trainer
+from regress.engine import causal_lm_policy, grpo_trainer
 from regress.engine.attention import VarlenSegments, block_causal_mask
-from regress.engine.batch import LossTokens, TokenBatch
-from regress.engine.policy import LocalPolicy
-from regress.engine.trainer import Trainer
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import LossTokens, TokenBatch
 from regress.layout import TokenLayout, ranks
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import fault, met_in
@@ -171,7 +171,7 @@ def tokens_with_the_id_of_padding_not_seen(right, self, micro):
 # accepted after the first run: names other rewards
 @fault("Q", "advantages advantages", "advantage-zero advantage-groups", on="dense/packed-dynamic")
 @met_in("verl: a penalty of overlong completions that replaces their reward")
-@around(trainer, "rewards_of")
+@around(grpo_trainer, "rewards_of")
 def truncated_completions_earn_nothing(right, samples, *rest):
     """Completions that were cut off have the reward 0, whatever they were given."""
     values, weights = right(samples, *rest)
@@ -190,7 +190,7 @@ def truncated_completions_earn_nothing(right, samples, *rest):
     names=AFTER_BLOCK_0,
 )
 @met_in("TRL#6800: a mask made of lengths, for rows that are padded on their left")
-@around(policy, "block_causal_mask")
+@around(causal_lm_policy, "block_causal_mask")
 def mask_of_padding_on_the_other_side(right, layout, *rest):
     """Rows are padded on their left, and the mask takes the last columns of each for padding."""
     moved = tuple(segment._replace(col=0) for segment in layout.segments)
@@ -221,7 +221,7 @@ def completions_count_positions_anew(right, self, *args):
     names=AFTER_BLOCK_0,
 )
 @met_in("TRL PR#2708: a mask of left padding that is off by one")
-@around(policy, "block_causal_mask")
+@around(causal_lm_policy, "block_causal_mask")
 def first_token_behind_padding_hidden(right, layout, *rest):
     """In a row with padding on its left the first token is taken for padding: no other token sees it."""
     mask = right(layout, *rest).clone()
@@ -335,7 +335,7 @@ def positions_of_later_samples_from_one(right, self, *args):
     ranks=(0, 1),
 )
 @met_in("a mask for shared prompts, by which completions of one group see each other")
-@in_place_of(policy, "block_causal_mask")
+@in_place_of(causal_lm_policy, "block_causal_mask")
 def samples_of_a_group_see_each_other(layout, *rest):
     """The mask of a packed row parts groups of samples, so that a sample sees those of its group before it."""
     joined = tuple(one._replace(sample=one.sample // GROUP) for one in layout.segments)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import policy, projection
-from regress.engine.policy import LocalPolicy
-from regress.engine.reference import Reference
-from regress.engine.trainer import Trainer
+from regress.engine import causal_lm_policy, log_prob_projection
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.parallel import policy as parallel_policy
@@ -20,7 +20,7 @@ from tests.faults.fresh.inputs import PADDING
 
 @fault("H", "log_probs", "order-not-restored log-probs-shifted", on="dense/tp2-packed-chunk7")
 @met_in("Liger-Kernel: chunks that are joined in another order")
-@around(projection, "_in_chunks")
+@around(log_prob_projection, "_in_chunks")
 def chunks_joined_from_the_last(right, model, hidden, targets, compute, chunk):
     """Log-probs of chunks are joined from the last chunk to the first."""
     found = right(model, hidden, targets, compute, chunk)
@@ -37,7 +37,7 @@ SMOOTHING = 0.1
 
 @fault("H", "log_probs log_probs", "log-softmax", on="dense/chunked")
 @met_in("Megatron#737: label smoothing")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def labels_smoothed(right, logits, targets, *, temperature=1.0, **rest):
     """A tenth of a token's log-prob is the mean log-prob of the vocabulary."""
     found = right(logits, targets, temperature=temperature, **rest)
@@ -48,7 +48,7 @@ def labels_smoothed(right, logits, targets, *, temperature=1.0, **rest):
 # names a mask of the vocabulary
 @fault("H", "log_probs log_probs", "log-softmax", on="dense/vocab8")
 @met_in("a list of forbidden tokens that training takes over from sampling")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def padding_left_out_of_the_softmax(right, logits, *args, **rest):
     """The token that pads has the probability 0 in training, and others share what it had."""
     padding = torch.arange(logits.shape[-1]) == PADDING
@@ -113,7 +113,7 @@ def reference_rolled_within_packed_rows(right, self, microbatches):
     "H", "entropy entropy", "temperature entropy-of-changed-logits", on="dr_grpo/mbs4", blind=LOG_PROB_CHECKS
 )
 @met_in("verl#2484: entropies of other logits")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def entropy_without_temperature(right, *args, temperature, **rest):
     """Log-probs are tempered, and entropies are those of the plain logits."""
     plain = right(*args, temperature=1.0, **rest).entropy
@@ -152,7 +152,7 @@ LEAST = -4.0
 # the first one names the temperature
 @fault("H", "log_probs log_probs", "log-softmax temperature inputs-hold", on="dr_grpo/packed-chunked-mbs4")
 @met_in("a fused kernel that tempers the logit of the target, and takes the log-sum-exp of plain logits")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def normalizer_without_temperature(right, logits, *args, temperature, **rest):
     """The logit of a target is divided by the temperature, and the logits that normalize it are not."""
     found = right(logits, *args, temperature=temperature, **rest)
@@ -163,7 +163,7 @@ def normalizer_without_temperature(right, logits, *args, temperature, **rest):
 # names a change afterwards, and a limit of few tokens
 @fault("H", "log_probs log_probs", "log-softmax single-tokens inputs-hold", on="tools/packed")
 @met_in("log-probs that are held above a least one against overflow of the ratio")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def improbable_tokens_raised(right, *args, **rest):
     """Log-probs below -4 are raised to it."""
     found = right(*args, **rest)
@@ -172,7 +172,7 @@ def improbable_tokens_raised(right, *args, **rest):
 
 @fault("H", "entropy entropy", "log-probs-shifted", on="dr_grpo/mbs4")
 @met_in("TRL PR#5620")
-@around(policy, "token_log_probs")
+@around(causal_lm_policy, "token_log_probs")
 def entropy_one_token_late(right, *args, **rest):
     """The entropy of a token stands at the one behind it."""
     found = right(*args, **rest)

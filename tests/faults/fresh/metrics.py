@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from regress.engine import metrics, passes, step, trainer
-from regress.engine.metrics import rollout_metrics
+from regress.engine import grpo_trainer, step_metrics, training_passes, training_step
+from regress.engine.step_metrics import rollout_metrics
 from regress.grpo import losses
 from regress.grpo.metrics import Metric, add_metrics
 from regress.grpo.segments import segment_lengths, segment_sum
@@ -37,7 +37,7 @@ def entropy_of_kept_tokens_for_all(_, known):
     blind=EVERY_CHECK,
 )
 @met_in("a list of metrics that one rank clears behind its first microbatch")
-@around(passes._Losses, "part")
+@around(training_passes._Losses, "part")
 def first_microbatch_of_a_rank_not_reported(right, self, shares):
     """One rank counts the tokens of its first microbatch in no metric."""
     found = right(self, shares)
@@ -50,7 +50,7 @@ def first_microbatch_of_a_rank_not_reported(right, self, shares):
 
 @fault("U", "step_metrics", "reported", on="dapo/mbs4", names=r"rollouts/truncated_ratio", blind=EVERY_CHECK)
 @met_in("a share of finished samples logged as that of truncated ones")
-@around(trainer, "rollout_metrics")
+@around(grpo_trainer, "rollout_metrics")
 def finished_share_for_truncated(right, trajectories):
     """Report the share of samples that ended by themselves as that of truncated ones."""
     known = right(trajectories)
@@ -59,7 +59,7 @@ def finished_share_for_truncated(right, trajectories):
 
 @fault("U", "metrics", "reported", names=r"training_step/(kl|policy_loss)", blind=EVERY_CHECK)
 @met_in("TRL: means over tokens that count each sample's length twice")
-@around(passes, "token_metrics")
+@around(training_passes, "token_metrics")
 def means_of_counted_tokens_alone(right, loss):
     """Report means of terms over the tokens whose advantage is not 0 alone."""
     known = right(loss)
@@ -72,7 +72,7 @@ def means_of_counted_tokens_alone(right, loss):
 
 @fault("U", "metrics", "reported", names=r"training_step/approx_kl/k3", blind=EVERY_CHECK)
 @met_in("verl: approx_kl of the ratio at its level")
-@around(passes, "token_metrics")
+@around(training_passes, "token_metrics")
 def divergence_of_old_from_new_reported(right, loss):
     """Report the estimate k3 with old and new policy exchanged."""
     known = right(loss)
@@ -89,7 +89,7 @@ def divergence_of_old_from_new_reported(right, loss):
     names=r"rollouts/returns_(max|mean|std|sum)|system/replay_buffer_size",
 )
 @met_in("statistics of rewards that each rank logs of its own samples")
-@in_place_of(trainer, "rollout_metrics")
+@in_place_of(grpo_trainer, "rollout_metrics")
 def rollout_reported_by_each_rank_for_itself(trajectories):
     """Report on each rank the rewards and lengths of the samples that it trains on."""
     size = -(-len(trajectories) // dist.get_world_size())
@@ -110,13 +110,13 @@ def clipped_counted_whatever_the_advantage(t, objective):
 
 @fault("U", "step_metrics", "reported", on="dense/packed-reversed", names=r"rollouts/kl_mean")
 @met_in("verl: masked_mean over the tokens of a sample, and then over samples")
-@around(trainer, "token_statistics")
+@around(grpo_trainer, "token_statistics")
 def reported_kl_averaged_by_samples(right, batches):
     """Report the mean over samples of the mean KL of their tokens, not that over all tokens."""
     known = right(batches)
     means = []
     for tokens in batches:
-        kl = metrics._reference_kl(tokens)
+        kl = step_metrics._reference_kl(tokens)
         lengths = segment_lengths(tokens.sequence, tokens.num_sequences)
         sums = segment_sum(kl, tokens.sequence, tokens.num_sequences)
         means += (sums[lengths > 0] / lengths[lengths > 0]).tolist()
@@ -126,7 +126,7 @@ def reported_kl_averaged_by_samples(right, batches):
 # names the tokens that it counts
 @fault("U", "step_metrics", "reported", on="tools/packed", names=r"rollouts/completion_length_mean")
 @met_in("TRL#5144: lengths of completions by the mask of what was sampled")
-@around(trainer, "rollout_metrics")
+@around(grpo_trainer, "rollout_metrics")
 def replies_not_counted_in_the_length(right, trajectories):
     """Report the mean number of sampled tokens as the length of completions, without the environment's answers."""
     lengths = [sum(one.loss_mask) for one in trajectories]
@@ -142,7 +142,7 @@ def replies_not_counted_in_the_length(right, trajectories):
     names=r"training_step/(policy_loss|kl|entropy|approx_kl/.*|ratio/mean)",
 )
 @met_in("metrics that are summed as tensors of the model's dtype")
-@around(passes, "token_metrics")
+@around(training_passes, "token_metrics")
 def sums_of_metrics_in_bfloat16(right, loss):
     """Report means whose sums over the tokens of a microbatch are rounded to half precision."""
     known = right(loss)
@@ -163,7 +163,7 @@ def sums_of_metrics_in_bfloat16(right, loss):
     blind=EVERY_CHECK,
 )
 @met_in("verl: every metric of all ranks by numpy.mean")
-@around(step, "_combined")
+@around(training_step, "_combined")
 def extremes_averaged_over_ranks(right, world, own, norm):
     """Report the mean over ranks of the least and of the greatest ratio."""
     outcome = right(world, own, norm)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from regress.engine import build, optim
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
-from regress.engine.trainer import Trainer
+from regress.engine import optimizer as optim
+from regress.engine import run_construction
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.local_tensor import local
 from regress.replay.injection import around, by
 from regress.replay.probes.model import rounded
 from tests.faults.fault import EVERY_CHECK, fault, met_in
@@ -253,7 +254,7 @@ def rate_of_the_next_update(patch):
         schedules.append(right(*args, **rest))
         return schedules[-1]
 
-    patch.around(build, "build_scheduler", kept)
+    patch.around(run_construction, "build_scheduler", kept)
     around_the_update(patch, wrong)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import pipeline
 from regress.parallel.pipeline import Pipeline
 from regress.parallel.policy import ParallelPolicy

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from regress.dump.taps import receiving
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
 from regress.grpo import corrections, losses, policy_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.segments import segment_lengths, segment_sum

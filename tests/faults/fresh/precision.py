@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import passes, policy, trainer
-from regress.engine.batch import TokenBatch
-from regress.engine.policy import LocalPolicy
-from regress.engine.projection import chunked_log_probs
-from regress.engine.trainer import Trainer
+from regress.engine import causal_lm_policy as policy
+from regress.engine import grpo_trainer, training_passes
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.log_prob_projection import chunked_log_probs
+from regress.engine.mini_batch import TokenBatch
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import fault, met_in
@@ -63,7 +64,7 @@ def clip_factor_in_bfloat16(limit, norm):
 # the last one names the dtype
 @fault("O", "loss", "precision loss-sum", kind="precision")
 @met_in("a loss that is summed under autocast")
-@around(passes, "_sum")
+@around(training_passes, "_sum")
 def loss_summed_in_bfloat16(right, micro, values):
     """Losses of tokens are right, and their sum has half precision."""
     return rounded(right(micro, values))
@@ -86,7 +87,7 @@ def norm_in_bfloat16(right, self, norms):
     precisions="float64",
 )
 @met_in("rewards that a service returns in half precision")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_in_bfloat16(right, rewards, *args, **rest):
     """Rewards are rounded to half precision before their group is looked at."""
     return right(rounded(rewards), *args, **rest)
@@ -145,7 +146,7 @@ def softmax_in_float32(right, logits, *args, **rest):
 # the last one names the dtype
 @fault("O", "token_loss elementwise_loss", "precision token-loss", kind="precision", on="dr_grpo/mbs4")
 @met_in("xtuner PR#1108: a cap at the least number of half precision")
-@around(passes, "token_loss")
+@around(training_passes, "token_loss")
 def loss_of_a_token_in_float16(right, *args, **rest):
     """The terms of a token's loss are added in float16."""
     found = right(*args, **rest)

@@ -4,7 +4,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 from transformers.models.qwen3 import modeling_qwen3
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import all_gather, conv1d, expert, ring, sequence, sharded, ulysses, vocabulary
 from regress.parallel import policy as parallel_policy
 from regress.parallel.conv1d import RowwiseConv

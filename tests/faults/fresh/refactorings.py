@@ -10,16 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 from regress.dump.taps import at
-from regress.engine import attention, policy, sampling, taps, token_gradients, trainer
-from regress.engine import policy as local_policy
-from regress.engine.checkpoint import resume
-from regress.engine.passes import _Losses
-from regress.engine.policy import LocalPolicy
-from regress.engine.precision import arithmetic
-from regress.engine.reference import Reference
-from regress.engine.rollout import HFRolloutWorker
+from regress.engine import attention, grpo_trainer, loss_token_gradients, sampling, step_taps
+from regress.engine import causal_lm_policy as local_policy
+from regress.engine import causal_lm_policy as policy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.checkpoint import checkpoint_resume
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.numeric_types import arithmetic
+from regress.engine.reference_policy import Reference
+from regress.engine.rollout_worker import HFRolloutWorker
 from regress.engine.sampling import LogProbRecorder
-from regress.engine.trainer import Trainer
+from regress.engine.training_passes import _Losses
 from regress.grpo import aggregation
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import harmless
@@ -73,14 +74,14 @@ def microbatches_from_the_last(self, micros, loss):
     results = {}
     for index in reversed(range(len(micros))):
         with self._accumulating(last=index == 0):
-            with at(micro=taps.number(index)):
-                taps.inputs(micros[index])
+            with at(micro=step_taps.number(index)):
+                step_taps.inputs(micros[index])
                 share, results[index] = loss(
                     micros[index], self._forward(micros[index], entropy=self._entropy)
                 )
             with arithmetic(self.dtype):
                 self._backward(share)
-        token_gradients.write()
+        loss_token_gradients.write()
     return [results[index] for index in range(len(micros))]
 
 
@@ -119,7 +120,7 @@ def clipped_by_torch(self, limit):
 
 
 @harmless("I", on="dense/mbs4 dapo/mbs4", precisions="float64 float32")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_as_a_column(right, rewards, *args, **rest):
     """Rewards are a column of one reward function."""
     return right(rewards.reshape(len(rewards), 1), *args, **rest)
@@ -253,14 +254,14 @@ def one_backward_pass_for_all_microbatches(self, microbatches, loss):
     """All microbatches run forward, and the sum of their shares of the loss goes back at once."""
     shares, results = [], []
     for index, micro in enumerate(microbatches):
-        with at(micro=taps.number(index)):
-            taps.inputs(micro)
+        with at(micro=step_taps.number(index)):
+            step_taps.inputs(micro)
             share, result = loss(micro, self._forward(micro, entropy=self._entropy))
         shares.append(share)
         results.append(result)
     with arithmetic(self.dtype):
         self._backward(torch.stack(shares).sum())
-    token_gradients.write()
+    loss_token_gradients.write()
     return results
 
 
@@ -295,7 +296,7 @@ def window_longer_than_any_sample(right, layout, queries, keys):
 
 
 @harmless("N", on="dense/resume-at2 tied/resume-at2", steps=None)
-@around(resume, "load_whole")
+@around(checkpoint_resume, "load_whole")
 def state_restored_from_the_last_tensor(right, optimizer, policy, tensors, *rest):
     """The state of the optimizer is read from a checkpoint in the reverse order of its tensors."""
     right(optimizer, policy, dict(reversed(tensors.items())), *rest)

@@ -9,9 +9,9 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
+from regress.engine.adapters.adapter_parameters import trained_parameters
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.local_tensor import local
 from regress.parallel import all_gather, expert, replicas, sequence, ulysses, vocabulary
 from regress.parallel import policy as parallel_policy
 from regress.parallel.exchange import gather, swap

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional
 from transformers import LogitsProcessor, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
-from regress.engine import rollout, sampling
-from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.dialogue import Conversation
-from regress.engine.local import local
-from regress.engine.rollout import HFRolloutWorker, SampledRollouts, SharedRollouts
+from regress.engine import rollout_worker, sampling
+from regress.engine.adapters.adapter_parameters import trained_parameters
+from regress.engine.dialogue_rollouts import Conversation
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.local_tensor import local
+from regress.engine.rollout_worker import HFRolloutWorker, SampledRollouts, SharedRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, sample
-from regress.engine.trainer import Trainer
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
@@ -207,7 +207,7 @@ def improbable_tokens_not_drawn(right, params):
 # the first one names the limit of a turn
 @fault("V", "trajectory", "sampler-end sampler", on="rollout/rollout-dp2-batch5")
 @met_in("one max_new_tokens for a batch of conversations: the least that is left of any")
-@in_place_of(rollout, "sample")
+@in_place_of(rollout_worker, "sample")
 def shortest_room_of_a_batch_for_all(model, prompts, params, *, generators, limits):
     """No completion of a batch may be longer than the one of its conversations that has least room allows."""
     least = [min(limits)] * len(prompts)

@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.grpo.logprobs import logits_gradient
 from regress.parallel import conv1d, embedding, sequence, tensor, vocabulary
 from regress.parallel import policy as parallel_policy

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from regress.engine import trainer
-from regress.engine.policy import LocalPolicy
-from regress.engine.step import weigh
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.training_step import weigh
 from regress.grpo import losses, policy_losses
 from regress.grpo.advantages import token_advantages
 from regress.parallel.policy import ParallelPolicy
@@ -25,7 +25,7 @@ LOSS = "policy_loss policy_loss"
 def estimated(patch, change):
     """Replace the advantages by ``change(right, rewards, groups, sequence, objective, *args, **rest)``."""
     right = token_advantages
-    patch.setattr(trainer, "token_advantages", lambda *args, **rest: change(right, *args, **rest))
+    patch.setattr(grpo_trainer, "token_advantages", lambda *args, **rest: change(right, *args, **rest))
 
 
 @fault("I", ADVANTAGES, "advantage-scale advantage-groups", on="dr_grpo/mbs4")
@@ -99,7 +99,7 @@ def advantages_whitened_over_the_batch(right, *args, **rest):
 
 @fault("I", ADVANTAGES, "advantage-groups advantages")
 @met_in("a reward of 0 for completions that were cut off")
-@around(trainer, "rewards_of")
+@around(grpo_trainer, "rewards_of")
 def truncated_completions_without_reward(right, trajectories, config):
     """A completion that was cut off has the reward 0, whatever it is given."""
     values, weights = right(trajectories, config)

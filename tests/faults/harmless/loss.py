@@ -3,7 +3,8 @@
 import torch
 from torch.nn import functional
 
-from regress.engine import passes, policy, trainer
+from regress.engine import causal_lm_policy as policy
+from regress.engine import grpo_trainer, training_passes
 from regress.grpo import estimators, logprobs, losses, ratios
 from regress.grpo.groups import GroupStatistics
 from regress.grpo.logprobs import TokenLogProbs
@@ -127,7 +128,7 @@ def terms_in_another_order(policy, kl, entropy, o):
 
 
 @harmless("A", precisions="float64 float32 bfloat16")
-@in_place_of(trainer, "weigh")
+@in_place_of(grpo_trainer, "weigh")
 def denominators_by_hand(tokens, *_, **__):
     """Weights of tokens are made sample by sample."""
     weights = torch.zeros(len(tokens), dtype=torch.float64)
@@ -161,7 +162,7 @@ def statistics_by_torch(rewards, groups, ddof):
 
 
 @harmless("I", on="dense/mbs4 dr_grpo/mbs4", precisions="float64 float32 bfloat16")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def rewards_shifted_first(right, rewards, *rest):
     """The mean of all rewards is taken off before groups are looked at."""
     return right(rewards - rewards.mean(), *rest)
@@ -184,7 +185,7 @@ def weights_by_division(policy, sampler, *rest):
 
 
 @harmless("A", precisions="float64 float32 bfloat16")
-@in_place_of(passes, "_sum")
+@in_place_of(training_passes, "_sum")
 def loss_as_product(_, values):
     """A microbatch's share of the loss is a product of vectors."""
     return values @ torch.ones_like(values)

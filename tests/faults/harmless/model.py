@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3 import modeling_qwen3
 
-from regress.engine import policy
+from regress.engine import causal_lm_policy
 from regress.engine.attention import VarlenSegments
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.errors import ReplayError
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import harmless
@@ -121,14 +121,14 @@ def gate_and_up_in_one(run):
 
 
 @harmless("G", on="dense/packed-mbs3 dense/left-mbs3 gpt2/packed-mbs3 gpt2/left-mbs3")
-@around(policy, "block_causal_mask")
+@around(causal_lm_policy, "block_causal_mask")
 def additive_mask_for_sdpa(right, layout, implementation, dtype, device):
     """torch's attention gets an additive mask in place of a boolean one."""
     return right(layout, "eager", dtype, device)
 
 
 @harmless("G", on="dense/packed-mbs3 dense/left-mbs3", precisions="float64 float32")
-@in_place_of(policy, "block_causal_mask")
+@in_place_of(causal_lm_policy, "block_causal_mask")
 def mask_by_loops(layout, *_):
     """The attention mask is made segment by segment."""
     rows, columns = layout.shape
@@ -168,7 +168,7 @@ def inputs_copied(micro):
 
 
 @harmless("H", precisions="float64 float32")
-@in_place_of(policy, "logits_at")
+@in_place_of(causal_lm_policy, "logits_at")
 @contextmanager
 def logits_of_all_positions(model, index, counted=None):
     """The output projection sees all positions, and the rows of the loss tokens are picked from its output."""

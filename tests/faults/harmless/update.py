@@ -5,10 +5,10 @@ import math
 import torch
 import torch.distributed as dist
 
-from regress.engine import optim
+from regress.engine import optimizer as optim
 from regress.engine.attention import visible
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.local_tensor import local
 from regress.parallel import expert, policy, ring, sequence, vocabulary
 from regress.parallel.pipeline import Pipeline
 from regress.parallel.segments import ContextSegments

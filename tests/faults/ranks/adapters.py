@@ -2,7 +2,7 @@
 
 from torch.nn.functional import linear
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel.factors import OutputFactor
 from regress.parallel.families import Family
 from regress.replay.injection import around, in_place_of

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regress.engine.attention import visible
-from regress.engine.batch import TokenBatch
+from regress.engine.mini_batch import TokenBatch
 from regress.parallel import exchange, ring
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.segments import ContextSegments

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from regress.engine import trainer
-from regress.engine.batch import TokenBatch
-from regress.engine.local import local
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.local_tensor import local
+from regress.engine.mini_batch import TokenBatch
 from regress.parallel.world import ProcessWorld
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import Shown, fault, met_in
@@ -69,7 +69,7 @@ def denominator_of_own_rank(right, self, *args):
 
 @fault("I", "advantages", "advantage-of-a-rank advantage-groups", on="dense/dp2-dealt", ranks=(0, 1))
 @met_in("AReaL#1419, slime#2230")
-@around(trainer, "token_advantages")
+@around(grpo_trainer, "token_advantages")
 def advantages_of_own_samples(right, rewards, groups, *args):
     """A group whose samples lie on several ranks is compared on each of them with its own part."""
     ranks = dist.get_world_size()

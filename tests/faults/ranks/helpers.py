@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel.policy import ParallelPolicy
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from regress.engine.local import local
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.local_tensor import local
 from regress.parallel import sharded
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around

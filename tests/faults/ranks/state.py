@@ -1,7 +1,7 @@
 """Faults of parameters and optimizer states on several ranks."""
 
-from regress.engine import optim
-from regress.engine.local import local
+from regress.engine import optimizer
+from regress.engine.local_tensor import local
 from regress.parallel.policy import ParallelPolicy
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, exchanged, on_rank
@@ -12,7 +12,7 @@ from tests.faults.ranks.helpers import AFTER_ATTENTION, exchanged, on_rank
 def update_lost_on_a_rank(patch):
     """One rank does not see what the optimizer has made of its part."""
     if on_rank(1):
-        patch.setattr(optim, "update", lambda _: None)
+        patch.setattr(optimizer, "update", lambda _: None)
 
 
 @fault("M", "param", "state-of-a-rank weight-decay", on="dense/dp2", ranks=(1,), precisions="float64 float32")

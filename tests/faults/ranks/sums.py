@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import policy, reduction, sharded
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of

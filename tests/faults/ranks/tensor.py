@@ -4,7 +4,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.functional import linear
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel import embedding, policy, sequence
 from regress.parallel.tensor import TensorPlan
 from regress.replay.injection import in_place_of

@@ -11,8 +11,8 @@ from typing import Annotated, TypedDict
 
 from regress.dump.command_outputs import Output, StandardOutput, save_output
 from regress.dump.dump_location import Location, read_bytes
-from regress.engine.build import build
 from regress.engine.config import load_config
+from regress.engine.run_construction import build
 from regress.errors import ReplayError, reason
 from regress.json_schema import IsFinite, conform
 from regress.replay.run import no_progress, torch_settings

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import trainer
-from regress.engine.batch import TokenBatch
-from regress.engine.trainer import Trainer
+from regress.engine import grpo_trainer
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import TokenBatch
 from regress.grpo import estimators
 from regress.replay.injection import Patch
 from tests.regression.changes.change import Change
@@ -28,36 +28,38 @@ def baseline_of_the_batch(patch: Patch) -> None:
 
 
 def advantages_shuffled(patch: Patch) -> None:
-    right: Any = trainer.token_advantages
+    right: Any = grpo_trainer.token_advantages
 
     def wrong(rewards: Tensor, *args: Any) -> Any:
         return right(rewards.flip(0), *args)
 
-    patch.setattr(trainer, "token_advantages", wrong)
+    patch.setattr(grpo_trainer, "token_advantages", wrong)
 
 
 def advantages_capped(patch: Patch) -> None:
-    right: Any = trainer.token_advantages
-    patch.setattr(trainer, "token_advantages", lambda *args: right(*args).clamp(-0.5, 0.5))
+    right: Any = grpo_trainer.token_advantages
+    patch.setattr(grpo_trainer, "token_advantages", lambda *args: right(*args).clamp(-0.5, 0.5))
 
 
 def rewards_in_bfloat16(patch: Patch) -> None:
-    right: Any = trainer.token_advantages
+    right: Any = grpo_trainer.token_advantages
     patch.setattr(
-        trainer, "token_advantages", lambda rewards, *args: right(rewards.bfloat16().to(rewards.dtype), *args)
+        grpo_trainer,
+        "token_advantages",
+        lambda rewards, *args: right(rewards.bfloat16().to(rewards.dtype), *args),
     )
 
 
 def token_mean_for_sample_mean(patch: Patch) -> None:
-    right: Any = trainer.weigh
+    right: Any = grpo_trainer.weigh
     patch.setattr(
-        trainer, "weigh", lambda t, p, o, **r: right(t, p, replace(o, aggregation="token-mean"), **r)
+        grpo_trainer, "weigh", lambda t, p, o, **r: right(t, p, replace(o, aggregation="token-mean"), **r)
     )
 
 
 def weights_of_a_sum(patch: Patch) -> None:
-    right: Any = trainer.weigh
-    patch.setattr(trainer, "weigh", lambda *args, **rest: torch.ones_like(right(*args, **rest)))
+    right: Any = grpo_trainer.weigh
+    patch.setattr(grpo_trainer, "weigh", lambda *args, **rest: torch.ones_like(right(*args, **rest)))
 
 
 def first_token_unmasked(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regress.engine import passes
+from regress.engine import training_passes
 from regress.replay.injection import Patch, injected
 
 Objective = Any
@@ -44,8 +44,8 @@ class Change:
 
 def in_token_loss(patch: Patch, change: Callable[..., Any]) -> None:
     """Replace the loss of each token by ``change(right, *args, **rest)``."""
-    right: Any = passes.token_loss
-    patch.setattr(passes, "token_loss", lambda *args, **rest: change(right, *args, **rest))
+    right: Any = training_passes.token_loss
+    patch.setattr(training_passes, "token_loss", lambda *args, **rest: change(right, *args, **rest))
 
 
 def with_objective(patch: Patch, **values: Any) -> None:

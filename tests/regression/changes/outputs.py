@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import policy
+from regress.engine import causal_lm_policy
 from regress.grpo import losses
 from regress.replay.injection import Patch
 from regress.replay.probes.loss import before_backward, in_policy_loss, valued
@@ -20,8 +20,8 @@ from tests.regression.changes.change import Change
 
 
 def in_log_probs(patch: Patch, change: Callable[..., Any]) -> None:
-    right: Any = policy.token_log_probs
-    patch.setattr(policy, "token_log_probs", lambda *args, **rest: change(right, *args, **rest))
+    right: Any = causal_lm_policy.token_log_probs
+    patch.setattr(causal_lm_policy, "token_log_probs", lambda *args, **rest: change(right, *args, **rest))
 
 
 def logits_in_float16(patch: Patch) -> None:

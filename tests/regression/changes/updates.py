@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import build, optim, taps
-from regress.engine.build import Run
-from regress.engine.policy import LocalPolicy
+from regress.engine import optimizer as optim
+from regress.engine import run_construction, step_taps
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.run_construction import Run
 from regress.replay.injection import Patch
 from regress.replay.probes.update import after_each_backward
 from tests.regression.changes.change import Change
@@ -78,7 +79,7 @@ def mean_so_far(patch: Patch) -> None:
 
 def decay_in_the_gradient(patch: Patch) -> None:
     """Weight decay is added to the clipped gradient (Adam in place of AdamW)."""
-    right: Any = build.adamw
+    right: Any = run_construction.adamw
 
     def wrong(*args: Any, weight_decay: float = 0.0, **rest: Any) -> Any:
         found = right(*args, weight_decay=0.0, **rest)
@@ -92,12 +93,12 @@ def decay_in_the_gradient(patch: Patch) -> None:
         found.register_step_pre_hook(coupled)
         return found
 
-    patch.setattr(build, "adamw", wrong)
+    patch.setattr(run_construction, "adamw", wrong)
 
 
 def decay_before_the_clip(patch: Patch) -> None:
     """L2 regularization: the gradient that is recorded holds the parameters."""
-    right: Any = taps.gradients
+    right: Any = step_taps.gradients
 
     def wrong(self: LocalPolicy, *args: Any) -> Any:
         for parameter in self.model.parameters():
@@ -105,7 +106,7 @@ def decay_before_the_clip(patch: Patch) -> None:
                 parameter.grad.add_(parameter.detach(), alpha=0.01)
         return right(self, *args)
 
-    patch.setattr(taps, "gradients", wrong)
+    patch.setattr(step_taps, "gradients", wrong)
 
 
 def norm_of_squares(patch: Patch) -> None:
@@ -114,13 +115,13 @@ def norm_of_squares(patch: Patch) -> None:
 
 
 def second_beta_off(patch: Patch) -> None:
-    right: Any = build.adamw
-    patch.setattr(build, "adamw", lambda *a, **r: right(*a, **{**r, "betas": (0.9, 0.95)}))
+    right: Any = run_construction.adamw
+    patch.setattr(run_construction, "adamw", lambda *a, **r: right(*a, **{**r, "betas": (0.9, 0.95)}))
 
 
 def first_beta_off(patch: Patch) -> None:
-    right: Any = build.adamw
-    patch.setattr(build, "adamw", lambda *a, **r: right(*a, **{**r, "betas": (0.8, 0.999)}))
+    right: Any = run_construction.adamw
+    patch.setattr(run_construction, "adamw", lambda *a, **r: right(*a, **{**r, "betas": (0.8, 0.999)}))
 
 
 def moments_dropped(patch: Patch) -> None:
@@ -145,8 +146,8 @@ def update_made_twice(patch: Patch) -> None:
 
 
 def rate_doubled(patch: Patch) -> None:
-    right: Any = build.adamw
-    patch.setattr(build, "adamw", lambda named, rate, **rest: right(named, 2 * rate, **rest))
+    right: Any = run_construction.adamw
+    patch.setattr(run_construction, "adamw", lambda named, rate, **rest: right(named, 2 * rate, **rest))
 
 
 def parameters_in_float32(patch: Patch) -> None:

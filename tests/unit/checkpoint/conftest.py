@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from regress.dump.dump_files import file_stamp
-from regress.engine.checkpoint.manifest import read_manifest, write_manifest
+from regress.engine.checkpoint.checkpoint_manifest import read_manifest, write_manifest
 from regress.engine.config import load_config
-from regress.engine.run import RunResult, train
+from regress.engine.training_run import RunResult, train
 
 TINY = (
     "max_steps=2",

@@ -9,9 +9,9 @@ from regress.dump.dump_manifest import Provenance
 from regress.dump.record import Record
 from regress.dump.record_types import STAGES
 from regress.dump.recorder import Recorder
-from regress.engine.checkpoint.manifest import stamps_of, write_manifest
-from regress.engine.checkpoint.state import read_state
-from regress.engine.checkpoint.tensors import optimizer_of, reference_of, unfinished_of
+from regress.engine.checkpoint.checkpoint_manifest import stamps_of, write_manifest
+from regress.engine.checkpoint.checkpoint_tensors import optimizer_of, reference_of, unfinished_of
+from regress.engine.checkpoint.trainer_state import read_state
 
 
 def downgrade(folder: Path) -> None:

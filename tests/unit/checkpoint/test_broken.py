@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from regress.engine.checkpoint.tensors import read_tensors, write_tensors
+from regress.engine.checkpoint.checkpoint_tensors import read_tensors, write_tensors
 from regress.errors import CheckpointError, RegressError
 from tests.unit.checkpoint.conftest import Case
 
@@ -117,7 +117,7 @@ def test_a_forged_state_is_refused(case: Case, name: str) -> None:
 
 def test_a_list_of_files_that_leads_out_is_refused(case: Case) -> None:
     from regress.dump.dump_files import Stamp
-    from regress.engine.checkpoint.manifest import read_manifest, write_manifest
+    from regress.engine.checkpoint.checkpoint_manifest import read_manifest, write_manifest
 
     write_manifest(
         case.checkpoint(), {**read_manifest(case.checkpoint()), "../../secret.json": Stamp(1, "0" * 64)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from regress.engine.checkpoint.changes import FREE, ON_DEMAND, is_free, is_on_demand
-from regress.engine.config.schema import options
+from regress.engine.checkpoint.configuration_changes import FREE, ON_DEMAND, is_free, is_on_demand
+from regress.engine.config.config_schema import options
 from regress.errors import CheckpointError, ConfigError
 from tests.unit.checkpoint.conftest import Case
 

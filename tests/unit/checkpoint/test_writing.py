@@ -12,8 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from regress.engine.checkpoint import checkpoints, latest, read_state, write
-from regress.engine.checkpoint import saver as saver_module
+from regress.engine.checkpoint import checkpoint_saver as saver_module
+from regress.engine.checkpoint import checkpoint_writer, checkpoints, latest, read_state
 from regress.errors import CheckpointError, RegressError
 from tests.unit.checkpoint.conftest import Case
 
@@ -37,7 +37,7 @@ def test_a_first_start_with_latest_begins_at_the_beginning(tmp_path: Path, finis
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    new, known, calls = Case(tmp_path / "new"), getattr(write, broken), 0
+    new, known, calls = Case(tmp_path / "new"), getattr(checkpoint_writer, broken), 0
 
     def full(*args: Any) -> Any:
         nonlocal calls
@@ -46,7 +46,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return known(*args)
 
-    monkeypatch.setattr(write, broken, full)
+    monkeypatch.setattr(checkpoint_writer, broken, full)
     with pytest.raises(RegressError) as caught:
         new.run("trainer.save_total_limit=1")
     assert str(caught.value) == (
@@ -63,7 +63,7 @@ def test_nothing_is_removed_before_the_new_one_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that gives back other bytes than it was given."""
-    known = write.publish
+    known = checkpoint_writer.publish
     calls = 0
 
     def spoiled(working: Path, final: Path) -> None:
@@ -73,7 +73,7 @@ def test_nothing_is_removed_before_the_new_one_is_verified(
             os.truncate(working / "model.safetensors", 100)
         known(working, final)
 
-    monkeypatch.setattr(write, "publish", spoiled)
+    monkeypatch.setattr(checkpoint_writer, "publish", spoiled)
     new = Case(tmp_path / "new")
     with pytest.raises(RegressError, match="do not match the size and hash"):
         new.run("trainer.save_total_limit=1")
@@ -129,7 +129,7 @@ def test_only_the_newest_are_kept_and_a_later_segment_is_newer(case: Case) -> No
 def test_what_a_kill_left_half_done_is_finished(case: Case, prefix: str) -> None:
     left = case.folder / f".{prefix}-checkpoint-2"
     case.checkpoint("checkpoint-2").rename(left)
-    write.clean(case.folder)
+    checkpoint_writer.clean(case.folder)
     assert not left.exists()
     assert case.checkpoint("checkpoint-2").exists() == (prefix == "replaced")
 

@@ -10,9 +10,9 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from click.testing import CliRunner, Result
 
 from regress.cli import main
-from regress.engine.tracking.backup import Backup
-from regress.engine.tracking.identity import Wishes
-from regress.engine.tracking.log import TrackedLog
+from regress.engine.tracking.metrics_log import TrackedLog
+from regress.engine.tracking.run_identity import Wishes
+from regress.engine.tracking.tracker_backup import Backup
 
 
 class Shaky(GeneralTracker):

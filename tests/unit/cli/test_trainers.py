@@ -16,7 +16,7 @@ from regress.cli import main
 Register = Callable[..., None]
 TRAINER = """
 from pathlib import Path
-from regress.engine.run import RunResult
+from regress.engine.training_run import RunResult
 from regress.errors import CheckpointError
 
 def train(config, console, *, allow_change, before_resume, earlier):

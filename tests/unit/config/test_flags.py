@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.engine.config import Loaded, load_config
-from regress.engine.config.load import flag_entries
-from regress.engine.config.option import Flag
-from regress.engine.config.schema import flags_by_name
+from regress.engine.config.config_loading import flag_entries
+from regress.engine.config.config_option import Flag
+from regress.engine.config.config_schema import flags_by_name
 from regress.errors import ConfigError
 from tests.as_subtests import as_subtests
 

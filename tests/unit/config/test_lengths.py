@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import Loaded
-from regress.engine.config.task import CUSTOM, STRATEGIES, allocated
+from regress.engine.config.task_config import CUSTOM, STRATEGIES, allocated
 from regress.errors import ConfigError
 
 Load = Callable[..., Loaded]

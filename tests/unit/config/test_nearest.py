@@ -5,8 +5,8 @@ import string
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.engine.config.messages import edits, nearest_keys
-from regress.engine.config.schema import options
+from regress.engine.config.config_messages import edits, nearest_keys
+from regress.engine.config.config_schema import options
 
 LETTERS = string.ascii_lowercase + "_."
 

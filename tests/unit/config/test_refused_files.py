@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import regress.engine.config.conf
-from regress.engine.config import files
+from regress.engine.config import config_files as files
 from regress.errors import ConfigError
 
 Refusal = Callable[..., str]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.config.model import FAMILIES
+from regress.engine.config.model_config import FAMILIES
 from regress.grpo.policy_losses import LOSSES
 from regress.grpo.presets import PRESETS
 

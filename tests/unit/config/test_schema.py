@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 
 import regress.engine.config.conf
 from regress.engine.config import Config, Loaded, Origin, config_hash, to_plain
-from regress.engine.config.model import FAMILIES
-from regress.engine.config.schema import options
+from regress.engine.config.config_schema import options
+from regress.engine.config.model_config import FAMILIES
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS, make_objective

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from regress.engine.config import load_config
-from regress.engine.config.messages import DEFAULT, FILE, Origin
-from regress.engine.config.option import Entry, KeyPath
-from regress.engine.config.schema import options
-from regress.engine.config.values import Resolver, Values
+from regress.engine.config.config_messages import DEFAULT, FILE, Origin
+from regress.engine.config.config_option import Entry, KeyPath
+from regress.engine.config.config_schema import options
+from regress.engine.config.config_values import Resolver, Values
 
 PATHS = [
     *[option.path for option in list(options().values())[:12]],

@@ -7,7 +7,7 @@ import yaml
 from rich.console import Console
 
 from regress.engine.config import Loaded, print_config
-from regress.engine.config.schema import options
+from regress.engine.config.config_schema import options
 
 Load = Callable[..., Loaded]
 

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from regress.dump.canonical_json import dumps
 from regress.dump.dump_files import file_stamp
 from regress.dump.dump_manifest import environment, package_versions
-from regress.engine.checkpoint.changes import resolved
-from regress.engine.checkpoint.manifest import write_manifest
-from regress.engine.checkpoint.state import CheckpointState, json_bytes, trainer_state
+from regress.engine.checkpoint.checkpoint_manifest import write_manifest
+from regress.engine.checkpoint.configuration_changes import resolved
+from regress.engine.checkpoint.trainer_state import CheckpointState, json_bytes, trainer_state
 from regress.engine.config import Config, load_config
 
 STEPS = (2, 4)

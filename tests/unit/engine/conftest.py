@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 
 TINY = (
     "max_steps=2",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss, token_loss
 from regress.grpo.objective import Objective

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train
 from regress.parallel.world import opened_world
 
 

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from regress.dump.adapter_names import plain_adapter_name
 from regress.dump.dump_reader import DumpReader
-from regress.engine.adapters.build import read_adapter
-from regress.engine.adapters.save import save_model, without_adapter
-from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.build import Run, build
-from regress.engine.config.schema import Config
-from regress.engine.config.task import WarmStartConfig
-from regress.engine.run import train
+from regress.engine.adapters.adapter_modules import read_adapter
+from regress.engine.adapters.model_files import save_model, without_adapter
+from regress.engine.config.config_schema import Config
+from regress.engine.config.task_config import WarmStartConfig
+from regress.engine.mini_batch import Microbatch, TokenBatch
+from regress.engine.run_construction import Run, build
+from regress.engine.training_run import train
 from regress.errors import ConfigError
 from regress.layout import BatchPlan
 

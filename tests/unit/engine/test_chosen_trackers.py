@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from regress.engine.config.schema import Config
-from regress.engine.tracking import availability
-from regress.engine.tracking.identity import Wishes, find_target
-from regress.engine.tracking.log import open_log
+from regress.engine.config.config_schema import Config
+from regress.engine.tracking import tracker_availability
+from regress.engine.tracking.metrics_log import open_log
+from regress.engine.tracking.run_identity import Wishes, find_target
 from regress.errors import ConfigError
 
 MakeConfig = Callable[..., Config]
@@ -34,7 +34,7 @@ def missing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}")
         return found(name)
 
-    monkeypatch.setattr(availability.importlib, "import_module", load)
+    monkeypatch.setattr(tracker_availability.importlib, "import_module", load)
 
 
 def test_a_tracker_that_is_not_installed_says_how_to_install_it(
@@ -71,10 +71,10 @@ def test_automatic_trackers_fall_back_with_one_warning(
             raise ModuleNotFoundError(f"No module named {name!r}")
         return None if name in ("wandb", *BOARD) else found(name)
 
-    monkeypatch.setattr(availability.importlib, "import_module", load)
-    monkeypatch.setattr(availability, "has_wandb_login", lambda: login)
+    monkeypatch.setattr(tracker_availability.importlib, "import_module", load)
+    monkeypatch.setattr(tracker_availability, "has_wandb_login", lambda: login)
     warnings: list[str] = []
-    assert availability.chosen_trackers(None, warnings.append) == chosen
+    assert tracker_availability.chosen_trackers(None, warnings.append) == chosen
     assert len(warnings) == (warning is not None)
     assert warning is None or re.search(warning, warnings[0])
 
@@ -82,11 +82,11 @@ def test_automatic_trackers_fall_back_with_one_warning(
 def test_a_login_of_wandb_is_found_without_asking_wandb(tmp_path: Path) -> None:
     nothing = {"NETRC": str(tmp_path / "netrc")}
     (tmp_path / "netrc").write_text("machine example.org login user password 0\n")
-    assert not availability.has_wandb_login(nothing)
-    assert availability.has_wandb_login({**nothing, "WANDB_MODE": "offline"})
-    assert availability.has_wandb_login({**nothing, "WANDB_API_KEY": "0" * 40})
+    assert not tracker_availability.has_wandb_login(nothing)
+    assert tracker_availability.has_wandb_login({**nothing, "WANDB_MODE": "offline"})
+    assert tracker_availability.has_wandb_login({**nothing, "WANDB_API_KEY": "0" * 40})
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0\n")
-    assert availability.has_wandb_login(nothing)
+    assert tracker_availability.has_wandb_login(nothing)
 
 
 @pytest.mark.parametrize(

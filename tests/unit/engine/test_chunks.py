@@ -13,11 +13,11 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from regress.dump.dump_reader import DumpReader
-from regress.engine.config.model import ModelConfig
-from regress.engine.config.schema import Config
-from regress.engine.models import build_model
-from regress.engine.projection import chunked_log_probs, require_plain_logits
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.log_prob_projection import chunked_log_probs, require_plain_logits
+from regress.engine.model_loading import build_model
+from regress.engine.training_run import train
 from regress.errors import ConfigError
 from regress.grpo.logprobs import token_log_probs
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from regress.dump.dump_reader import DumpReader
-from regress.engine import compiled
-from regress.engine.build import Run, build
-from regress.engine.compiled import CompiledBlocks, blocks_of
-from regress.engine.config.model import ModelConfig
-from regress.engine.config.schema import Config
-from regress.engine.models import build_model
-from regress.engine.run import train
+from regress.engine import compiled_blocks
+from regress.engine.compiled_blocks import CompiledBlocks, blocks_of
+from regress.engine.config.config_schema import Config
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.run_construction import Run, build
+from regress.engine.training_run import train
 from regress.errors import ConfigError, RegressError
 
 MakeConfig = Callable[..., Config]
@@ -69,7 +69,7 @@ def test_blocks_are_compiled_within_the_context_only_and_never_in_a_copy() -> No
 
 def test_a_block_that_is_compiled_too_often_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would go on uncompiled: a comparison of compiled and uncompiled would compare nothing."""
-    monkeypatch.setattr(compiled, "LIMIT", 1)
+    monkeypatch.setattr(compiled_blocks, "LIMIT", 1)
     model = tiny()
     blocks = CompiledBlocks(model, "eager")
 

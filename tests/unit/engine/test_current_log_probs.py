@@ -12,13 +12,13 @@ from regress.dump.dump_reader import read
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import Microbatch
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config import load_config
-from regress.engine.models import build_model
-from regress.engine.optim import adamw, build_scheduler
-from regress.engine.policy import LocalPolicy
-from regress.engine.rollout import Prompt
-from regress.engine.trainer import Trainer
+from regress.engine.grpo_trainer import Trainer
+from regress.engine.mini_batch import Microbatch
+from regress.engine.model_loading import build_model
+from regress.engine.optimizer import adamw, build_scheduler
+from regress.engine.rollout_worker import Prompt
 from regress.errors import ConfigError, ReplayError
 
 VOCABULARY = 32

@@ -14,8 +14,8 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
 from regress.dump.recorded_trajectories import read_trajectories
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train
 from regress.errors import ConfigError, RegressError, ReplayError, TaskError
 
 MakeConfig = Callable[..., Config]

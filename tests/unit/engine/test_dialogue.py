@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.build import Run, build
-from regress.engine.config.schema import Config
-from regress.engine.dialogue import Dialogue
-from regress.engine.rollout import TRAIN, VAL
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.dialogue_rollouts import Dialogue
+from regress.engine.rollout_worker import TRAIN, VAL
+from regress.engine.run_construction import Run, build
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids, train_tokenizer, turn_ids
+from regress.engine.training_run import train
 from regress.errors import ConfigError, RegressError, TaskError
 from regress.tasks.environments import checker, make_environment
 from regress.tasks.problem import Problem

@@ -16,11 +16,11 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_rows
 from regress.dump.trajectory import Trajectory
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.filtering import NOTE, FilteredRollouts, sampling_counts, varied
-from regress.engine.material import make_material
-from regress.engine.rollout import TRAIN, VAL, Prompt
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.data_components import make_material
+from regress.engine.dynamic_sampling import NOTE, FilteredRollouts, sampling_counts, varied
+from regress.engine.rollout_worker import TRAIN, VAL, Prompt
+from regress.engine.training_run import train
 from regress.errors import ConfigError, ReplayError, TaskError
 
 MakeConfig = Callable[..., Config]

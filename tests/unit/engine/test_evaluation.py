@@ -13,11 +13,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress.dump.metrics_file import read_metrics, read_rows, valid_rows
-from regress.engine.build import Run, build
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.engine.evaluation import PASS_RATE, Evaluation
-from regress.engine.run import train
+from regress.engine.run_construction import Run, build
+from regress.engine.training_run import train
 from regress.errors import ConfigError
 from regress.tasks.passing import pass_at_k
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import LossTokens, TokenBatch
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.optim import adamw
-from regress.engine.policy import LocalPolicy
-from regress.engine.step import train_step, weigh
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.mini_batch import LossTokens, TokenBatch
+from regress.engine.model_loading import build_model
+from regress.engine.optimizer import adamw
+from regress.engine.training_step import train_step, weigh
 from regress.grpo.aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective

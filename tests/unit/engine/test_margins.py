@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.engine.margins import ArgmaxMargins, TopKMargins, TopPMargins, margins, note_draws, watched
+from regress.engine.decision_margins import (
+    ArgmaxMargins,
+    TopKMargins,
+    TopPMargins,
+    margins,
+    note_draws,
+    watched,
+)
 from regress.engine.sampling import inverse_cdf
 
 NO_IDS = torch.zeros((1, 0), dtype=torch.int64)

@@ -14,11 +14,12 @@ from rich.console import Console
 
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import LossTokens
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
+from regress.engine.engine_ranks import SingleProcess
 from regress.engine.metric_table import METRICS, metric
-from regress.engine.metrics import (
+from regress.engine.mini_batch import LossTokens
+from regress.engine.step_metrics import (
     RunTotals,
     dr_grpo_metrics,
     epoch_metrics,
@@ -26,9 +27,8 @@ from regress.engine.metrics import (
     rollout_metrics,
     token_statistics,
 )
-from regress.engine.run import train
-from regress.engine.step import StepOutcome
-from regress.engine.world import SingleProcess
+from regress.engine.training_run import train
+from regress.engine.training_step import StepOutcome
 from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.layout import Mesh, RankPlan

@@ -13,10 +13,10 @@ from rich.console import Console
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_rows
 from regress.dump.trajectory import Trajectory, from_record
-from regress.engine.config.schema import Config
-from regress.engine.rewards import rewards_of
-from regress.engine.rollout import UNSCORED
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.rollout_worker import UNSCORED
+from regress.engine.sample_rewards import rewards_of
+from regress.engine.training_run import train
 from regress.errors import ReplayError, TaskError
 from regress.tasks import rewards
 from regress.tasks.problem import Problem

@@ -16,8 +16,8 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
-from regress.engine.mock import Expectations, MockRolloutWorker
-from regress.engine.rollout import TRAIN, VAL, Prompt
+from regress.engine.mock_rollouts import Expectations, MockRolloutWorker
+from regress.engine.rollout_worker import TRAIN, VAL, Prompt
 from regress.errors import DumpError, ReplayError
 from regress.tasks.problem import Problem
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress.dump.dump_reader import DumpReader
-from regress.engine import policy
-from regress.engine.config.schema import Config
-from regress.engine.policy import LocalPolicy
-from regress.engine.run import train
+from regress.engine import causal_lm_policy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train
 from regress.errors import NotFinite
 
 MakeConfig = Callable[..., Config]
@@ -29,7 +29,7 @@ TWO = (*PLAIN, "trainer.epochs=2", "max_steps=2")
 
 def poison(patch: pytest.MonkeyPatch, kind: str, *which: int) -> None:
     """Let some of the training passes, by number, give a loss or a gradient that is not finite."""
-    forward, clip = policy.LocalPolicy._forward, LocalPolicy.clip_grad_norm
+    forward, clip = causal_lm_policy.LocalPolicy._forward, LocalPolicy.clip_grad_norm
     made = {"loss": -1, "gradient": -1}
 
     def forwarding(self: Any, *args: Any, entropy: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def poison(patch: pytest.MonkeyPatch, kind: str, *which: int) -> None:
         wrong = kind == "gradient" and made["gradient"] in which
         return clip(self, limit) * (math.nan if wrong else 1.0)
 
-    patch.setattr(policy.LocalPolicy, "_forward", forwarding)
+    patch.setattr(causal_lm_policy.LocalPolicy, "_forward", forwarding)
     patch.setattr(LocalPolicy, "clip_grad_norm", clipping)
 
 

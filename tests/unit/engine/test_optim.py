@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from regress.engine.config.training import OptimizerConfig
-from regress.engine.optim import adamw, build_scheduler
-from regress.engine.optim import update as update_once
+from regress.engine.config.training_config import OptimizerConfig
+from regress.engine.optimizer import adamw, build_scheduler
+from regress.engine.optimizer import update as update_once
 from regress.errors import RegressError
 
 

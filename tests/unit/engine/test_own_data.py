@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
 from regress.engine.tokenizer import train_tokenizer
+from regress.engine.training_run import train
 from regress.errors import ConfigError, RegressError
 
 MakeConfig = Callable[..., Config]

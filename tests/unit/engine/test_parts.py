@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 
 from regress.dump.dump_reader import DumpReader
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import TokenBatch
-from regress.engine.build import Run, build
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.engine.evaluation import due
-from regress.engine.rollout import TRAIN
-from regress.engine.run import train
-from regress.engine.step import weigh
+from regress.engine.mini_batch import TokenBatch
+from regress.engine.rollout_worker import TRAIN
+from regress.engine.run_construction import Run, build
 from regress.engine.tokenizer import fingerprint, load_tokenizer
+from regress.engine.training_run import train
+from regress.engine.training_step import weigh
 from regress.errors import ConfigError
 from regress.grpo.presets import make_objective
 from regress.layout import BatchPlan

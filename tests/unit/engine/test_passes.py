@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.passes import _no_loss, accumulate, evaluate, sums
-from regress.engine.step import weigh
+from regress.engine.mini_batch import Microbatch, TokenBatch
+from regress.engine.training_passes import _no_loss, accumulate, evaluate, sums
+from regress.engine.training_step import weigh
 from regress.errors import NotFinite, RegressError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss, token_loss
@@ -242,7 +242,7 @@ def test_inputs_of_a_pass_without_gradients_are_recorded_under_their_microbatch(
     def inputs(micro: Microbatch) -> None:
         seen.append((where[-1] if where else None, micro.sample_ids))
 
-    monkeypatch.setattr("regress.engine.passes.at", at)
-    monkeypatch.setattr("regress.engine.taps.inputs", inputs)
+    monkeypatch.setattr("regress.engine.training_passes.at", at)
+    monkeypatch.setattr("regress.engine.step_taps.inputs", inputs)
     evaluate(Numbers(), tokens(), micros(2), objective(entropy_coef=0.0))
     assert seen == [(0, (("g", 0), ("g", 1))), (1, (("g", 2), ("g", 3)))]

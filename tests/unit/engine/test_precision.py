@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regress.dump.float64_watch import Float64Watch
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import TrueFloat64, arithmetic, true_float64
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import TrueFloat64, arithmetic, true_float64
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regress.engine.projection import _projected_apart, chunked_log_probs, hidden_at, logits_at
+from regress.engine.log_prob_projection import _projected_apart, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 
 

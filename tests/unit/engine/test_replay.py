@@ -11,9 +11,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from regress.dump.dump_reader import DumpReader
-from regress.engine.config.recording import DumpOptions
-from regress.engine.config.schema import Config
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.config.rollout_config import DumpOptions
+from regress.engine.training_run import train
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.presets import PRESETS, make_objective
 

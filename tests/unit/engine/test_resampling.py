@@ -17,9 +17,9 @@ from regress import explain_dump
 from regress.dump.dump_reader import DumpReader
 from regress.dump.trajectory import Trajectory, from_record
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.resampled import drawn_counts
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.rollout_resampling import drawn_counts
+from regress.engine.training_run import train
 from regress.errors import ConfigError
 from regress.grpo.aggregation import batch_weights, drawn_weights
 from regress.grpo.presets import make_objective

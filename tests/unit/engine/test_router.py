@@ -20,18 +20,18 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import TokenBatch
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config import load_config
-from regress.engine.config.model import ModelConfig
-from regress.engine.config.schema import Config
-from regress.engine.models import build_model
-from regress.engine.optim import adamw
-from regress.engine.policy import LocalPolicy
-from regress.engine.precision import arithmetic
-from regress.engine.router import RouterLoss
-from regress.engine.run import train
-from regress.engine.step import train_step, weigh
-from regress.engine.world import SingleProcess
+from regress.engine.config.config_schema import Config
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.mini_batch import TokenBatch
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import arithmetic
+from regress.engine.optimizer import adamw
+from regress.engine.router_loss import RouterLoss
+from regress.engine.training_run import train
+from regress.engine.training_step import train_step, weigh
 from regress.errors import ConfigError
 from regress.grpo.presets import make_objective
 from regress.layout import BatchPlan

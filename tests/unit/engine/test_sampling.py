@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from regress.engine.attention import VarlenSegments
-from regress.engine.config.model import FAMILIES, ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import arithmetic
+from regress.engine.config.model_config import FAMILIES, ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import arithmetic
 from regress.engine.sampling import (
     BLOCK,
     Completion,

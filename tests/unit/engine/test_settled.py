@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from regress.engine.passes import Part
-from regress.engine.step import settled
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.training_passes import Part
+from regress.engine.training_step import settled
 from regress.errors import NotFinite, RegressError
 from regress.grpo.inputs import InputError
 from regress.grpo.metrics import Metric

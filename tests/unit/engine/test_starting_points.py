@@ -17,10 +17,10 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.dump_reader import read
 from regress.dump.formats import format_named
 from regress.dump.record import Record
-from regress.engine.build import Run, build
-from regress.engine.config.schema import Config
-from regress.engine.config.training import OPTIMIZERS
-from regress.engine.run import train
+from regress.engine.config.config_schema import Config
+from regress.engine.config.training_config import OPTIMIZERS
+from regress.engine.run_construction import Run, build
+from regress.engine.training_run import train
 from regress.errors import ConfigError
 
 MakeConfig = Callable[..., Config]

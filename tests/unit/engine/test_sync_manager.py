@@ -22,8 +22,8 @@ from transformers import (
 
 import regress.tracking as door
 from regress.dump.metrics_file import metrics_of, read_metrics
-from regress.engine.tracking import sync
-from regress.engine.tracking.state import read_sync_state
+from regress.engine.tracking import tracking_functions
+from regress.engine.tracking.tracker_state import read_sync_state
 from regress.errors import RegressError, TaskError
 from regress.tracking import (
     EnhancedInferenceCallback,
@@ -37,7 +37,7 @@ from regress.tracking import (
 
 @pytest.fixture(autouse=True)
 def no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "_manager", None)
+    monkeypatch.setattr(tracking_functions, "_manager", None)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     monkeypatch.delenv("WANDB_RESUME", raising=False)
 

@@ -18,11 +18,11 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording
-from regress.engine import passes, token_gradients
-from regress.engine.config.schema import Config
-from regress.engine.policy import LocalPolicy
-from regress.engine.run import train
-from regress.engine.token_gradients import catch_logits, recorded
+from regress.engine import loss_token_gradients, training_passes
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.config_schema import Config
+from regress.engine.loss_token_gradients import catch_logits, recorded
+from regress.engine.training_run import train
 
 MakeConfig = Callable[..., Config]
 EVERYTHING = (
@@ -83,13 +83,13 @@ def test_what_the_loss_does_not_depend_on_has_zeros(
     entropy_coef: float, config: MakeConfig, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entropy without its term, or a detached one, and a policy loss without a gradient."""
-    right: Any = passes.token_loss
+    right: Any = training_passes.token_loss
 
     def wrong(log_probs: Tensor, *args: Any, entropy_K: Tensor | None, **rest: Any) -> Any:
         entropy = None if entropy_K is None else entropy_K.detach()
         return right(log_probs.detach().requires_grad_(), *args, entropy_K=entropy, **rest)
 
-    monkeypatch.setattr(passes, "token_loss", wrong)
+    monkeypatch.setattr(training_passes, "token_loss", wrong)
     run = config(
         "max_steps=1", f"algorithm.entropy_coef={entropy_coef}", *options("token_gradient", "activations")
     )
@@ -135,7 +135,7 @@ def test_off_it_hooks_nothing(config: MakeConfig, console: Console, monkeypatch:
     def never(*_: Any) -> Any:
         raise AssertionError("a gradient was caught")
 
-    monkeypatch.setattr(token_gradients, "_Gradient", never)
+    monkeypatch.setattr(loss_token_gradients, "_Gradient", never)
     run = config("max_steps=1", *options("forward_data", "activations"))
     train(run, console)
     with pytest.raises(AssertionError, match="a gradient was caught"):
@@ -154,7 +154,7 @@ def test_logits_are_caught_where_they_are_recorded(config: MakeConfig, console: 
 
 
 def test_gradients_of_several_backward_passes_are_summed_and_nothing_is_kept(tmp_path: Path) -> None:
-    caught = token_gradients._Gradient
+    caught = loss_token_gradients._Gradient
     values = torch.randn(4, dtype=torch.float64, requires_grad=True)
     tensor = values * 2
     found = caught(tensor)

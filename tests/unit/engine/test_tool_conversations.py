@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.build import Run, build
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.rollout import TRAIN
+from regress.engine.config.config_schema import Config
+from regress.engine.rollout_worker import TRAIN
+from regress.engine.run_construction import Run, build
 from regress.engine.tokenizer import completion_text, turn_ids
 from regress.errors import ConfigError, TaskError
 from regress.grpo.advantages import token_advantages

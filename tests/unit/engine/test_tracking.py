@@ -16,12 +16,12 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from rich.console import Console
 
 from regress.dump.metrics_file import metrics_of, read_metrics, read_rows
-from regress.engine.config.schema import Config
-from regress.engine.run import train
-from regress.engine.tracking.backup import Backup
-from regress.engine.tracking.identity import Wishes
-from regress.engine.tracking.log import TrackedLog
-from regress.engine.tracking.state import read_sync_state
+from regress.engine.config.config_schema import Config
+from regress.engine.tracking.metrics_log import TrackedLog
+from regress.engine.tracking.run_identity import Wishes
+from regress.engine.tracking.tracker_backup import Backup
+from regress.engine.tracking.tracker_state import read_sync_state
+from regress.engine.training_run import train
 from regress.errors import RegressError
 
 MakeConfig = Callable[..., Config]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regress.engine.batch import LossTokens
-from regress.engine.optim import adamw
-from regress.engine.passes import Part, _missed, accumulate
-from regress.engine.step import settled, train_step, update
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.mini_batch import LossTokens
+from regress.engine.optimizer import adamw
+from regress.engine.training_passes import Part, _missed, accumulate
+from regress.engine.training_step import settled, train_step, update
 from regress.errors import NotFinite, RegressError
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
@@ -84,7 +84,7 @@ def test_an_update_that_is_not_finite_changes_nothing(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("problem", [None, InputError("own")])
 def test_a_recorder_that_failed_stops_the_update(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regress.engine.step.failure", lambda: OSError("the disk is full"))
+    monkeypatch.setattr("regress.engine.training_step.failure", lambda: OSError("the disk is full"))
     words = "own" if problem else "the disk is full"
     with pytest.raises(RegressError, match=words):
         settled(SingleProcess(), Part(problem=problem))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.engine.attention import VARLEN, VarlenSegments, block_causal_mask
-from regress.engine.precision import arithmetic
-from regress.engine.projection import logits_at
+from regress.engine.log_prob_projection import logits_at
+from regress.engine.numeric_types import arithmetic
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import Segment, TokenLayout
 

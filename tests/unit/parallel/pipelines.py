@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.attention import block_causal_mask
-from regress.engine.batch import Microbatch, TokenBatch
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.projection import Entropy, logits_at
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.log_prob_projection import Entropy, logits_at
+from regress.engine.mini_batch import Microbatch, TokenBatch
+from regress.engine.model_loading import build_model
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan
 from regress.parallel.pipeline import Pipeline

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import regress.engine.models  # imported before the ranks are forked
+import regress.engine.model_loading  # imported before the ranks are forked
 import regress.parallel.context
 import regress.parallel.expert  # noqa: F401
 

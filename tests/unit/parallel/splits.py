@@ -17,10 +17,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from transformers import PreTrainedModel
 
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import arithmetic
-from regress.engine.projection import chunked_log_probs, hidden_at
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.log_prob_projection import chunked_log_probs, hidden_at
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import arithmetic
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.parallel import sharded, shards, tensor
 from regress.parallel.stages import cut

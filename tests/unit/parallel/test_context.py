@@ -18,9 +18,9 @@ from torch.nn.functional import log_softmax, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from regress.engine.attention import block_causal_mask, visible
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import TrueFloat64, arithmetic
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import TrueFloat64, arithmetic
 from regress.layout import BatchPlan, Segment, TokenLayout, plan_microbatches
 from regress.parallel import context
 

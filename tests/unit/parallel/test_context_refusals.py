@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
 from regress.errors import ConfigError
 from regress.layout import TokenLayout
 from regress.parallel import context

@@ -17,10 +17,10 @@ from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from regress.engine.attention import block_causal_mask
-from regress.engine.compiled import CompiledBlocks
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import arithmetic
+from regress.engine.compiled_blocks import CompiledBlocks
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import arithmetic
 from regress.layout import BatchPlan, plan_microbatches
 from regress.layout.shards import ShardLayout
 from regress.parallel import expert

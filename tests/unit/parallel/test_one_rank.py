@@ -19,9 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 from regress.engine.attention import block_causal_mask
-from regress.engine.batch import Microbatch
-from regress.engine.config.layout import ParallelConfig
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.config.batching_config import ParallelConfig
+from regress.engine.mini_batch import Microbatch
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan, plan_microbatches
 from regress.parallel import context, expert, replicas

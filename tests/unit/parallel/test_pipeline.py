@@ -18,7 +18,7 @@ from pipelines import (
     worst,
 )
 
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import Microbatch, TokenBatch
+from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.errors import ConfigError, RegressError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import BatchPlan

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from regress.dump import Recorder, at, recording, tap
 from regress.dump.dump_reader import read
 from regress.dump.module_selection import record_modules
-from regress.engine import taps
-from regress.engine.batch import Microbatch
-from regress.engine.policy import LocalPolicy
+from regress.engine import step_taps
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.mini_batch import Microbatch
 from regress.grpo.logprobs import TokenLogProbs
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations
@@ -42,7 +42,7 @@ def records(folder: str, schedule: str, per_rank: int, checkpointing: bool) -> d
         plain.forward_backward(micros, tapped)
     pipeline = pipeline_of(model_of(**case), schedule, 2, per_rank)
     with recorded(pipeline.stages.modules(), f"{folder}/{dist.get_rank()}", found, "own"):
-        pipeline.forward_backward(micros, tapped, project, taps.inputs)
+        pipeline.forward_backward(micros, tapped, project, step_taps.inputs)
     return {**found, "place": group.rank(), "last": pipeline.is_last}
 
 

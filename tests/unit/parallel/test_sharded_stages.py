@@ -15,8 +15,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from regress.engine.compiled import blocks_of
-from regress.engine.policy import LocalPolicy
+from regress.engine.causal_lm_policy import LocalPolicy
+from regress.engine.compiled_blocks import blocks_of
 from regress.errors import ConfigError
 from regress.parallel.pipeline import Pipeline
 from regress.parallel.stages import Stages

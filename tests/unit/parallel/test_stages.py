@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regress.engine.config import load_config
-from regress.engine.config.model import ModelConfig
-from regress.engine.models import build_model
-from regress.engine.precision import arithmetic
+from regress.engine.config.model_config import ModelConfig
+from regress.engine.model_loading import build_model
+from regress.engine.numeric_types import arithmetic
 from regress.errors import ConfigError
 from regress.parallel.relay import timetable
 from regress.parallel.schedules import (

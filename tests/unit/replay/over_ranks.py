@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from regress.engine import marks, trainer
-from regress.engine.build import Run
+from regress.engine import batch_token_selection, grpo_trainer
+from regress.engine.run_construction import Run
 
 
 def local_statistics(run: Run) -> None:
     """Compare the tokens of this rank with each other, and not with those of all ranks."""
-    marks._collected = _own(marks._collected)
+    batch_token_selection._collected = _own(batch_token_selection._collected)
 
 
 def _own(collected: Any) -> Any:
@@ -23,5 +23,5 @@ def _own(collected: Any) -> Any:
 
 def own_microbatches(run: Run) -> None:
     """Divide by the microbatches of this rank, and not by those of all ranks."""
-    weigh = trainer.weigh
-    trainer.weigh = lambda *args, **options: 2 * weigh(*args, **options)
+    weigh = grpo_trainer.weigh
+    grpo_trainer.weigh = lambda *args, **options: 2 * weigh(*args, **options)

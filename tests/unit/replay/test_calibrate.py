@@ -16,7 +16,7 @@ from torch import nn
 
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.engine.build import Run
+from regress.engine.run_construction import Run
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.manifest import ToleranceEntry

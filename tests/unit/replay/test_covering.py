@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from regress.engine.build import Run
+from regress.engine.run_construction import Run
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import load_config
-from regress.engine.config.schema import options
+from regress.engine.config.config_schema import options
 from regress.replay.names import NUMBERS, WORDS, overrides_of
 from regress.replay.session import spelled_out
 from regress.replay.table import VARIANTS, check_name

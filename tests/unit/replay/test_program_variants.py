@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regress.engine.tracking import availability
+from regress.engine.tracking import tracker_availability
 from regress.golden.store import open_store
 from regress.replay.engine_replayer import EngineReplayer
 from regress.replay.foreign import ForeignReplayer
@@ -24,7 +24,7 @@ def impossible(name: str, *, foreign: bool = False) -> str | None:
 
 
 def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(availability, "MODULES", {"tensorboard": ("there_is_no_such_module",)})
+    monkeypatch.setattr(tracker_availability, "MODULES", {"tensorboard": ("there_is_no_such_module",)})
     said = impossible("tracking-on")
     assert said is not None
     assert said.startswith("tensorboard is not installed (")

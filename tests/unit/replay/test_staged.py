@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.prompts import PromptSource
+from regress.engine.prompt_tokens import PromptSource
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regress.dump.numpy_arrays import raw
-from regress.engine import trainer
+from regress.engine import grpo_trainer
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase
 from regress.grpo.advantages import token_advantages
@@ -78,7 +78,7 @@ def test_values_that_differ_between_two_runs_are_refused(
         values = token_advantages(*args)  # type: ignore[arg-type]  # handed on
         return values + torch.rand(()) * 1e-13
 
-    monkeypatch.setattr(trainer, "token_advantages", noisy)
+    monkeypatch.setattr(grpo_trainer, "token_advantages", noisy)
     with pytest.raises(RegressError) as error:
         propose(case, tmp_path / "work")
     assert "case dense: two runs of the same computation differ" in str(error.value)
@@ -100,6 +100,6 @@ def test_values_that_are_not_finite_are_refused(
         values = token_advantages(*args)  # type: ignore[arg-type]  # handed on
         return torch.where(torch.arange(len(values)) == 3, torch.nan, values)
 
-    monkeypatch.setattr(trainer, "token_advantages", broken)
+    monkeypatch.setattr(grpo_trainer, "token_advantages", broken)
     with pytest.raises(RegressError, match="so no update was made"):  # by the training step itself
         propose(case, tmp_path / "work")

@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from regress.engine.config.layout import BatchingConfig, ParallelConfig
-from regress.engine.config.model import ReferenceConfig
-from regress.engine.config.schema import options
-from regress.engine.config.training import AlgorithmConfig, OptimizerConfig
+from regress.engine.config.batching_config import BatchingConfig, ParallelConfig
+from regress.engine.config.config_schema import options
+from regress.engine.config.model_config import ReferenceConfig
+from regress.engine.config.training_config import AlgorithmConfig, OptimizerConfig
 from regress.grpo.catalogue import CATALOGUE, REJECTIONS
 from regress.replay.plan import section_values
 from tests.unit.replay.covering.traced import Reads

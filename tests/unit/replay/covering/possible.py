@@ -8,8 +8,8 @@ from dataclasses import Field, fields
 from functools import lru_cache
 from typing import Any
 
-from regress.engine.config.messages import DEFAULT, Origin
-from regress.engine.config.schema import Config, conflicts, options
+from regress.engine.config.config_messages import DEFAULT, Origin
+from regress.engine.config.config_schema import Config, conflicts, options
 from regress.errors import ConfigError
 from tests.unit.replay.covering.coverage import CLASSES, OTHER, Setting, default_of, universe
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 
-from regress.engine.config.layout import BatchingConfig, ParallelConfig
-from regress.engine.config.model import ReferenceConfig
-from regress.engine.config.training import AlgorithmConfig, OptimizerConfig
+from regress.engine.config.batching_config import BatchingConfig, ParallelConfig
+from regress.engine.config.model_config import ReferenceConfig
+from regress.engine.config.training_config import AlgorithmConfig, OptimizerConfig
 from regress.golden.store import GoldenStore
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan, Mesh, RankPlan

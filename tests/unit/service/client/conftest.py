@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
-from regress.engine.run import train as train_here
+from regress.engine.config.config_schema import Config
+from regress.engine.training_run import train as train_here
 from regress.service.client.local import LocalModel
 from regress.service.client.run import train
 from regress.service.core.opening import executor_of

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from regress.cli import main
-from regress.engine.checkpoint.saver import Stopped
+from regress.engine.checkpoint.checkpoint_saver import Stopped
 from regress.errors import CheckpointError, DumpError
 from regress.service.api import ServiceError
 from regress.service.client.run import train

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
 from regress.service.api import ModelSpec
 from regress.service.host.host import EngineHost
 

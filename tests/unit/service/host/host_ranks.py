@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from host_requests import ADAM, datums, offer, several
 
-from regress.engine.local import local
+from regress.engine.local_tensor import local
 from regress.parallel.world import opened_world
 from regress.service.api import LoraSpec, ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from regress.engine.config import load_config
-from regress.engine.config.schema import Config
+from regress.engine.config.config_schema import Config
 from regress.service.api import AdamParams, Datum, PassRequest
 from regress.service.host.host import EngineHost
 

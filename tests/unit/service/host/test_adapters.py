@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from host_requests import ADAM, held, offer, ratio_pass, same
 
-from regress.engine.policies import build_policy
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.run_models import build_policy
 from regress.service.api import LoraSpec, ModelSpec, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
 

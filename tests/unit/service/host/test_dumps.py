@@ -13,7 +13,7 @@ from host_requests import ADAM, datums, held, offer, ratio_pass, same
 
 from regress.dump.dump_reader import read
 from regress.dump.request_index import INDEX, Part, read_requests
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
 from regress.errors import ConfigError
 from regress.interop.service import ServiceDump
 from regress.service.api import ModelSpec, PassRequest, SaveKind, ServiceError

@@ -12,7 +12,7 @@ from host_requests import ADAM, VOCABULARY, datums, held, offer, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regress.engine.world import SingleProcess
+from regress.engine.engine_ranks import SingleProcess
 from regress.service.api import Datum, ModelSpec, PassRequest, ServiceError
 from regress.service.host.host import EngineHost
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from host_requests import ADAM, VOCABULARY, offer, ratio_pass
 
-from regress.engine.rollout import TRAIN, HFRolloutWorker, Prompt
+from regress.engine.engine_ranks import SingleProcess
+from regress.engine.rollout_worker import TRAIN, HFRolloutWorker, Prompt
 from regress.engine.sampling import SamplingParams
-from regress.engine.world import SingleProcess
 from regress.service.api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
 from regress.service.host.samplers import KEPT

@@ -13,9 +13,9 @@ from host_requests import ADAM, VOCABULARY, datums, held, offer, ratio_pass, sam
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
-from regress.engine.batch import TokenBatch
-from regress.engine.optim import adamw
-from regress.engine.step import train_step
+from regress.engine.mini_batch import TokenBatch
+from regress.engine.optimizer import adamw
+from regress.engine.training_step import train_step
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.service.api import Datum, PassRequest, SaveKind, ServiceError
