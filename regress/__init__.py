@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from regress.engine.numeric_types import true_float64 as true_float64
     from regress.errors import NotSupported as NotSupported
     from regress.errors import RegressError as RegressError
-    from regress.explain.explain import explain_dump as explain_dump
+    from regress.explain.explanation import explain_dump as explain_dump
     from regress.golden.case import GoldenCase as GoldenCase
     from regress.golden.store import GoldenStore as GoldenStore
     from regress.layout.shards import ShardLayout as ShardLayout
@@ -65,7 +65,7 @@ _HOMES = {
     "at": "dump.taps",
     "check_dump": "compare.comparison_request",
     "compare_sources": "compare.comparison_request",
-    "explain_dump": "explain.explain",
+    "explain_dump": "explain.explanation",
     "export_case": "replay.export",
     "guard": "live.guard",
     "record": "capture.recording",

@@ -41,7 +41,7 @@ def explain(
     Exit codes: 0 explained, 1 the trainer departs from what such a trainer has to do, or no update shows that it
     follows the preset asked for, 2 nothing to explain, or a preset that cannot be evaluated.
     """
-    from regress.explain.explain import explain_dump
+    from regress.explain.explanation import explain_dump
     from regress.explain.statement import Explanation
 
     with errors_written(lambda error: Explanation(path, (), preset, error).dumps(), json_file):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from regress.errors import CompareError, ConfigError, OracleError
-from regress.explain.explain import explain_update
-from regress.explain.loss import NEGLIGIBLE
+from regress.explain.explanation import explain_update
+from regress.explain.loss_statements import NEGLIGIBLE
 from regress.explain.statement import Statement, UpdateExplanation
-from regress.explain.update import Floats, read_update
+from regress.explain.update_tokens import Floats, read_update
 from regress.grpo.objective import Objective
 from regress.grpo.presets import preset_values
 from regress.oracle.exported import ADVANTAGES, advantage_in

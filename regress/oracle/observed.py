@@ -19,7 +19,7 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
-from regress.explain.update import Floats, Update, read_update
+from regress.explain.update_tokens import Floats, Update, read_update
 from regress.layout import SampleKey
 from regress.oracle.rollouts import At, Rollout, Rollouts
 from regress.oracle.routing import Experts, recorded_experts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from regress.dump.trajectory import Trajectory
-from regress.explain.update import Floats, Update
+from regress.explain.update_tokens import Floats, Update
 
 At: TypeAlias = tuple[int, int | None]
 """Step, and update within it."""

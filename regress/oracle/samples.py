@@ -8,8 +8,8 @@ import numpy as np
 
 from regress.dump.trajectory import Trajectory, joined
 from regress.errors import OracleError
-from regress.explain.mask import find_mask
-from regress.explain.update import Bools, Update
+from regress.explain.loss_tokens import find_mask
+from regress.explain.update_tokens import Bools, Update
 from regress.oracle.rollouts import At, Rollouts
 
 FROM_GRADIENTS = "the token gradients themselves"

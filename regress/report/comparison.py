@@ -30,7 +30,7 @@ from regress.compare.single_dump_checks import check_dump
 from regress.compare.updates.invariant_statements import not_asked
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import RegressError
-from regress.explain.differences import SUBJECTS, differences
+from regress.explain.trainer_differences import SUBJECTS, differences
 from regress.layout import SampleKey, TokenFrame
 from regress.report.call import Call
 from regress.report.model import Report, Told

@@ -10,8 +10,8 @@ import numpy as np
 
 from regress.dump.dump_reader import DumpReader
 from regress.errors import RegressError
-from regress.explain.explain import explain_update
-from regress.explain.update import Update, read_update
+from regress.explain.explanation import explain_update
+from regress.explain.update_tokens import Update, read_update
 from regress.replay.exported import ExportedCase, Sample
 
 

@@ -73,7 +73,7 @@ def project(path: Path, whole: Path) -> None:
 
 
 def explained(path: Path, whole: Path) -> None:
-    from regress.explain.explain import explain_dump
+    from regress.explain.explanation import explain_dump
 
     found = explain_dump(str(path))
     "\n".join(one.text for one in found.statements).encode()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from regress.explain import fit
-from regress.explain.fit import fit_all, fit_clipped
+from regress.explain import hypothesis_fit
+from regress.explain.hypothesis_fit import fit_all, fit_clipped
 
 RNG = np.random.default_rng(0)
 BASE, RATIO = RNG.normal(size=60), np.exp(RNG.normal(size=60) * 0.3)
@@ -16,7 +16,7 @@ CLIPPED = ((RATIO > 1.2) & (BASE < 0)) | ((RATIO < 0.8) & (BASE > 0))
 
 @pytest.mark.parametrize("elements", [1, 2**20])
 def test_rows_do_not_depend_on_each_other(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "ELEMENTS", elements)
+    monkeypatch.setattr(hypothesis_fit, "ELEMENTS", elements)
     g = 1.7 * BASE * np.where(CLIPPED, 0.0, RATIO) + 0.3 * KL[2]
     together = fit_clipped(g, BASE, RATIO, KL)
     for row, found in enumerate(together):

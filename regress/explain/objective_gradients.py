@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regress.errors import CompareError, RegressError
-from regress.explain.advantages import groups_of
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.readings import Reading
-from regress.explain.search import Found
-from regress.explain.update import Floats, Ints
+from regress.explain.advantage_candidates import groups_of
+from regress.explain.denominator_readings import Reading
+from regress.explain.hypothesis_search import Found
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import Policies
+from regress.explain.update_tokens import Floats, Ints
 from regress.grpo.fields.advantages import AdvantageFields
 from regress.grpo.presets import make_objective
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from regress.errors import CompareError, RegressError
-from regress.explain.evaluated import Evaluated
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.readings import EXACT, Reading
-from regress.explain.search import Found
+from regress.explain.aggregation_weights import RESAMPLED
+from regress.explain.denominator_readings import EXACT, Reading
+from regress.explain.hypothesis_search import Found
+from regress.explain.loss_tokens import Mask
+from regress.explain.objective_gradients import Evaluated
+from regress.explain.policy_log_probs import Policies
 from regress.explain.statement import Statement
-from regress.explain.weights import RESAMPLED
 from regress.grpo.presets import PRESETS, make_objective
 
 SHOWN = 12

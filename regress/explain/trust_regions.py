@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.policies import Policies
-from regress.explain.update import Floats
+from regress.explain.policy_log_probs import Policies
+from regress.explain.update_tokens import Floats
 
 RATIO = "the ratio"
 FLOOR = 1e-8

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.logits import LOG_PROBS
-from regress.explain.mask import Mask
-from regress.explain.update import Bools, Floats
+from regress.explain.logits_at_temperature import LOG_PROBS
+from regress.explain.loss_tokens import Mask
+from regress.explain.update_tokens import Bools, Floats
 
 ON_POLICY = 1e-5
 """Largest log-ratio at which a token counts as on policy: rounding of two forward passes in float32."""

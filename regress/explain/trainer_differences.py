@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from regress.compare.dumps.opened_dump import open_side
-from regress.explain.explain import explain_dump
+from regress.explain.explanation import explain_dump
 from regress.explain.statement import Statement, UpdateExplanation
-from regress.explain.update import Update, read_update
+from regress.explain.update_tokens import Update, read_update
 from regress.layout import SampleKey
 
 SUBJECTS = (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from regress.errors import RegressError
-from regress.explain.advantages import Advantages, by_tokens, groups_of, of_rewards, solved
-from regress.explain.update import Floats, Ints, Update
+from regress.explain.advantage_candidates import Advantages, by_tokens, groups_of, of_rewards, solved
+from regress.explain.update_tokens import Floats, Ints, Update
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.presets import make_objective
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regress.explain.update import Floats, Ints, Update
+from regress.explain.update_tokens import Floats, Ints, Update
 
 if TYPE_CHECKING:
     from regress.grpo.objective import Objective

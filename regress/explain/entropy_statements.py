@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.loss import either
-from regress.explain.mask import Mask
+from regress.explain.aggregation_weights import Rule
+from regress.explain.loss_statements import either
+from regress.explain.loss_tokens import Mask
 from regress.explain.statement import Statement
-from regress.explain.update import Bools, Floats
-from regress.explain.weights import Rule
+from regress.explain.update_tokens import Bools, Floats
 
 FLAT = 1e-3
 """Relative spread up to which the derivatives of a weight rule count as those of one coefficient."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from regress.explain.update import Bools, Floats, Ints
+from regress.explain.update_tokens import Bools, Floats, Ints
 
 ROUNDS = 6
 FEW = 8

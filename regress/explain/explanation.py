@@ -10,22 +10,22 @@ import numpy as np
 
 from regress.compare.dumps.opened_dump import open_side
 from regress.errors import CompareError, RegressError
-from regress.explain import basics, clip, loss
-from regress.explain.advantages import Advantages, candidates, constant
-from regress.explain.centred import centred
-from regress.explain.entropy import entropies
-from regress.explain.logits import add_log_probs
-from regress.explain.mask import Mask, find_mask
-from regress.explain.policies import OLD, REFERENCE, Policies, policies
-from regress.explain.presets import agreements, followed
-from regress.explain.readings import Reading, read
-from regress.explain.regions import regions
-from regress.explain.search import Found, search
-from regress.explain.selection import without_drawn, without_low_entropy
-from regress.explain.source import Place, Source, chosen
+from regress.explain import clip_range, loss_statements, solution_statements
+from regress.explain.advantage_candidates import Advantages, candidates, constant
+from regress.explain.aggregation_weights import rules
+from regress.explain.centred_weights import centred
+from regress.explain.denominator_readings import Reading, read
+from regress.explain.entropy_statements import entropies
+from regress.explain.hypothesis_search import Found, search
+from regress.explain.logits_at_temperature import add_log_probs
+from regress.explain.loss_tokens import Mask, find_mask
+from regress.explain.policy_log_probs import OLD, REFERENCE, Policies, policies
+from regress.explain.preset_match import agreements, followed
+from regress.explain.selection_hypotheses import without_drawn, without_low_entropy
 from regress.explain.statement import Explanation, Statement, UpdateExplanation
-from regress.explain.update import Bools, Floats, Update, read_update
-from regress.explain.weights import rules
+from regress.explain.trust_regions import regions
+from regress.explain.update_sources import Place, Source, chosen
+from regress.explain.update_tokens import Bools, Floats, Update, read_update
 from regress.grpo.presets import make_objective, preset_values
 
 
@@ -72,13 +72,13 @@ def _explanation(path: str, updates: Iterable[Update], preset: str | None) -> Ex
 def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, RegressError | None]:
     """Return what an update shows, and why the preset cannot be evaluated; None if it can, or none is asked for."""
     mask = find_mask(update)
-    statements = list(basics.dependence(mask))
+    statements = list(solution_statements.dependence(mask))
     undetermined = {"everything else": "the gradients are not those of the next tokens' log-probs"}
     refusal: RegressError | None = None
     foreign = any(statement.departure for statement in statements)
     if not foreign:  # else temperature and derivatives are those of another loss
         read = _read(mask)
-        statements = [*basics.temperature(mask), *statements, *_statements(read, preset)]
+        statements = [*solution_statements.temperature(mask), *statements, *_statements(read, preset)]
         undetermined = _undetermined(read, statements)
         if preset is not None:
             try:
@@ -121,13 +121,13 @@ def _read(mask: Mask) -> _Read:
 def _statements(read: _Read, preset: str | None) -> Iterator[Statement]:
     mask, known, found, readings = read.mask, read.known, read.found, read.readings
     selects = preset is None or make_objective(preset).compares_tokens
-    yield from basics.masks(mask, selects=selects, clips=read.unjudged)
+    yield from solution_statements.masks(mask, selects=selects, clips=read.unjudged)
     if read.unjudged:
         mask = replace(mask, clipped=mask.missing)  # the loss has them, or had them before the clip
     yield from entropies(mask, rules(mask))
     if readings:
-        yield from loss.statements(found, readings, mask, known)
-        yield from clip.clips(found, readings, mask, known)
+        yield from loss_statements.statements(found, readings, mask, known)
+        yield from clip_range.clips(found, readings, mask, known)
         if preset is None:
             yield from agreements(mask, known, readings, found)
     elif not read.advantages:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.search import NOISE, TOLERANCE
+from regress.explain.aggregation_weights import Rule, rules
+from regress.explain.hypothesis_search import NOISE, TOLERANCE
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import Policies
 from regress.explain.statement import Statement
-from regress.explain.update import Floats, Ints
-from regress.explain.weights import Rule, rules
+from regress.explain.update_tokens import Floats, Ints
 
 GROUPS = 2
 """Least number of groups with a gradient."""

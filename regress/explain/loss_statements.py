@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.readings import EXACT, Reading, epsilons
-from regress.explain.recorded import configured, contradiction, named
-from regress.explain.search import Found
+from regress.explain.denominator_readings import EXACT, Reading, epsilons
+from regress.explain.hypothesis_search import Found
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import Policies
+from regress.explain.recorded_advantages import configured, contradiction, named
 from regress.explain.statement import ON_POLICY, Statement
-from regress.explain.terms import penalties, shifts
+from regress.explain.term_derivatives import penalties, shifts
 
 SHOWN = 4
 """Most readings that a sentence names."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.mask import Mask
+from regress.explain.loss_tokens import Mask
 from regress.explain.statement import Statement
-from regress.explain.update import Bools
+from regress.explain.update_tokens import Bools
 
 EXPLAINED = 2e-2
 """Unexplained part from which a loss depends on more than log-probs and entropies (bfloat16 leaves 3e-3)."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.loss import either
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.readings import Reading
-from regress.explain.regions import RATIO, Region, regions
-from regress.explain.search import Found, clipped_tokens
-from regress.explain.selection import drawable
+from regress.explain.denominator_readings import Reading
+from regress.explain.hypothesis_search import Found, clipped_tokens
+from regress.explain.loss_statements import either
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import Policies
+from regress.explain.selection_hypotheses import drawable
 from regress.explain.statement import Statement
-from regress.explain.update import Bools, Floats
+from regress.explain.trust_regions import RATIO, Region, regions
+from regress.explain.update_tokens import Bools, Floats
 
 Bounds = tuple[tuple[float, float], tuple[float, float]]
 """Interval that holds the lower bound, and the one that holds the upper bound."""

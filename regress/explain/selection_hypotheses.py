@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from regress.explain.logits import ENTROPY
-from regress.explain.mask import Mask
-from regress.explain.policies import Policies
-from regress.explain.update import Bools, Floats, Ints
-from regress.explain.weights import scopes
+from regress.explain.aggregation_weights import scopes
+from regress.explain.logits_at_temperature import ENTROPY
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import Policies
+from regress.explain.update_tokens import Bools, Floats, Ints
 
 COVARIANCES = (1.0, 5.0)
 """Bounds of the covariance of advantage and log-prob between which Clip-Cov (arXiv 2505.22617) draws, by default."""

@@ -7,8 +7,8 @@ import numpy as np
 from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.logit_recomputation import expected_values
 from regress.dump.record import Record
-from regress.explain.source import Source
-from regress.explain.update import Floats, Ints, Update, indices_of
+from regress.explain.update_sources import Source
+from regress.explain.update_tokens import Floats, Ints, Update, indices_of
 
 LOGITS = "activations"
 """Record type of the outputs of modules, the head among them."""

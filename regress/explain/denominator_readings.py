@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.mask import Mask
-from regress.explain.search import Found, Match
-from regress.explain.terms import PRODUCT, shifts
-from regress.explain.weights import Rule, whole_length
+from regress.explain.aggregation_weights import Rule, whole_length
+from regress.explain.hypothesis_search import Found, Match
+from regress.explain.loss_tokens import Mask
+from regress.explain.term_derivatives import PRODUCT, shifts
 
 EXACT = 2e-5
 """Relative error at which a factor counts as 1 (or as the number of ranks), if noise is smaller."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from regress.explain.update import TEMPERATURE_ERROR, Bools, Floats, Ints, Update
+from regress.explain.update_tokens import TEMPERATURE_ERROR, Bools, Floats, Ints, Update
 
 CERTAIN = -1e-5
 """Log-prob above which a token may have no gradient because its probability rounds to 1."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.mask import Mask
-from regress.explain.update import Floats, Ints
+from regress.explain.loss_tokens import Mask
+from regress.explain.update_tokens import Floats, Ints
 
 INTEGER = 3e-6
 """Relative error up to which a length that is read off a weight counts as a whole number (and at least 1e-4)."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.mask import Mask
-from regress.explain.policies import ON_POLICY, Policies
-from regress.explain.update import Floats, Ints
+from regress.explain.loss_tokens import Mask
+from regress.explain.policy_log_probs import ON_POLICY, Policies
+from regress.explain.update_tokens import Floats, Ints
 
 PRODUCT = "the product of the ratios of the sample"
 GMPO_BOUNDS = (0.2, 0.4)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import CompareError
-from regress.explain.source import Place, Source, chosen
+from regress.explain.update_sources import Place, Source, chosen
 from regress.layout import SampleKey, TokenFrame, TokenLayout
 
 Floats = NDArray[np.float64]

@@ -8,13 +8,13 @@ from itertools import product
 
 import numpy as np
 
-from regress.explain.advantages import Advantages
-from regress.explain.fit import Fit, fit_all, fit_clipped
-from regress.explain.mask import IDLE, Mask
-from regress.explain.policies import Policies
-from regress.explain.terms import Factor, Penalty, factors, penalties
-from regress.explain.update import Bools, Floats, Ints
-from regress.explain.weights import Rule
+from regress.explain.advantage_candidates import Advantages
+from regress.explain.aggregation_weights import Rule
+from regress.explain.hypothesis_fit import Fit, fit_all, fit_clipped
+from regress.explain.loss_tokens import IDLE, Mask
+from regress.explain.policy_log_probs import Policies
+from regress.explain.term_derivatives import Factor, Penalty, factors, penalties
+from regress.explain.update_tokens import Bools, Floats, Ints
 
 TOLERANCE = 1e-5
 """Relative norm that may stay unexplained: what trainers lose by computing advantages and losses in float32."""
