@@ -13,8 +13,8 @@ from mutation.mutants import ROOT, Mutant
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
 from regress.engine.config.config_schema import Config
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.matrix import Replay, replays

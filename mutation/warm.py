@@ -10,7 +10,7 @@ from mutation.force import remember
 from mutation.mutants import ROOT
 from mutation.scopes import PATHS
 from mutation.unit_tests import collect
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.run import run_steps
 from regress.replay.table import VARIANTS

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from regress.errors import NotSupported as NotSupported
     from regress.errors import RegressError as RegressError
     from regress.explain.explanation import explain_dump as explain_dump
-    from regress.golden.case import GoldenCase as GoldenCase
-    from regress.golden.store import GoldenStore as GoldenStore
+    from regress.golden.golden_case import GoldenCase as GoldenCase
+    from regress.golden.golden_directory import GoldenStore as GoldenStore
     from regress.layout.shards import ShardLayout as ShardLayout
     from regress.layout.tokens import Segment as Segment
     from regress.layout.tokens import TokenLayout as TokenLayout
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Comparison": "compare.dumps.comparison",
     "DumpReader": "dump.dump_reader",
-    "GoldenCase": "golden.case",
-    "GoldenStore": "golden.store",
+    "GoldenCase": "golden.golden_case",
+    "GoldenStore": "golden.golden_directory",
     "Guard": "live.guard",
     "NotSupported": "errors",
     "Record": "dump.record",

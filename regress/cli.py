@@ -17,7 +17,7 @@ from regress.dump.command_outputs import Output, OutputFolder, errors_written, j
 from regress.dump.dump_location import Location
 from regress.engine.config.command_flags import CommandWithFlags
 from regress.errors import ConfigError
-from regress.golden.options import code_option
+from regress.golden.golden_options import code_option
 from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
 from regress.printable_text import echo
 from regress.progress_bar import progress

@@ -19,7 +19,7 @@ from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.compare.verdicts.tolerance_overrides import read_overrides
 from regress.errors import ConfigError
-from regress.golden.store import open_store, project_root
+from regress.golden.golden_directory import open_store, project_root
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict

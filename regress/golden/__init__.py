@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from regress.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from regress.golden.case import GoldenCase as GoldenCase
-    from regress.golden.manifest import Manifest as Manifest
-    from regress.golden.manifest import ToleranceEntry as ToleranceEntry
-    from regress.golden.store import GoldenStore as GoldenStore
+    from regress.golden.case_manifest import Manifest as Manifest
+    from regress.golden.case_manifest import ToleranceEntry as ToleranceEntry
+    from regress.golden.golden_case import GoldenCase as GoldenCase
+    from regress.golden.golden_directory import GoldenStore as GoldenStore
 
 _HOMES = {
-    "GoldenStore": "store",
-    "GoldenCase": "case",
-    "Manifest": "manifest",
-    "ToleranceEntry": "manifest",
+    "GoldenStore": "golden_directory",
+    "GoldenCase": "golden_case",
+    "Manifest": "case_manifest",
+    "ToleranceEntry": "case_manifest",
 }
 __all__ = sorted(_HOMES)
 

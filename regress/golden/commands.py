@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from regress.errors import ConfigError, GoldenError, meant
-from regress.golden.options import directory_option
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
+from regress.golden.golden_options import directory_option
 from regress.printable_text import echo
 
 if TYPE_CHECKING:
-    from regress.golden.case import GoldenCase
-    from regress.golden.store import GoldenStore
+    from regress.golden.golden_case import GoldenCase
+    from regress.golden.golden_directory import GoldenStore
 
 Row = dict[str, Any]
 
@@ -59,7 +59,7 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
 
     Exit codes: 0, or 1 when a case is damaged.
     """
-    from regress.golden.checks import stored_checks
+    from regress.golden.stored_checks import stored_checks
 
     store = open_store(golden_dir)
     rows = [_case_row(store, name) for name in store.names()]
@@ -111,7 +111,7 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     regress golden show checks                 values that tests have stored
     regress golden show checks tests/test_loss.py::test_loss
     """
-    from regress.golden.files import CHECKS
+    from regress.golden.golden_files import CHECKS
 
     store = open_store(golden_dir)
     if case == CHECKS:
@@ -195,9 +195,9 @@ def _tolerance_rows(case: GoldenCase) -> list[Row]:
 
 def _check_rows(store: GoldenStore, pattern: str | None) -> Iterator[Row]:
     """Yield a row for each leaf of the stored checks; `pattern` equals or matches tests, names or files."""
-    from regress.golden.checks import read_check, stored_checks
-    from regress.golden.manifest import TensorEntry
-    from regress.golden.tree import CONTAINERS, describe
+    from regress.golden.case_manifest import TensorEntry
+    from regress.golden.stored_checks import read_check, stored_checks
+    from regress.golden.value_tree import CONTAINERS, describe
 
     for path in stored_checks(store.root):
         check = read_check(store.root, path)
@@ -239,8 +239,8 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
 
     Exit codes: 0 all intact (leftover files are listed), 1 damage.
     """
-    from regress.golden.checks import stored_checks
-    from regress.golden.verify import verify as check
+    from regress.golden.golden_verification import verify as check
+    from regress.golden.stored_checks import stored_checks
 
     store = open_store(golden_dir)
     for name in cases:
@@ -273,7 +273,7 @@ def migrate(golden_dir: Path | None) -> None:
 
     Exit codes: 0 done, 2 a case is damaged.
     """
-    from regress.golden.migrate import migrate as change
+    from regress.golden.schema_migration import migrate as change
 
     names = change(open_store(golden_dir, writes=True))
     echo(f"migrated: {', '.join(names)}" if names else "nothing to migrate")
@@ -328,8 +328,8 @@ def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
     regress golden prune --dry-run
     regress golden prune
     """
-    from regress.golden.verify import prunable
-    from regress.golden.verify import prune as remove
+    from regress.golden.golden_verification import prunable
+    from regress.golden.golden_verification import prune as remove
 
     store = open_store(golden_dir, writes=True)
     paths = prunable(store, orphans) if dry_run else remove(store, orphans)

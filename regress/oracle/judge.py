@@ -18,7 +18,7 @@ from regress.dump.dump_files import file_stamp
 from regress.dump.dump_reader import DumpReader
 from regress.engine.config.config_schema import Config
 from regress.errors import DumpError, OracleError
-from regress.golden.store import project_root
+from regress.golden.golden_directory import project_root
 from regress.grpo.objective import Objective
 from regress.oracle.measure import NAME as COARSE
 from regress.oracle.measure import measured_bounds

@@ -24,7 +24,7 @@ from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config.config_schema import Config
-from regress.golden.manifest import ToleranceEntry
+from regress.golden.case_manifest import ToleranceEntry
 from regress.oracle.repeat import Repetition
 from regress.replay.noise_floor import Floor, Response
 from regress.replay.variants import Precision

@@ -9,9 +9,9 @@ from typing import Any
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError
-from regress.golden.checks import StoredCheck, read_check
-from regress.golden.store import GoldenStore
-from regress.golden.tree import Tree
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.stored_checks import StoredCheck, read_check
+from regress.golden.value_tree import Tree
 from regress.plugin.comparing import compare
 from regress.plugin.rows import UpdateRow
 from regress.plugin.settings import Settings

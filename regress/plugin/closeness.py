@@ -33,7 +33,7 @@ def verdicts_on(
     actual: Any, expected: Any, rtol: float, atol: float, why: str, scale: float = 1.0
 ) -> list[Verdict]:
     """Return one verdict for each leaf of either value, the gravest first; ``scale`` multiplies the tolerance."""
-    from regress.golden.tree import Tree
+    from regress.golden.value_tree import Tree
     from regress.plugin.comparing import compare, tolerance_of
 
     tolerance = tolerance_of(rtol, atol, why, scale)

@@ -12,7 +12,7 @@ from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.errors import CheckError
-from regress.golden.tree import CONTAINERS, TENSOR, Node, Tree, describe
+from regress.golden.value_tree import CONTAINERS, TENSOR, Node, Tree, describe
 
 NOWHERE = Place()  # a check belongs to no step
 _EXACT = "texts and structure are compared exactly"

@@ -16,7 +16,7 @@ from regress.report.call import link
 from regress.report.text import explain, headline
 
 if TYPE_CHECKING:
-    from regress.golden.case import GoldenCase
+    from regress.golden.golden_case import GoldenCase
     from regress.replay.matrix import Item
     from regress.replay.outcome import Outcome, ReplayOutcome
 
@@ -60,7 +60,7 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
     """Return the differences from the environment of the recording; computed once per case, as git takes its time."""
     found = config.stash.setdefault(_ENVIRONMENT, {})
     if case.name not in found:
-        from regress.golden.provenance import differences
+        from regress.golden.golden_provenance import differences
         from regress.replay.truth import provenance_of
 
         now = provenance_of(case)

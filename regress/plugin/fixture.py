@@ -18,7 +18,7 @@ from regress.plugin.state import SESSION, owner
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
     from regress.dump.dump_reader import DumpReader
-    from regress.golden.checks import StoredCheck
+    from regress.golden.stored_checks import StoredCheck
     from regress.plugin.checking import Call
     from regress.plugin.update import TestStage
 
@@ -164,8 +164,8 @@ class Regress:
         again: Callable[[], Any] | None,
         nonfinite: bool,
     ) -> Call:
-        from regress.golden.checks import StoredCheck
-        from regress.golden.tree import Tree
+        from regress.golden.stored_checks import StoredCheck
+        from regress.golden.value_tree import Tree
         from regress.plugin.checking import Call
         from regress.plugin.comparing import tolerance_of
 
@@ -187,7 +187,7 @@ class Regress:
             tell_calls(self._node, told)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
-            from regress.golden.provenance import differences
+            from regress.golden.golden_provenance import differences
             from regress.plugin.failing import explain_check
 
             environment = (

@@ -117,8 +117,8 @@ class Orphans:
 
     def _unasked(self, asked: set[str]) -> Iterator[Unasked]:
         """Yield the stored checks that no test asked for, except those of tests that failed or were skipped."""
-        from regress.golden.checks import read_check, stored_checks, without_suffix
-        from regress.golden.store import GoldenStore
+        from regress.golden.golden_directory import GoldenStore
+        from regress.golden.stored_checks import read_check, stored_checks, without_suffix
 
         try:
             root = GoldenStore(self._config.stash[SETTINGS].golden_dir).root

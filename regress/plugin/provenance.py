@@ -17,7 +17,7 @@ def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
     which only an already loaded torch would know.
     """
     if _FOUND not in config.stash:
-        from regress.golden.provenance import collect
+        from regress.golden.golden_provenance import collect
 
         found = collect({})
         config.stash[_FOUND] = {key: value for key, value in found.items() if key != "config_sha256"}

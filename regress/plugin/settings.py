@@ -142,7 +142,7 @@ def _golden_dir(config: pytest.Config) -> Path:
     found = _folder(config, option, key)
     if found is None:
         raise pytest.UsageError(f"{key} is empty; allowed are paths of folders, such as golden")
-    from regress.golden.store import installed_cases
+    from regress.golden.golden_directory import installed_cases
 
     reads = config.getoption("--update-golden") is None and config.getoption(option) is None
     return installed_cases() or found if reads and not found.is_dir() else found

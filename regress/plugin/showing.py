@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
-from regress.golden.tree import CONTAINERS, Tree, describe
+from regress.golden.value_tree import CONTAINERS, Tree, describe
 from regress.report.numbers import short
 
 _LINES = 40

@@ -14,8 +14,8 @@ from regress.plugin.parts import Broken, ReplayPart, parts
 if TYPE_CHECKING:
     from regress.compare.verdicts.tolerance_overrides import Overrides
     from regress.dump.dump_reader import DumpReader
-    from regress.golden.case import GoldenCase
-    from regress.golden.store import GoldenStore
+    from regress.golden.golden_case import GoldenCase
+    from regress.golden.golden_directory import GoldenStore
     from regress.plugin.settings import Settings
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
@@ -79,7 +79,7 @@ class Suite:
 
     @property
     def _store(self) -> GoldenStore:
-        from regress.golden.store import GoldenStore
+        from regress.golden.golden_directory import GoldenStore
 
         return GoldenStore(self.settings.golden_dir)
 
@@ -151,7 +151,7 @@ class Suite:
 
     def dump(self, case: str, variant: str, precision: str) -> DumpReader:
         """Return the dump of a replay, which runs unless another process of the session ran it."""
-        from regress.golden.store import GoldenStore
+        from regress.golden.golden_directory import GoldenStore
         from regress.replay.matrix import Replay
         from regress.replay.variants import Precision
 

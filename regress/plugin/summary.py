@@ -133,7 +133,7 @@ class Summary:
 
     def _report(self, calls: list[Call]) -> Report:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
-        from regress.golden.provenance import told
+        from regress.golden.golden_provenance import told
         from regress.plugin.provenance import provenance_of
         from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables

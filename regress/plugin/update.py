@@ -18,15 +18,15 @@ import numpy as np
 
 from regress.durable_files import write
 from regress.errors import GoldenError
-from regress.golden.files import CHECKS, changing, read, unwritable
+from regress.golden.golden_files import CHECKS, changing, read, unwritable
 from regress.plugin.rows import UpdateRow
 from regress.report.numbers import pair
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
     from regress.durable_files import Batch
-    from regress.golden.checks import StoredCheck
-    from regress.golden.tree import Tree
+    from regress.golden.stored_checks import StoredCheck
+    from regress.golden.value_tree import Tree
     from regress.replay.update import Staged
 
 _SHOWN = 5
@@ -125,7 +125,7 @@ def apply_staged(staged_dir: Path, golden_dir: Path, told: Told) -> Applied:
             golden_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(golden_dir, error) from error
-        from regress.golden.checks import other_file
+        from regress.golden.stored_checks import other_file
 
         with changing(golden_dir) as batch:
             for path, data in checks.items():
@@ -163,7 +163,7 @@ def _staged_cases(staged_dir: Path) -> dict[str, Staged]:
 def _take_over(batch: Batch, name: str, staged: Staged) -> Iterable[UpdateRow]:
     """Add the update of a case to a batch, and return its rows; if it is refused, nothing is added."""
     from regress.durable_files import Batch
-    from regress.golden.update import take_over
+    from regress.golden.case_update import take_over
 
     assert staged.case is not None
     own = Batch(batch.root)
@@ -194,7 +194,7 @@ def _case_rows(case: str, staged: Staged) -> Iterable[UpdateRow]:
 
 def _check_rows(told: Told, written: Collection[str]) -> Iterable[UpdateRow]:
     """Return the rows of the checks that were written; the last run of a test counts."""
-    from regress.golden.checks import check_path, without_suffix
+    from regress.golden.stored_checks import check_path, without_suffix
 
     written = {without_suffix(file) for file in written}
     last = {check_path(row.owner, row.name): row for test, row in told.rows if test not in told.failed}
@@ -207,7 +207,7 @@ def check_row(new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verd
     Args:
         verdicts: verdicts on the new value against the old one; empty if there is no old one.
     """
-    from regress.golden.tree import CONTAINERS
+    from regress.golden.value_tree import CONTAINERS
     from regress.plugin.showing import show_briefly
 
     failed = [verdict for verdict in verdicts if not verdict.ok] or [v for v in verdicts if v.max_error]

@@ -14,7 +14,7 @@ from regress.compare.diagnosis.related_values import Beside, OwnMicrobatch
 from regress.compare.dumps.golden_source import sampler_log_probs
 from regress.compare.dumps.truth_source import Tensors
 from regress.dump.numpy_arrays import Array
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.plan import PlannedUpdate
 from regress.replay.read_once import trajectories_of
 

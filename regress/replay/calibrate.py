@@ -31,7 +31,7 @@ from regress.engine.adapters.adapter_parameters import has_adapter
 from regress.engine.numeric_types import DTYPES
 from regress.engine.run_construction import Run
 from regress.errors import ReplayError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.around import Prepare
 from regress.replay.fits import keeps_microbatches
 from regress.replay.judge import judge_replay

@@ -12,9 +12,9 @@ from rich.console import Console
 from regress.dump.command_outputs import OutputFolder, write_outputs
 from regress.dump.dump_location import Location
 from regress.golden.commands import golden
-from regress.golden.files import CASE_FILE, MANIFEST, TRUTH
-from regress.golden.options import code_option, directory_option
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
+from regress.golden.golden_files import CASE_FILE, MANIFEST, TRUTH
+from regress.golden.golden_options import code_option, directory_option
 from regress.printable_text import echo, hint_at
 from regress.progress_bar import progress
 from regress.replay.export_commands import export

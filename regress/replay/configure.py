@@ -12,7 +12,7 @@ import yaml
 from regress.engine.config import Config, load_config
 from regress.engine.config.rollout_config import DumpOptions
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.optional_packages import install, missing
 from regress.replay.rollouts import SAMPLED
 from regress.replay.variants import Precision, Variant

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from regress.errors import RegressError
-from regress.golden.case import GoldenCase
-from regress.golden.files import CASE_FILE, input_files
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import CASE_FILE, input_files
 
 TRIES, HOPELESS = 40, 8
 """Seeds that are tried for a case in which some faults could not show; fewer, if none of so many had a signal."""

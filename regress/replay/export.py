@@ -26,8 +26,8 @@ from regress.engine.adapters.adapter_settings import base_of
 from regress.engine.config.config_schema import Config
 from regress.engine.optimizer import adamw, build_scheduler
 from regress.errors import GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.files import unwritable
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_files import unwritable
 from regress.replay.configure import replay_config
 from regress.replay.export_documents import INDEX
 from regress.replay.export_objective import objective_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from regress.dump.command_outputs import LocalFolder
-from regress.golden.options import directory_option
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
+from regress.golden.golden_options import directory_option
 from regress.printable_text import echo
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from regress.engine.adapters.adapter_settings import is_adapter
 from regress.engine.config.config_schema import Config
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.grpo.objective import Objective
 
 _FILES = {

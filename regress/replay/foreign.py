@@ -24,7 +24,7 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.errors import DumpError, NotSupported, ReplayError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.adapter import Adapter, call_on_rank, require_agreement
 from regress.replay.configure import unusable_tracker
 from regress.replay.fits import has_other_values

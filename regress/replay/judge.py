@@ -17,7 +17,7 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.beside import beside_of
 from regress.replay.metrics_file import judge_metrics_file
 from regress.replay.plan import PlannedUpdate

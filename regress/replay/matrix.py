@@ -12,7 +12,7 @@ from itertools import islice
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
 from regress.compare.verdicts.verdict import Place
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.layout import RankLayout
 from regress.replay.fits import keeps_microbatches, keeps_ties, refusal
 from regress.replay.one import Replay as Replay

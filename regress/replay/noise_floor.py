@@ -21,7 +21,7 @@ import torch
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
 from regress.engine.numeric_types import DTYPES
-from regress.golden.manifest import ToleranceEntry
+from regress.golden.case_manifest import ToleranceEntry
 from regress.replay.variants import Precision
 
 KAPPA: Mapping[Precision, float] = {Precision.FLOAT64: 4.0, Precision.FLOAT32: 4.0, Precision.BFLOAT16: 3.0}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.plan import PlannedUpdate, plan_replay, world_size
 from regress.replay.read_once import trajectories_of
 from regress.replay.variants import Precision, Variant

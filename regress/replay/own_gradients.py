@@ -22,7 +22,7 @@ from regress.engine.engine_ranks import SingleProcess
 from regress.engine.numeric_types import arithmetic
 from regress.engine.run_models import build_policy
 from regress.errors import RegressError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.layout import SampleKey
 from regress.replay.configure import replay_config
 from regress.replay.plan import PlannedUpdate

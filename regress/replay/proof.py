@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.calibrate import precisions_of
 from regress.replay.noise_floor import Floor
 from regress.replay.probes import Probe, probe_named, probes

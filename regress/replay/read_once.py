@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 
 LIMIT = 1 << 26
 """Most bytes of golden values of a case that are kept; those of a larger one are read each time."""

@@ -27,7 +27,7 @@ from regress.engine.adapters.model_files import save_model
 from regress.engine.rollout_worker import TRAIN, Prompt
 from regress.engine.run_construction import Run, build
 from regress.errors import ConfigError
-from regress.golden.case import GREEDY, GoldenCase
+from regress.golden.golden_case import GREEDY, GoldenCase
 from regress.replay.configure import compose
 from regress.replay.plan import section_values
 from regress.replay.run import FORMAT, no_progress, torch_settings, write_rollouts

@@ -10,12 +10,12 @@ from pathlib import Path
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.verdict import Status
 from regress.errors import GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.files import input_files
-from regress.golden.manifest import ToleranceEntry
-from regress.golden.provenance import differences, told
-from regress.golden.store import GoldenStore
-from regress.golden.update import commit
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.case_update import commit
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import input_files
+from regress.golden.golden_provenance import differences, told
 from regress.replay.calibrate import calibrate
 from regress.replay.draft import HOPELESS, draft, seeds_of
 from regress.replay.noise_floor import Floor

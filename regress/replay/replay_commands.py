@@ -17,9 +17,9 @@ from regress.choice_option import Choice
 from regress.dump.command_outputs import LocalFolder, OutputFolder
 from regress.dump.dump_location import Location
 from regress.errors import ConfigError
-from regress.golden.files import CASE_FILE
-from regress.golden.options import code_option, directory_option
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
+from regress.golden.golden_files import CASE_FILE
+from regress.golden.golden_options import code_option, directory_option
 from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.printable_text import echo
 from regress.replay.variants import TIERS, Extent, Precision, Variant

@@ -11,7 +11,7 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.dump_location import Location
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.plugins import REPLAYERS, load, named
 from regress.replay.matrix import Item, Replay
 from regress.replay.variants import Variant

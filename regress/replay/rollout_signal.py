@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from regress.dump.trajectory import Trajectory
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.signal import SignalError, by_group
 
 

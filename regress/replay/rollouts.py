@@ -19,7 +19,7 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.errors import CompareError
-from regress.golden.case import GREEDY, GoldenCase
+from regress.golden.golden_case import GREEDY, GoldenCase
 from regress.replay.plan import PlannedUpdate
 from regress.replay.read_once import trajectories_of
 from regress.replay.variants import Precision

@@ -18,7 +18,7 @@ from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError
-from regress.golden.case import GREEDY, GoldenCase
+from regress.golden.golden_case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.replay.around import Around, Prepare
 from regress.replay.configure import replay_config

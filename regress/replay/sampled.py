@@ -8,7 +8,7 @@ from pathlib import Path
 from regress.dump.dump_reader import DumpReader, read_all
 from regress.engine.decision_margins import margins
 from regress.errors import ReplayError
-from regress.golden.case import GREEDY, GoldenCase
+from regress.golden.golden_case import GREEDY, GoldenCase
 from regress.replay.configure import replay_config
 from regress.replay.recipe import Recipe
 from regress.replay.run import run_steps, write_rollouts

@@ -14,8 +14,8 @@ from regress.compare.diagnosis.probable_cause import Diagnosis
 from regress.compare.verdicts.tolerance_overrides import Overrides, read_overrides
 from regress.dump.dump_files import remove_tree
 from regress.errors import ConfigError, GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore, project_root
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore, project_root
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config

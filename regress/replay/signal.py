@@ -19,7 +19,7 @@ from regress.compare.diagnosis.token_formulas import FORMULAS, TokenFormulas
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
-from regress.golden.files import where_order
+from regress.golden.golden_files import where_order
 from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.policy_losses import LOSSES

@@ -12,7 +12,7 @@ from regress.compare.verdicts.verdict import Place
 from regress.dump.canonical_json import dumps, loads, plain
 from regress.dump.dump_files import write_atomically
 from regress.dump.dump_reader import DumpReader
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.judge import records_of
 from regress.replay.matrix import Replay
 from regress.replay.outcome import ReplayOutcome

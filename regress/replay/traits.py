@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from regress.engine.config.training_config import AlgorithmConfig
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.presets import preset_values
 from regress.replay.plan import depends_on_microbatches, section_values

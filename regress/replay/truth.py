@@ -18,8 +18,8 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
 from regress.engine.config import to_plain
 from regress.errors import ReplayError
-from regress.golden.case import GoldenCase
-from regress.golden.provenance import collect
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_provenance import collect
 from regress.replay.beside import beside_of
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of

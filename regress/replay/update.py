@@ -22,10 +22,10 @@ from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.dump_files import write_atomically
 from regress.dump.numpy_arrays import Array, dtype_name, raw
-from regress.golden.case import GoldenCase
-from regress.golden.files import MANIFEST, parse_where
-from regress.golden.store import GoldenStore
-from regress.golden.update import check_finite, commit
+from regress.golden.case_update import check_finite, commit
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import MANIFEST, parse_where
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.judge import stored_tolerances
 from regress.replay.matrix import Replay

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from regress.errors import ConfigError, GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.files import CASE_FILE
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import CASE_FILE
 from regress.replay.calibrate import calibrate, replays_of
 from regress.replay.noise_floor import KAPPA
 from regress.replay.probes import Probe, probes

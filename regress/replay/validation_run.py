@@ -10,7 +10,7 @@ from pathlib import Path
 
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.fits import keeps_microbatches
 from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay

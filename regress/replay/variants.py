@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regress.golden.case import GoldenCase
+    from regress.golden.golden_case import GoldenCase
 
 
 class Precision(StrEnum):

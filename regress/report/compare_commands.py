@@ -16,7 +16,7 @@ from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.dump.command_outputs import Output, errors_written
 from regress.dump.dump_location import Location
 from regress.errors import ConfigError
-from regress.golden.options import directory_option
+from regress.golden.golden_options import directory_option
 from regress.printable_text import echo
 from regress.progress_bar import progress
 from regress.report.judge_options import (

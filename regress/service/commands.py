@@ -12,7 +12,7 @@ import click
 
 from regress.choice_option import Choice
 from regress.errors import ConfigError
-from regress.golden.options import code_option
+from regress.golden.golden_options import code_option
 from regress.service.core.limits import FORMATS, Limits
 from regress.service.wires.settings import Limits as RequestLimits
 

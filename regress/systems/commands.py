@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from regress.dump.command_outputs import LocalFolder, Output, OutputFile, write_output
-from regress.golden.options import directory_option
+from regress.golden.golden_options import directory_option
 from regress.printable_text import echo
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import RegressError, SystemsError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.systems.environments import Environment
 from regress.systems.findings import marked
 from regress.systems.judge import judge

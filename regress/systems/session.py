@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from regress.dump.command_outputs import Output, StandardOutput, write_output
 from regress.errors import SystemsError, meant
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
 from regress.systems.environments import environment_of, shared_size
 from regress.systems.findings import marked
 from regress.systems.protocol import SystemUnderTest

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from regress.cli import main
 from regress.engine.config.config_schema import Config
 from regress.errors import GoldenError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective import Objective
 from regress.replay import export
 from regress.replay.export import export_case

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.export import export_case
 
 ROOT = Path(__file__).parents[2]

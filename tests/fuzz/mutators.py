@@ -16,7 +16,7 @@ from typing import Any
 from regress.dump import dump_manifest as dumped
 from regress.dump.chunk_checksums import ChunkSums
 from regress.dump.formats import jsonl_format
-from regress.golden.manifest import seal
+from regress.golden.case_manifest import seal
 from tests.fuzz.mutate_archives import archive, safetensors
 from tests.fuzz.mutate_bytes import BYTES, flip
 from tests.fuzz.mutate_text import json_lines, text_

@@ -60,7 +60,7 @@ OWN: Mapping[str, str] = {
     "parallel/launch/rank.py _settle": "the null device",
     "parallel/launch/rank.py _run": "a job that the pool of this machine has sent",
     "parallel/failure.py _heard": "an error that a rank of this run has stored",
-    "golden/files.py locked": "a folder, for its lock",
+    "golden/golden_files.py locked": "a folder, for its lock",
     "engine/checkpoint/checkpoint_writer.py _settled": "a file that this process has just written",
     "engine/checkpoint/checkpoint_writer.py upload": "files that this process has just written",
     "engine/tracking/tracker_queue.py _run": "opens a connection",

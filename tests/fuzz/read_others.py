@@ -57,7 +57,7 @@ def outcome(path: Path, whole: Path) -> None:
 def project(path: Path, whole: Path) -> None:
     from regress.compare.verdicts.tolerance_overrides import read_overrides
     from regress.errors import RegressError
-    from regress.golden.store import golden_directory
+    from regress.golden.golden_directory import golden_directory
     from regress.import_trust import allowed_modules
     from regress.replay.adapter import project_adapter
     from regress.replay.table import project_variants as variant_table
@@ -155,9 +155,9 @@ def state(path: Path, whole: Path) -> None:
 
 
 def update(path: Path, whole: Path) -> None:
-    from regress.golden.migrate import migrate
-    from regress.golden.store import GoldenStore
-    from regress.golden.verify import prunable
+    from regress.golden.golden_directory import GoldenStore
+    from regress.golden.golden_verification import prunable
+    from regress.golden.schema_migration import migrate
 
     store = GoldenStore(path)
     migrate(store)

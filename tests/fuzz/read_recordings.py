@@ -84,8 +84,8 @@ def replayed(path: Path, whole: Path) -> None:
 
 
 def golden(path: Path, whole: Path) -> None:
-    from regress.golden.store import GoldenStore
-    from regress.golden.verify import verify as verified
+    from regress.golden.golden_directory import GoldenStore
+    from regress.golden.golden_verification import verify as verified
 
     store = GoldenStore(path)
     for finding in verified(store):

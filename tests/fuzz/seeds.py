@@ -203,8 +203,8 @@ def bare_sharded(folder: Path) -> None:
 
 @seed
 def golden(folder: Path) -> None:
-    from regress.golden.manifest import ToleranceEntry
-    from regress.golden.update import commit
+    from regress.golden.case_manifest import ToleranceEntry
+    from regress.golden.case_update import commit
     from tests.unit.golden.conftest import PROVENANCE, _make_inputs, _truth
 
     case = _make_inputs(folder / "tiny")

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import regress.golden.golden_directory
+
 # Runs of pytest within this process forget what they import, and numpy cannot be imported twice.
-import regress.golden.provenance
-import regress.golden.store
+import regress.golden.golden_provenance
 import regress.plugin.checking
 import regress.plugin.failing
 import regress.report.write
 
 if TYPE_CHECKING:
-    from regress.golden.manifest import Manifest
+    from regress.golden.case_manifest import Manifest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TRUTH = json.loads((GOLDEN / "dr_grpo" / "manifest.json").read_text())["truth"]
@@ -139,9 +140,9 @@ class GoldenProject(Project):
         path.unlink(missing_ok=True)
         return sorted(found)
 
-    def store(self) -> regress.golden.store.GoldenStore:
+    def store(self) -> regress.golden.golden_directory.GoldenStore:
         """The golden directory."""
-        return regress.golden.store.GoldenStore(self.folder / "golden")
+        return regress.golden.golden_directory.GoldenStore(self.folder / "golden")
 
     def manifest(self) -> Manifest:
         """Return the manifest of the case."""
@@ -193,7 +194,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from regress.replay.table import BASE
     from regress.replay.variants import Precision
 
-    case = regress.golden.store.GoldenStore(GOLDEN).case(GoldenProject.CASE)
+    case = regress.golden.golden_directory.GoldenStore(GOLDEN).case(GoldenProject.CASE)
     return replay(case, BASE, Precision.FLOAT64, tmp_path_factory.mktemp("made")).folder
 
 

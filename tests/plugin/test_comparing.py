@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.golden.tree import Tree
+from regress.golden.value_tree import Tree
 from regress.plugin.comparing import compare, tolerance_of
 from regress.report.text import headline
 

@@ -67,7 +67,7 @@ def test_the_summary_of_a_ci_run_has_the_verdict_on_one_line(alone: Any, monkeyp
 def test_another_environment_is_told_with_the_failure_and_fails_nothing_itself(alone: Any) -> None:
     recorded = """
         import pytest
-        import regress.golden.provenance as provenance
+        import regress.golden.golden_provenance as provenance
 
         @pytest.fixture(autouse=True)
         def _other(monkeypatch):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from regress.durable_files import unfinished
-from regress.golden.store import GoldenStore
-from regress.golden.verify import verify
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_verification import verify
 
 SOURCES = Path(__file__).parents[2]
 

@@ -66,8 +66,8 @@ def test_a_check_whose_test_is_gone(recorded: Any) -> None:
 
 
 def test_prune_removes_what_was_listed_and_nothing_else(recorded_alone: Any) -> None:
-    from regress.golden.store import GoldenStore
-    from regress.golden.verify import ORPHANS, prune
+    from regress.golden.golden_directory import GoldenStore
+    from regress.golden.golden_verification import ORPHANS, prune
 
     recorded_alone.write("test_it.py", WITHOUT_TWO)
     recorded_alone.passes(count=2)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from regress.golden.store import GoldenStore
-from regress.golden.update import commit
-from regress.golden.verify import verify
+from regress.golden.case_update import commit
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_verification import verify
 from tests.plugin.conftest import GoldenProject, failed_quantities, judged
 
 CASE, TESTS, QUANTITIES = GoldenProject.CASE, GoldenProject.TESTS, GoldenProject.QUANTITIES

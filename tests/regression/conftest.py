@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
 from regress.parallel.launch.pool import RankPool
 from regress.replay.judge import judge_replay

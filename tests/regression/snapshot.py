@@ -23,7 +23,7 @@ from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay

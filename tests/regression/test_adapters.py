@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, replays
 from regress.replay.run import replay

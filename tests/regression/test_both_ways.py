@@ -19,7 +19,7 @@ from regress.dump.dump_manifest import Entry, Manifest, write_manifest
 from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record, replace_tensors
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.run import replay
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision

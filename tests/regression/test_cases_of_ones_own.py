@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SUITE = "def test_golden(regress_record):\n    regress_record.check()\n"

@@ -14,8 +14,8 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record, replace_tensors
 from regress.dump.recorder import Recorder
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay, judge_twin
 from regress.replay.matrix import Replay

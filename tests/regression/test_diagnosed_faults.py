@@ -10,7 +10,7 @@ import pytest
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
 from regress.compare.diagnosis.rules.rule_table import RULES
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay

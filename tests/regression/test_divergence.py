@@ -15,7 +15,7 @@ import pytest
 
 from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
 from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.injection import Inject, injected
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay

@@ -18,8 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.verdict import Place, Status
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.matrix import Replay
 from regress.replay.plan import world_size
 from regress.replay.variants import Precision

@@ -15,7 +15,7 @@ import torch
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine.run_construction import Run
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.names import overrides_of

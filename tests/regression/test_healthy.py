@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import validation as module
 from regress.replay.calibrate import LAYOUTS
 from regress.replay.judge import stored_tolerances

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regress.dump.metrics_file import METRICS
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.judge import records_of
 from regress.replay.matrix import Replay
 from regress.replay.metrics_file import judge_metrics_file

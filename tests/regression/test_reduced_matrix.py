@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.matrix import Replay, replays
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Extent, Precision

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regress.errors import ReplayError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo import losses
 from regress.replay.truth import compute_truth
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.injection import injected
 from regress.replay.matrix import Replay

@@ -10,8 +10,8 @@ import pytest
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError, ReplayError
-from regress.golden.case import GREEDY
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GREEDY
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import sampled
 from regress.replay.injection import injected
 from regress.replay.judge import judge_replay

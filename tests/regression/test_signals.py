@@ -13,7 +13,7 @@ from torch import Tensor
 from regress.engine import grpo_trainer, reference_policy
 from regress.engine import optimizer as optim
 from regress.engine.run_construction import Run
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo import advantages, aggregation, estimators, logprobs, losses, marks, policy_losses
 from regress.grpo.fields import ObjectiveFields
 from tests.regression.conftest import GOLDEN, Judged

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.store import GoldenStore
-from regress.golden.verify import verify
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_verification import verify
 
 pytestmark = pytest.mark.extended  # a small project has the same tests in tests/plugin
 

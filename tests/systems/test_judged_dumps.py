@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.systems.explained import explained
 from regress.systems.exported import ExportedCase
 from regress.systems.judge import Judgement, judge

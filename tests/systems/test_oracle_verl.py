@@ -10,7 +10,7 @@ import pytest
 from plants.catalogue import FAULTS
 
 from regress.compare.dumps.comparison import Comparison
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.oracle.judge import judge_dump
 from regress.replay.exported import ExportedCase
 from regress.systems.environments import environment_of

@@ -10,7 +10,7 @@ import pytest
 from plants.catalogue import FAULTS, HARMLESS
 from plants.rewriting import rewritten
 
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.systems.judge import judge
 from regress.systems.registry import load, location_of
 from regress.systems.row import Result

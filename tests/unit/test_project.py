@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError, RegressError
-from regress.golden.store import golden_directory
+from regress.golden.golden_directory import golden_directory
 from regress.project_settings import project_section
 
 SHAPES = {

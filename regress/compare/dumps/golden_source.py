@@ -25,9 +25,9 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import ConfigError, GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.files import parse_where
-from regress.golden.store import GoldenStore, golden_directory
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore, golden_directory
+from regress.golden.golden_files import parse_where
 from regress.layout import TokenFrame
 
 PREFIX = "golden:"

@@ -22,7 +22,7 @@ from regress.dump.record import Record
 from regress.dump.request_index import INDEX
 from regress.dump.source_readers import Source, open_source
 from regress.errors import DumpError
-from regress.golden.files import CASE_FILE
+from regress.golden.golden_files import CASE_FILE
 from regress.layout import DIMENSIONS, Mesh
 
 Side: TypeAlias = Source

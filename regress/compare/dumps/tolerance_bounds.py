@@ -12,8 +12,8 @@ from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.dump.numpy_arrays import DTYPES, is_float
-from regress.golden.case import GoldenCase
-from regress.golden.manifest import ToleranceEntry
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.golden_case import GoldenCase
 
 NOT_OF_WEIGHTS = ("param", "weights")
 """Quantities whose tolerance does not grow: parameters are what moved, and token weights are counted."""

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.golden.manifest import ToleranceEntry
+from regress.golden.case_manifest import ToleranceEntry
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any
 from regress.compare.quantities import QUANTITIES, quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, Tolerances
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.project_settings import project_section
 
 EVERY = "*"

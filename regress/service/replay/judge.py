@@ -13,7 +13,7 @@ from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import CompareError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.matrix import Replay
 from regress.replay.run_context import commands
 from regress.replay.variants import Precision

@@ -17,7 +17,7 @@ from regress.dump.taps import at
 from regress.engine.run_construction import build
 from regress.engine.training_step import train_step
 from regress.errors import ReplayError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.interop.payloads import read_payload
 from regress.layout import BatchPlan
 from regress.parallel.world import opened_world

@@ -16,13 +16,13 @@ from regress.choice_option import Choice
 from regress.command_group import FriendlyGroup
 from regress.dump.command_outputs import Output, OutputFile, OutputFolder, write_output
 from regress.dump.dump_location import Location
-from regress.golden.options import code_option, directory_option
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
+from regress.golden.golden_options import code_option, directory_option
 from regress.printable_text import echo
 from regress.progress_bar import progress
 
 if TYPE_CHECKING:
-    from regress.golden.store import GoldenStore
+    from regress.golden.golden_directory import GoldenStore
     from tests.faults.fault import Fault
     from tests.faults.trials.rows import FaultRow
     from tests.faults.trials.trial import Trial

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.plan import PlannedUpdate
 
 LIMITS: Mapping[str, tuple[str, float]] = {

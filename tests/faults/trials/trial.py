@@ -16,8 +16,8 @@ from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.dump_manifest import Manifest
 from regress.dump.dump_reader import DumpReader
 from regress.errors import ConfigError, RankError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.fits import keeps_microbatches
 from regress.replay.interprocess_lock import stated

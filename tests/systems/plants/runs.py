@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plants.catalogue import Plant
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.systems.environments import environment_of
 from regress.systems.registry import load, location_of
 from regress.systems.row import Row

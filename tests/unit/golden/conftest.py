@@ -12,7 +12,7 @@ import pytest
 from regress.dump.dump_files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.trajectory import Trajectory, to_record
-from regress.golden.update import commit
+from regress.golden.case_update import commit
 
 PROVENANCE = {"versions": {"torch": "2.13.0"}}
 YAML = """\

@@ -24,10 +24,10 @@ from regress.dump import Recorder, Trajectory, at, read, recording, tap, tap_tra
 from regress.dump.dump_files import TEMPORARY
 from regress.dump.dump_manifest import MANIFEST
 from regress.durable_files import unfinished
-from regress.golden.case import GoldenCase
-from regress.golden.manifest import ToleranceEntry
-from regress.golden.store import GoldenStore
-from regress.golden.update import commit, leftovers
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.case_update import commit, leftovers
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 
 
 def state(number: int) -> dict[str, Any]:

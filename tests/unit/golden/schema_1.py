@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from regress.golden.manifest import checksum
+from regress.golden.case_manifest import checksum
 
 
 def downgrade(folder: Path) -> None:

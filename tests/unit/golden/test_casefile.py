@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import GoldenError
-from regress.golden.case import CaseFile, parse_case
+from regress.golden.golden_case import CaseFile, parse_case
 
 PATH = Path("golden/x/case.yaml")
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from regress.dump.numpy_arrays import DTYPES
 from regress.durable_files import write
 from regress.errors import GoldenError
-from regress.golden.checks import StoredCheck, check_path, is_check, read_check, stored_checks
-from regress.golden.tree import Tree
+from regress.golden.stored_checks import StoredCheck, check_path, is_check, read_check, stored_checks
+from regress.golden.value_tree import Tree
 
 VALUE = {"a": np.arange(3.0), "b": ["text", None, 2**70, float("nan")]}
 LARGE = {**VALUE, "large": np.arange(513.0)}

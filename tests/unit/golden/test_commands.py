@@ -22,9 +22,9 @@ from regress.dump.record import Record
 from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden import GoldenStore, ToleranceEntry
-from regress.golden.checks import StoredCheck
-from regress.golden.tree import Tree
-from regress.golden.update import commit
+from regress.golden.case_update import commit
+from regress.golden.stored_checks import StoredCheck
+from regress.golden.value_tree import Tree
 from tests.unit.golden.schema_1 import downgrade
 
 MEASURED = {

@@ -16,7 +16,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, ToleranceEntry
-from regress.golden.update import commit
+from regress.golden.case_update import commit
 
 
 def stats(folder: Path) -> dict[str, tuple[int, int]]:
@@ -287,7 +287,7 @@ WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from regress.golden.update import commit
+from regress.golden.case_update import commit
 for number in range(int(sys.argv[2]), 24, 4):
     truth = {"step_000001": {"gradient": {f"p{number}": np.full(3, float(number))}}}
     commit(Path(sys.argv[1]), truth=truth, provenance={})

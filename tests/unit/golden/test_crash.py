@@ -18,7 +18,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, GoldenStore
-from regress.golden.update import commit, leftovers
+from regress.golden.case_update import commit, leftovers
 
 PROGRAM = Path(__file__).with_name("killed.py")
 
@@ -197,7 +197,7 @@ import resource, sys
 import numpy as np
 from pathlib import Path
 from regress.errors import GoldenError
-from regress.golden.update import commit
+from regress.golden.case_update import commit
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
 try:
     big = np.random.default_rng(0).normal(size=5000)

@@ -13,9 +13,9 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, GoldenStore
-from regress.golden.manifest import ToleranceEntry
-from regress.golden.update import commit
-from regress.golden.verify import verify
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.case_update import commit
+from regress.golden.golden_verification import verify
 
 KINDS = ("manifest", "yaml", "model", "optimizer", "trajectory", "truth")
 
@@ -144,7 +144,7 @@ def test_an_older_manifest_whose_files_are_gone(case: Path, provenance: Any) -> 
 
 def forged(case: Path, change: Any) -> None:
     """A manifest that somebody edited, checksum and layout included."""
-    from regress.golden.manifest import seal
+    from regress.golden.case_manifest import seal
 
     tree = json.loads((case / "manifest.json").read_text())
     del tree["sha256"]

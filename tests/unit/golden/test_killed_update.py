@@ -18,11 +18,11 @@ import pytest
 from regress.durable_files import UPDATE, unfinished
 from regress.errors import GoldenError
 from regress.golden import GoldenStore
-from regress.golden.checks import StoredCheck
-from regress.golden.files import changing
-from regress.golden.tree import Tree
-from regress.golden.update import commit
-from regress.golden.verify import verify
+from regress.golden.case_update import commit
+from regress.golden.golden_files import changing
+from regress.golden.golden_verification import verify
+from regress.golden.stored_checks import StoredCheck
+from regress.golden.value_tree import Tree
 from regress.plugin.update import TestStage, Told, apply_staged
 
 OPERATIONS = [(os, "write"), (os, "fsync")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import GoldenError
-from regress.golden.store import golden_directory, installed_cases, open_store
+from regress.golden.golden_directory import golden_directory, installed_cases, open_store
 
 
 @pytest.mark.parametrize(

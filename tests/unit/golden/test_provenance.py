@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regress.golden.provenance import collect, differences, told
+from regress.golden.golden_provenance import collect, differences, told
 
 
 def test_threads_in_force_stand_for_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenStore
-from regress.golden.verify import prunable, prune
+from regress.golden.golden_verification import prunable, prune
 
 
 @pytest.fixture

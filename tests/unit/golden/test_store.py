@@ -10,7 +10,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, GoldenStore, ToleranceEntry
-from regress.golden.update import commit
+from regress.golden.case_update import commit
 
 
 def test_an_unrecorded_case_is_legal(unrecorded: Path) -> None:

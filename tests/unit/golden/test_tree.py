@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import CheckError
-from regress.golden.checks import StoredCheck
-from regress.golden.tree import Tree, describe
+from regress.golden.stored_checks import StoredCheck
+from regress.golden.value_tree import Tree, describe
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 values = st.recursive(
@@ -298,7 +298,7 @@ def test_nodes_in_words(value: Any, words: str) -> None:
 
 def test_a_number_needs_neither_torch_nor_pandas() -> None:
     code = (
-        "import sys; from regress.golden.tree import Tree; Tree.of({'a': [1.5, None, 'x']});"
+        "import sys; from regress.golden.value_tree import Tree; Tree.of({'a': [1.5, None, 'x']});"
         "print(*{'torch', 'pandas'} & sys.modules.keys())"
     )
     done = subprocess.run(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 

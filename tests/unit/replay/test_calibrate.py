@@ -18,9 +18,9 @@ from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.engine.run_construction import Run
 from regress.errors import ReplayError
-from regress.golden.case import GoldenCase
-from regress.golden.manifest import ToleranceEntry
-from regress.golden.store import GoldenStore
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import calibrate as module
 from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.noise_floor import Floor, Response
 from regress.replay.proof import Proof, rows_of
 from regress.replay.record import Calibration

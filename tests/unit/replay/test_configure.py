@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from regress.engine.config import load_config, to_plain
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import overlaid, replay_config
 from regress.replay.table import BASE, flat
 from regress.replay.variants import Precision, Variant

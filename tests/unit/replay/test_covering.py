@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from regress.engine.run_construction import Run
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
 from regress.replay.matrix import Replay, replays
 from regress.replay.plan import PlannedUpdate, mesh_sizes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.matrix import Item, Replay, items
 from regress.replay.variants import Precision, Variant
 

@@ -14,8 +14,8 @@ import pytest
 from regress.compare.comparison_request import compare_sources
 from regress.compare.dumps.comparison import Comparison
 from regress.dump.dump_reader import DumpReader
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.around import Prepare
 from regress.replay.run import replay
 from regress.replay.variants import Precision, Variant

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regress.engine.tracking import tracker_availability
-from regress.golden.store import open_store
+from regress.golden.golden_directory import open_store
 from regress.replay.engine_replayer import EngineReplayer
 from regress.replay.foreign import ForeignReplayer
 from regress.replay.matrix import Replay

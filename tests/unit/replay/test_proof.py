@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regress.compare.quantities import QUANTITIES as QUANTITIES_OF_ALL
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import proof as module
 from regress.replay.judge import stored_tolerances
 from regress.replay.noise_floor import KAPPA, Floor, Response

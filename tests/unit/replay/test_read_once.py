@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import read_once as module
 from regress.replay.read_once import trajectories_of, truth_of
 

@@ -12,7 +12,7 @@ import yaml
 from safetensors.numpy import load_file
 
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.recipe import Recipe, make_inputs
 from regress.replay.run import replay
 from regress.replay.table import BASE

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.errors import CompareError, GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
-from regress.golden.update import commit
-from regress.golden.verify import verify
+from regress.golden.case_update import commit
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_verification import verify
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay, items
 from regress.replay.record import add, record

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from regress import plugins
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay
 from regress.replay.table import project_variants

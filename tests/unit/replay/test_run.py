@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regress.errors import ReplayError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.run import replay, torch_settings
 from regress.replay.table import VARIANTS
 from regress.replay.variants import Precision

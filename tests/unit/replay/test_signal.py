@@ -13,8 +13,8 @@ import pytest
 
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
 from regress.replay.matrix import Replay

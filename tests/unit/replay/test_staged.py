@@ -8,8 +8,8 @@ import pytest
 
 from regress.engine.prompt_tokens import PromptSource
 from regress.errors import ReplayError
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.program import run_program, staged
 from regress.replay.table import VARIANTS

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from regress.golden.case import GoldenCase
-from regress.golden.update import commit
+from regress.golden.case_update import commit
+from regress.golden.golden_case import GoldenCase
 from regress.replay.update import _copy, _selected
 
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay import fits
 from regress.replay.matrix import Replay
 from regress.replay.table import VARIANTS

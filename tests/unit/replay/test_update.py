@@ -12,7 +12,7 @@ from torch import Tensor
 from regress.dump.numpy_arrays import raw
 from regress.engine import grpo_trainer
 from regress.errors import RegressError
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.grpo.advantages import token_advantages
 from regress.grpo.presets import PRESETS
 from regress.replay.truth import compute_truth, flat

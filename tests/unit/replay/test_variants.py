@@ -8,7 +8,7 @@ import pytest
 
 from regress.engine.config import load_config
 from regress.errors import ConfigError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import overlaid
 from regress.replay.names import select
 from regress.replay.table import VARIANTS, flat, parse_variants, project_variants

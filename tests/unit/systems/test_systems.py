@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regress.errors import GoldenError, SystemsError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.systems import environments, session
 from regress.systems.adapters.trainer import Trainer
 from regress.systems.environments import environment_of, lacking

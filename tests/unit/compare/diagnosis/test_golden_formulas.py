@@ -10,8 +10,8 @@ import pytest
 from regress.compare.diagnosis.counterfactuals import gives
 from regress.compare.diagnosis.token_formulas import FORMULAS, TOKEN_GRADIENTS, TokenFormulas
 from regress.engine.config import to_plain
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.configure import replay_config
 from regress.replay.matrix import Replay
 from regress.replay.table import BASE

@@ -7,7 +7,7 @@ import pytest
 from regress.compare.dumps.tolerance_bounds import Bounds, coarsest
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
-from regress.golden.manifest import ToleranceEntry
+from regress.golden.case_manifest import ToleranceEntry
 from tests.as_subtests import as_subtests
 
 

@@ -12,7 +12,7 @@ from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Override, Overrides, read_overrides
 from regress.errors import ConfigError
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 
 GOLDEN = Path(__file__).parents[4] / "golden"
 MEASURED = Tolerance(1e-6, 1e-9, reason="measured")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from regress.golden.case import GoldenCase
+from regress.golden.golden_case import GoldenCase
 from regress.replay.matrix import replays
 from regress.replay.variants import Extent, Precision, Variant
 from tests.unit.replay.covering.coverage import Alike, Missing, Pair, Setting, missing, settings_of, shown

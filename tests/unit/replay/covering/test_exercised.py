@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.policy_losses import LOSSES
 from regress.replay.table import project_variants

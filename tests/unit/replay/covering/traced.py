@@ -17,7 +17,7 @@ from types import FrameType
 from regress.engine.config.batching_config import BatchingConfig, ParallelConfig
 from regress.engine.config.model_config import ReferenceConfig
 from regress.engine.config.training_config import AlgorithmConfig, OptimizerConfig
-from regress.golden.store import GoldenStore
+from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan, Mesh, RankPlan
 from regress.replay.run import replay

@@ -11,8 +11,8 @@ import pytest
 from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError, ConfigError, NotSupported
-from regress.golden.case import GoldenCase
-from regress.golden.store import GoldenStore
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.foreign import ForeignReplayer
 from regress.replay.matrix import Replay

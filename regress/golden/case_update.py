@@ -15,8 +15,9 @@ from regress.dump.record import Record
 from regress.dump.record_types import STAGES
 from regress.durable_files import TEMPORARY, Batch, Stamp
 from regress.errors import DumpError, GoldenError
-from regress.golden.case import read_truth
-from regress.golden.files import (
+from regress.golden.case_manifest import Manifest, TensorEntry, ToleranceEntry, TruthEntry, read_manifest
+from regress.golden.golden_case import read_truth
+from regress.golden.golden_files import (
     CASE_FILE,
     MANIFEST,
     changing,
@@ -31,7 +32,6 @@ from regress.golden.files import (
     truth_files,
     where_order,
 )
-from regress.golden.manifest import Manifest, TensorEntry, ToleranceEntry, TruthEntry, read_manifest
 
 NewTruth = Mapping[str, Mapping[str, "Mapping[str, Any] | None"] | None]
 NewTolerances = Mapping[str, Mapping[str, ToleranceEntry | None]]
@@ -60,7 +60,7 @@ def commit(
         inputs: paths within the case to hash again; missing ones are dropped. None keeps those recorded; a first
             recording takes all in the folder.
         inputs_from: folder whose inputs become those of the case, in place of its own.
-        provenance: see `regress.golden.provenance`.
+        provenance: see `regress.golden.golden_provenance`.
         replace: `truth` is all of it; what it does not mention is removed.
 
     Returns:

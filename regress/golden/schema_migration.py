@@ -9,9 +9,9 @@ from typing import Any
 from regress.dump.canonical_json import loads
 from regress.durable_files import Batch, Stamp
 from regress.errors import DumpError, GoldenError
-from regress.golden.files import MANIFEST, RESTORE, changing, read, truth_file
-from regress.golden.manifest import Manifest, checksum
-from regress.golden.store import GoldenStore
+from regress.golden.case_manifest import Manifest, checksum
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import MANIFEST, RESTORE, changing, read, truth_file
 
 _OLD = 1
 _GZIP = 31

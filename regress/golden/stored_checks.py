@@ -20,10 +20,10 @@ from regress.dump.file_damage import Damage
 from regress.dump.formats import safetensors_format
 from regress.dump.record import Record
 from regress.errors import DumpError, GoldenError
-from regress.golden import check_text
-from regress.golden.files import CHECKS
-from regress.golden.files import read as read_file
-from regress.golden.tree import TENSOR, Tree
+from regress.golden import stored_check_text
+from regress.golden.golden_files import CHECKS
+from regress.golden.golden_files import read as read_file
+from regress.golden.value_tree import TENSOR, Tree
 from regress.json_schema import conform
 
 TEXT, RECORD = ".check", ".safetensors"  # pytest collects what is called test*.txt
@@ -81,7 +81,7 @@ class StoredCheck:
         tolerance = {"rtol": self.rtol, "atol": self.atol, "why": self.why}
         nodes = [[path, *node] for path, node in self.value.nodes.items()]
         try:
-            text = check_text.encode({**check, **tolerance, "provenance": self.provenance}, self.value)
+            text = stored_check_text.encode({**check, **tolerance, "provenance": self.provenance}, self.value)
             if text is not None:
                 return TEXT, text
             meta = {"check": check, "nodes": nodes, "tolerance": tolerance, "provenance": self.provenance}
@@ -155,7 +155,7 @@ def _from_record(record: Record) -> StoredCheck:
 
 
 def _from_text(data: bytes) -> StoredCheck:
-    header, value = check_text.decode(data)
+    header, value = stored_check_text.decode(data)
     return StoredCheck(value=value, **conform(header, _Header, "a check"))
 
 

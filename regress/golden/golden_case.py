@@ -19,7 +19,8 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory, from_record
 from regress.durable_files import unfinished
 from regress.errors import DumpError, GoldenError, reason
-from regress.golden.files import (
+from regress.golden.case_manifest import Manifest, ToleranceEntry, TruthEntry, kind_of, read_manifest
+from regress.golden.golden_files import (
     CASE_FILE,
     RESTORE,
     converted,
@@ -30,7 +31,6 @@ from regress.golden.files import (
     truth_file,
     where_order,
 )
-from regress.golden.manifest import Manifest, ToleranceEntry, TruthEntry, kind_of, read_manifest
 
 GREEDY = "greedy"
 """Folder of the greedy completions of a sampled case."""

@@ -19,7 +19,7 @@ from regress.dump.canonical_json import Json, dumps, loads, plain, tag_floats
 from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw
 from regress.durable_files import Stamp
 from regress.errors import DumpError, GoldenError
-from regress.golden.files import MANIFEST, is_input, is_word, parse_where, truth_file
+from regress.golden.golden_files import MANIFEST, is_input, is_word, parse_where, truth_file
 from regress.json_schema import Count, Finite, Hash, Least, Matches, conform
 from regress.untrusted_files import DOCUMENT, read_bytes
 
@@ -150,7 +150,7 @@ class Manifest:
         inputs: path within the case -> stamp.
         truth: update (`step_000000`) -> quantity -> file and tensors.
         tolerances: quantity -> precision -> bound.
-        provenance: place and software of the last changing recording, see `regress.golden.provenance`.
+        provenance: place and software of the last changing recording, see `regress.golden.golden_provenance`.
     """
 
     inputs: Mapping[str, Stamp] = field(default_factory=dict)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, GoldenError, meant
-from regress.golden.files import CASE_FILE, MANIFEST, check_case_name, finish_update
+from regress.golden.golden_files import CASE_FILE, MANIFEST, check_case_name, finish_update
 from regress.project_settings import project_root, project_tree
 
 if TYPE_CHECKING:
-    from regress.golden.case import GoldenCase
+    from regress.golden.golden_case import GoldenCase
 
 __all__ = ["GoldenStore", "golden_directory", "open_store", "project_root"]
 
@@ -41,7 +41,7 @@ class GoldenStore:
 
     def case(self, name: str, *, allow_changed_inputs: bool = False) -> GoldenCase:
         """Open a case; see `GoldenCase`. Raises `GoldenError` naming the path when it is missing or damaged."""
-        from regress.golden.case import GoldenCase  # numpy starts here
+        from regress.golden.golden_case import GoldenCase  # numpy starts here
 
         folder = self.folder(name)
         if not folder.is_dir():

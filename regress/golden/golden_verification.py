@@ -9,12 +9,12 @@ from pathlib import Path
 
 from regress.durable_files import TEMPORARY
 from regress.errors import DumpError, GoldenError
-from regress.golden.case import GoldenCase, read_truth
-from regress.golden.checks import is_check, read_check, stored_checks
-from regress.golden.files import CHECKS, changing, truth_file, truth_files
-from regress.golden.manifest import Manifest, TensorEntry, read_manifest
-from regress.golden.store import GoldenStore
-from regress.golden.update import leftovers
+from regress.golden.case_manifest import Manifest, TensorEntry, read_manifest
+from regress.golden.case_update import leftovers
+from regress.golden.golden_case import GoldenCase, read_truth
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import CHECKS, changing, truth_file, truth_files
+from regress.golden.stored_checks import is_check, read_check, stored_checks
 from regress.untrusted_files import parse_json, read_bytes
 
 ORPHANS = ".pytest_cache/v/regress/orphans"

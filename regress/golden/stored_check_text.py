@@ -23,7 +23,7 @@ import numpy as np
 
 from regress.dump.canonical_json import dumps, loads
 from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, is_float
-from regress.golden.tree import TENSOR, Node, Tree
+from regress.golden.value_tree import TENSOR, Node, Tree
 
 LIMIT = 4096
 """Bytes that the tensors of a check have at most for it to be text."""
