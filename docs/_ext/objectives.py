@@ -6,9 +6,9 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.objective import Objective
-from regress.grpo.recipes import RECIPES
+from regress.grpo.objective_catalogue import CATALOGUE
+from regress.grpo.preset_recipes import RECIPES
 
 
 class Objectives(Directive):

@@ -24,7 +24,7 @@ from regress.compare.diagnosis.counterfactuals import (
 )
 from regress.compare.diagnosis.hypotheses import Floats
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.presets import PRESETS
+from regress.grpo.objective_presets import PRESETS
 
 FLOAT32 = 1e-5
 """Largest difference, relative to the value, that is called rounding of float32."""

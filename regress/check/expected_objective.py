@@ -11,9 +11,9 @@ from torch import Tensor
 from regress.check.objective_batches import LONGEST, Batch
 from regress.compare.diagnosis.counterfactuals import Compute, Formula, Values
 from regress.compare.diagnosis.token_formulas import objective_formula
-from regress.grpo.evaluate import Samples, advantages_of, gradients_of, loss_of, weights_of
-from regress.grpo.evaluate import mistakes as evaluated_mistakes
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.objective_evaluation import Samples, advantages_of, gradients_of, loss_of, weights_of
+from regress.grpo.objective_evaluation import mistakes as evaluated_mistakes
 
 GRADIENT, LOSS = "token_gradient", "loss"
 

@@ -17,7 +17,7 @@ from regress.check.expected_objective import GRADIENT, LOSS
 from regress.check.loss_arguments import arguments_of, name_of
 from regress.check.loss_calls import Caller, Result, call_lines, chosen_form
 from regress.check.objective_batches import Batch, batches
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
 
 _EXACT = 1e-9
 """Largest relative difference of two computations in float64."""

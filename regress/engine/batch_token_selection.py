@@ -14,12 +14,12 @@ from regress.engine.engine_ranks import Ranks
 from regress.engine.mini_batch import LossTokens, Microbatch
 from regress.engine.policy_interface import Policy
 from regress.errors import ReplayError
-from regress.grpo.aggregation import entropy_weights
-from regress.grpo.corrections import accepted
-from regress.grpo.marks import Compared, marks_of, normalized_weights
+from regress.grpo.importance_ratios import sampler_weights
+from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
-from regress.grpo.ratios import sampler_weights
-from regress.grpo.samples import Samples
+from regress.grpo.sampler_corrections import accepted
+from regress.grpo.token_samples import Samples
+from regress.grpo.token_selection import Compared, marks_of, normalized_weights
 
 
 def compared(

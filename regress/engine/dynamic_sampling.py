@@ -17,7 +17,7 @@ from regress.engine.mock_rollouts import MockRolloutWorker
 from regress.engine.prompt_tokens import Prompts
 from regress.engine.rollout_worker import TRAIN, UNSCORED, Prompt, RolloutWorker
 from regress.errors import ReplayError, TaskError
-from regress.grpo.resampling import varied_groups
+from regress.grpo.batch_resampling import varied_groups
 
 REWARD = "reward"
 """Value of ``data.filter_metric`` that stands for the whole reward, before any KL is subtracted."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
-from regress.grpo.metrics import TOKEN_METRICS
+from regress.grpo.update_metrics import TOKEN_METRICS
 
 UPDATE = "each optimizer update"
 STEP = "end of each rollout step"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.config_schema import Config
-from regress.grpo.resampling import resampling_weights
+from regress.grpo.batch_resampling import resampling_weights
 from regress.tasks.draws import generator
 
 

@@ -10,10 +10,10 @@ from regress.engine.config.config_schema import Config
 from regress.engine.mini_batch import LossTokens
 from regress.engine.rollout_worker import UNSCORED
 from regress.errors import ReplayError
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.kl import kl_estimate
+from regress.grpo.kl_divergence import kl_estimate
 from regress.grpo.objective import Objective
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.segment_sums import segment_lengths, segment_sum
 
 
 def rewards_of(

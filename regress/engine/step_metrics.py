@@ -22,8 +22,8 @@ from regress.engine.engine_ranks import World
 from regress.engine.mini_batch import LossTokens
 from regress.engine.rollout_worker import UNSCORED
 from regress.engine.training_step import StepOutcome
-from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
+from regress.grpo.objective_catalogue import ADVANTAGES
 
 Values = dict[str, float | str]
 EXAMPLES_EVERY = 10

@@ -20,13 +20,13 @@ from regress.engine.mini_batch import LossTokens, Microbatch
 from regress.engine.policy_interface import Policy
 from regress.engine.user_components import LossFunction
 from regress.errors import NotFinite, RegressError
-from regress.grpo.aggregation import entropy_scale
-from regress.grpo.inputs import InputError
-from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss, entropy_in_loss, token_loss
-from regress.grpo.marks import Marks
-from regress.grpo.metrics import Metric, add_metrics, token_metrics
+from regress.grpo.argument_checks import InputError
+from regress.grpo.loss_aggregation import entropy_scale
 from regress.grpo.objective import Objective
+from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.token_losses import TokenLoss, entropy_in_loss, token_loss
+from regress.grpo.token_selection import Marks
+from regress.grpo.update_metrics import Metric, add_metrics, token_metrics
 
 Watch = Callable[[Microbatch, TokenLogProbs, TokenLoss], None]
 """Function ``watch(microbatch, log_probs, loss)``, called for each microbatch whose loss was computed."""

@@ -29,9 +29,9 @@ from regress.engine.router_loss import RouterLoss
 from regress.engine.training_passes import Part, accumulate, sums
 from regress.engine.user_components import LossFunction
 from regress.errors import DumpError, NotFinite
-from regress.grpo.aggregation import batch_weights, drawn_weights
-from regress.grpo.metrics import Metric, add_metrics
+from regress.grpo.loss_aggregation import batch_weights, drawn_weights
 from regress.grpo.objective import Objective
+from regress.grpo.update_metrics import Metric, add_metrics
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def weigh(
     """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
     With ``denominator_scope=microbatch`` each microbatch is averaged separately, and then the microbatches of all ranks
-    are averaged. See `regress.grpo.aggregation.batch_weights`.
+    are averaged. See `regress.grpo.loss_aggregation.batch_weights`.
 
     Args:
         partition: samples of each microbatch, of all ranks.

@@ -4,7 +4,7 @@
 |---|---|---|
 | ``model.patch`` | the built model | nothing, or another model |
 | ``model.attention`` | what transformers' attention functions take | output ``[B, T, heads, d]`` and weights or None |
-| ``algorithm.loss_function`` | what `regress.grpo.losses.token_loss` takes | `regress.grpo.losses.TokenLoss` |
+| ``algorithm.loss_function`` | what `regress.grpo.token_losses.token_loss` takes | `regress.grpo.token_losses.TokenLoss` |
 | ``optimizer.factory`` | named parameters, learning rate, ``betas eps weight_decay`` | a ``torch.optim.Optimizer`` |
 | ``parallel.wrapper`` | model and process group | a module with ``no_sync()`` |
 """
@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from regress.engine.config.training_config import OptimizerConfig
 from regress.errors import ConfigError, RegressError, reason
-from regress.grpo.losses import TokenLoss
+from regress.grpo.token_losses import TokenLoss
 from regress.import_trust import named_code
 
 LossFunction = Callable[..., TokenLoss]
@@ -99,7 +99,7 @@ def own_loss(text: str | None) -> LossFunction | None:
         found = function(log_probs_K, *rest, **named)
         if not isinstance(found, TokenLoss):
             raise RegressError(
-                f"{stated} returned a {type(found).__name__}; return a regress.grpo.losses.TokenLoss"
+                f"{stated} returned a {type(found).__name__}; return a regress.grpo.token_losses.TokenLoss"
             )
         if found.loss_K.shape != log_probs_K.shape:
             raise RegressError(

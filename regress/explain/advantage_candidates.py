@@ -125,9 +125,9 @@ def _by_objective(update: Update, fields: dict[str, Any]) -> Floats | None:
     """Return one advantage per trajectory, by the functions that our own trainer uses; None where they have none."""
     import torch
 
-    from regress.grpo.advantages import token_advantages
-    from regress.grpo.inputs import InputError
-    from regress.grpo.presets import make_objective
+    from regress.grpo.argument_checks import InputError
+    from regress.grpo.objective_presets import make_objective
+    from regress.grpo.token_advantages import token_advantages
 
     rewards = torch.from_numpy(_rewards(update))
     groups = torch.from_numpy(groups_of(update))
@@ -197,7 +197,7 @@ def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
 
 def _of_tokens(update: Update) -> Iterator[Advantages]:
     """Yield rules that whiten over the loss tokens of the rollout batch."""
-    from regress.grpo.presets import make_objective
+    from regress.grpo.objective_presets import make_objective
 
     for (words, chosen), ddof in product(_WHITENED.items(), (1, 0)):
         for eps in EPSILONS if "scale" in chosen else (0.0,):
@@ -215,7 +215,7 @@ def by_tokens(update: Update, objective: Objective) -> Floats:
     """
     import torch
 
-    from regress.grpo.advantages import token_advantages
+    from regress.grpo.token_advantages import token_advantages
 
     masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
     sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)

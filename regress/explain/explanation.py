@@ -26,7 +26,7 @@ from regress.explain.statement import Explanation, Statement, UpdateExplanation
 from regress.explain.trust_regions import regions
 from regress.explain.update_sources import Place, Source, chosen
 from regress.explain.update_tokens import Bools, Floats, Update, read_update
-from regress.grpo.presets import make_objective, preset_values
+from regress.grpo.objective_presets import make_objective, preset_values
 
 
 def explain_dump(

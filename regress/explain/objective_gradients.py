@@ -18,8 +18,8 @@ from regress.explain.hypothesis_search import Found
 from regress.explain.loss_tokens import Mask
 from regress.explain.policy_log_probs import Policies
 from regress.explain.update_tokens import Floats, Ints
-from regress.grpo.fields.advantages import AdvantageFields
-from regress.grpo.presets import make_objective
+from regress.grpo.fields.advantage_fields import AdvantageFields
+from regress.grpo.objective_presets import make_objective
 
 if TYPE_CHECKING:
     from regress.grpo.objective import Objective
@@ -109,7 +109,7 @@ class Evaluated:
         """Return d loss / d log-prob of each loss token, by autograd."""
         import torch
 
-        from regress.grpo.evaluate import Samples, gradients_of
+        from regress.grpo.objective_evaluation import Samples, gradients_of
 
         own, old, reference = self._policies(objective)
         sequence = self._mask.update.sample[self._tokens]
@@ -158,7 +158,7 @@ class Evaluated:
     def _advantages(self, objective: Objective) -> Floats:
         import torch
 
-        from regress.grpo.advantages import token_advantages
+        from regress.grpo.token_advantages import token_advantages
 
         update = self._mask.update
         if not update.trajectories:
@@ -185,7 +185,7 @@ class Evaluated:
     def _weights(self, objective: Objective, sequence: Ints) -> Floats:
         import torch
 
-        from regress.grpo.evaluate import Samples, weights_of
+        from regress.grpo.objective_evaluation import Samples, weights_of
 
         update, spans = self._mask.update, self._mask.spans.astype(np.int64)
         samples = Samples(

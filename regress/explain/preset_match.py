@@ -15,7 +15,7 @@ from regress.explain.loss_tokens import Mask
 from regress.explain.objective_gradients import Evaluated
 from regress.explain.policy_log_probs import Policies
 from regress.explain.statement import Statement
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_presets import PRESETS, make_objective
 
 SHOWN = 12
 """Most presets that a sentence names."""

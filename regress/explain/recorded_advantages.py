@@ -11,8 +11,8 @@ import numpy as np
 from regress.errors import RegressError
 from regress.explain.advantage_candidates import Advantages, by_tokens, groups_of, of_rewards, solved
 from regress.explain.update_tokens import Floats, Ints, Update
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_presets import make_objective
 
 if TYPE_CHECKING:
     from regress.grpo.objective import Objective

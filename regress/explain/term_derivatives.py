@@ -116,8 +116,8 @@ def _derivative(
     """Return minus the derivative of a loss over the advantage, and the ratio, ``[frame.size]`` each."""
     import torch
 
-    from regress.grpo.evaluate import Samples, gradients_of, loss_of
     from regress.grpo.fields import ObjectiveFields
+    from regress.grpo.objective_evaluation import Samples, gradients_of, loss_of
 
     tokens = np.flatnonzero(mask.effective)
     own = torch.from_numpy(log_ratio[tokens])
@@ -153,8 +153,8 @@ def _kl_slope(x: Floats, ratio: Floats, fields: dict[str, Any]) -> Floats:
     """Return d KL / d log p where log p - log p_ref is x, and log p - log p_old the log-ratio."""
     import torch
 
-    from regress.grpo.evaluate import Samples, gradients_of
     from regress.grpo.fields import ObjectiveFields
+    from regress.grpo.objective_evaluation import Samples, gradients_of
 
     at = np.flatnonzero(np.isfinite(x) & np.isfinite(ratio))
     own = torch.from_numpy(x[at])

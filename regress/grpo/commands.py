@@ -6,10 +6,10 @@ from dataclasses import fields
 
 import click
 
-from regress.grpo.catalogue import CATALOGUE
 from regress.grpo.objective import Objective
-from regress.grpo.presets import PRESETS, make_objective
-from regress.grpo.recipes import RECIPES
+from regress.grpo.objective_catalogue import CATALOGUE
+from regress.grpo.objective_presets import PRESETS, make_objective
+from regress.grpo.preset_recipes import RECIPES
 from regress.printable_text import echo
 
 

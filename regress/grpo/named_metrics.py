@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.losses import TokenLoss
-from regress.grpo.metrics import Metric
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.segment_sums import segment_lengths, segment_sum
+from regress.grpo.token_losses import TokenLoss
+from regress.grpo.update_metrics import Metric
 
 
 def verl_metrics(loss: TokenLoss, objective: ObjectiveFields) -> dict[str, Metric]:

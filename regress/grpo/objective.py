@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.checks import check_objective
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.objective_checks import check_objective
 
 
 @dataclass

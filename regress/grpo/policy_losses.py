@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from regress.grpo.part import Part
+from regress.grpo.objective_part import Part
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from regress.grpo.fields import ObjectiveFields
-    from regress.grpo.losses import TokenLoss
-    from regress.grpo.marks import Marks
-    from regress.grpo.samples import Samples
+    from regress.grpo.token_losses import TokenLoss
+    from regress.grpo.token_samples import Samples
+    from regress.grpo.token_selection import Marks
 
 LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT = math.log(1e-8), 20.0
 """Clamps of VESPO: of a token's log-ratio (both ways the greater), of a sampler weight's log and of a sample's."""
@@ -372,7 +372,7 @@ def dro(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     verl=_verl_drawn,
 )
 def clip_cov(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
-    """Return ``-min(r A, clip(r) A)``; the tokens that `regress.grpo.marks` drew count as 0 (arXiv 2505.22617)."""
+    """Return ``-min(r A, clip(r) A)``; the tokens that `regress.grpo.token_selection` drew count as 0 (arXiv 2505.22617)."""
     return -(t.ratio * t.advantages).minimum(t.ratio.clamp(*o.clip_range) * t.advantages)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regress.grpo.discounted_returns import padded, positions
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.returns import padded, positions
 
 EPS = 1e-8
 """Added to the sum of weights that divides a baseline."""

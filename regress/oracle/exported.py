@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError, GoldenError
-from regress.grpo.presets import preset_values
+from regress.grpo.objective_presets import preset_values
 from regress.oracle.engine import Program, run_program
 from regress.replay.configure import compose, dump_everything
 from regress.replay.exported import ExportedCase

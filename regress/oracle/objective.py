@@ -12,7 +12,7 @@ from regress.explain.loss_statements import NEGLIGIBLE
 from regress.explain.statement import Statement, UpdateExplanation
 from regress.explain.update_tokens import Floats, read_update
 from regress.grpo.objective import Objective
-from regress.grpo.presets import preset_values
+from regress.grpo.objective_presets import preset_values
 from regress.oracle.exported import ADVANTAGES, advantage_in
 from regress.oracle.observed import OLD, Observed, Recorded
 from regress.oracle.rollouts import At

@@ -32,7 +32,7 @@ from regress.engine.run_provenance import provenance
 from regress.engine.training_step import train_step, weigh
 from regress.errors import OracleError
 from regress.explain.update_tokens import Floats
-from regress.grpo.aggregation import entropy_weights
+from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of

@@ -21,7 +21,7 @@ from regress.engine.mini_batch import Microbatch
 from regress.engine.numeric_types import arithmetic
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, RegressError
-from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.token_log_probs import TokenLogProbs
 from regress.parallel.relay import relay
 from regress.parallel.schedules import ranks_of_stages, require_microbatches, runner
 from regress.parallel.stages import Stages

@@ -1,6 +1,6 @@
 """Log-probs and entropy of logits whose vocabulary is split over ranks, without gathering the logits.
 
-Each rank reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.logprobs`); the
+Each rank reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.token_log_probs`); the
 parts are joined by an all-reduce of the maxima and one of the sums. The gradient of a part needs nothing from the
 others. Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regress.grpo.inputs import InputError
-from regress.grpo.logprobs import (
+from regress.grpo.argument_checks import InputError
+from regress.grpo.token_log_probs import (
     BLOCK,
     VOCAB_CHUNK,
     Pieces,

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from regress.dump.canonical_json import Json
 from regress.engine.config.config_schema import Config
-from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.objective import Objective
+from regress.grpo.objective_catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.policy_losses import LOSSES
 from regress.replay.plan import PlannedUpdate
 

@@ -16,7 +16,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.presets import preset_values
+from regress.grpo.objective_presets import preset_values
 from regress.layout import (
     DIMENSIONS,
     BatchPlan,

@@ -20,8 +20,8 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
 from regress.golden.golden_files import where_order
-from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.objective_catalogue import ADVANTAGES
 from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
 

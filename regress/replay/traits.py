@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from regress.engine.config.training_config import AlgorithmConfig
 from regress.golden.golden_case import GoldenCase
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.presets import preset_values
+from regress.grpo.objective_presets import preset_values
 from regress.replay.plan import depends_on_microbatches, section_values
 
 

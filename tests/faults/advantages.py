@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 
 from regress.engine import grpo_trainer
-from regress.grpo import estimators
-from regress.grpo.advantages import token_advantages
+from regress.grpo import advantage_estimators
+from regress.grpo.token_advantages import token_advantages
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.loss import deviation_epsilon, groups_interleaved
 from tests.faults.fault import EVERY_CHECK, LOG_PROB_CHECKS, fault, met_in
@@ -22,7 +22,7 @@ from tests.faults.fault import EVERY_CHECK, LOG_PROB_CHECKS, fault, met_in
     blind=("cosine 0.99", "allclose", "mean 1e-3"),
 )
 @met_in("unsloth-zoo PR#832")
-@around(estimators, "group_statistics")
+@around(advantage_estimators, "group_statistics")
 def population_deviation(statistics, rewards, groups, ddof):
     """The deviation divides by N in place of N - 1."""
     return statistics(rewards, groups, 0)
@@ -107,7 +107,7 @@ def advantages_reversed(right, *args):
 
 @fault("I", "advantages advantages", "advantage-offset")
 @met_in("NeMo-RL PR#2176: a key that no other sample has")
-@in_place_of(estimators, "_centred")
+@in_place_of(advantage_estimators, "_centred")
 def rewards_not_centred(samples):
     """Rewards are divided by the deviation, and their mean is not taken off."""
     return samples.rewards
@@ -115,7 +115,7 @@ def rewards_not_centred(samples):
 
 @fault("I", "advantages advantages", "advantage-scale")
 @met_in("miles PR#1573")
-@around(estimators, "group_statistics")
+@around(advantage_estimators, "group_statistics")
 def variance_for_deviation(right, *args):
     """The variance divides, not its root."""
     found = right(*args)
@@ -134,7 +134,7 @@ def rewards_of_the_next_sample(right, rewards, *rest):
     "I", "advantages advantages", "advantage-epsilon advantage-scale", kind="precision", precisions="float64"
 )
 @met_in("NeMo-RL PR#4158")
-@around(estimators, "group_statistics")
+@around(advantage_estimators, "group_statistics")
 def variance_by_cancellation(right, rewards, index, ddof):
     """The variance is E[x^2] - E[x]^2 in float32, where statistics are float64 in every precision."""
     found, single = right(rewards, index, ddof), rewards.float()
@@ -153,7 +153,7 @@ def variance_by_cancellation(right, rewards, index, ddof):
     blind=EVERY_CHECK,
 )
 @met_in("a group of equal rewards, whose mean is one rounding off")
-@in_place_of(estimators, "_centred")
+@in_place_of(advantage_estimators, "_centred")
 def equal_rewards_not_set_to_zero(samples):
     """Rounding of equal rewards about their mean is divided by a deviation of 0 and its epsilon, not set to 0."""
     return samples.rewards - samples.group.mean

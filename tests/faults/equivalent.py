@@ -8,7 +8,7 @@ from regress.engine import causal_lm_policy as policy
 from regress.engine import training_passes
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.loss import valued
 from tests.faults.advantages import with_groups
@@ -61,7 +61,7 @@ def logits_shifted(right, logits, *args, **rest):
 
 @equivalent("K", proof="no loss of these cases exceeds a hundred times the size of its advantage")
 @met_in("tianshou#433")
-@around(losses, "_dual_clip")
+@around(token_losses, "_dual_clip")
 def dual_clip_far_away(right, policy, advantages, o):
     """A dual clip at 100 is on."""
     return right(policy, advantages, replace(o, dual_clip=100.0))
@@ -83,7 +83,7 @@ def groups_in_reversed_order(groups):
     "J", on="dr_grpo/mbs4 dapo/mbs4", proof="these objectives have no KL term: its estimator is never called"
 )
 @met_in("Schulman: the direction of k2")
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def kl_of_another_sign(right, *args):
     """The divergence has the wrong sign where there is none."""
     return -right(*args)

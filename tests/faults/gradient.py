@@ -2,8 +2,8 @@
 
 import torch
 
-from regress.grpo import losses
-from regress.grpo.segments import segment_sum
+from regress.grpo import token_losses
+from regress.grpo.segment_sums import segment_sum
 from regress.replay.injection import around, by
 from regress.replay.probes.loss import (
     before_backward,
@@ -30,7 +30,7 @@ fault("R", "token_gradient token_gradient", "kl-detached", place="step0/rank0/mi
     blind=FORWARD_CHECKS,
 )
 @met_in("slime PR#179")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def old_log_probs_not_detached(right, *args):
     """Old log-probs carry the same gradient as the new ones, so that the ratio has none."""
     return right(*args).detach()
@@ -38,7 +38,7 @@ def old_log_probs_not_detached(right, *args):
 
 @fault("R", "token_gradient token_gradient", "kl-gradient-estimator", place="step0/rank0/micro0")
 @met_in("verl: k3+ in place of k3")
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def kl_gradient_of_another_estimator(right, policy, reference, objective):
     """The value of k3 with the gradient of k2."""
     value = right(policy, reference, objective)
@@ -120,7 +120,7 @@ def weight_not_detached(right, log_probs, ratio, adv, objective):
     "gradient of 1 / n through the mean is the gradient of 1 through the own log-prob (GSPO-token, arXiv 2507.18071)",
 )
 @met_in("EasyR1 PR#596")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_gradient_of_each_token(right, log_probs, *args):
     """The ratio of a sample has a gradient that reaches each token's own log-prob only."""
     ratio = right(log_probs, *args).detach()
@@ -131,7 +131,7 @@ def ratio_gradient_of_each_token(right, log_probs, *args):
     "R", "token_gradient token_gradient", "ratio-gradient-level", on="gspo/mbs4", place="step0/rank0/micro0"
 )
 @met_in("EasyR1 PR#596: a mean whose backward pass is that of a sum")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_gradient_of_the_sum(right, log_probs, old, sequence, count, *rest):
     """The ratio of a sample has the gradient of a sum over its tokens, and its value is made of their mean."""
     ratio = right(log_probs, old, sequence, count, *rest).detach()

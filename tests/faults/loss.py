@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from regress.grpo import losses, policy_losses
+from regress.grpo import policy_losses, token_losses
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.kl import kl_estimate
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.kl_divergence import kl_estimate
+from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.loss import (
     another_estimator,
@@ -65,7 +65,7 @@ fault("K", "ratio prob_ratio", "ratio-level", on="gspo/mbs4", place="step0/rank0
 
 @fault("K", "ratio prob_ratio", "ratio-inverted")
 @met_in("old and new log-probs exchanged")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_inverted(right, *args):
     """The ratio is p_old / p in place of p / p_old."""
     return 1.0 / right(*args)
@@ -98,13 +98,13 @@ def ratio_not_clipped(_):
 
 def policy_loss(patch, change):
     """Replace the policy loss by ``change(log_probs, ratio, advantages, objective)``."""
-    patch.setattr(losses, "_policy_loss", lambda *args: change(*args[:4]))
+    patch.setattr(token_losses, "_policy_loss", lambda *args: change(*args[:4]))
 
 
 def kl_with(patch, **changed):
     """Estimate the divergence by an objective with other fields."""
     right = kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda p, q, o: right(p, q, replace(o, **changed)))
+    patch.setattr(token_losses, "kl_estimate", lambda p, q, o: right(p, q, replace(o, **changed)))
 
 
 LOSS = "policy_loss policy_loss"
@@ -112,7 +112,7 @@ LOSS = "policy_loss policy_loss"
 
 @fault("J", "kl kl", "kl-direction", tokens="all")
 @met_in("KL(reference, policy) in place of KL(policy, reference)")
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def kl_direction_reversed(right, p, q, objective):
     """Policy and reference are exchanged in the divergence."""
     return right(q, p, objective)
@@ -127,7 +127,7 @@ def kl_clamped(patch):
 
 @fault("J", "kl kl", "kl")
 @met_in("TRL PR#4638")
-@around(losses, "_kl")
+@around(token_losses, "_kl")
 def kl_times_the_ratio(right, p, q, ratio, objective):
     """The importance correction of DeepSeek-V3.2, which this objective has not."""
     return right(p, q, ratio, replace(objective, kl_bias_correction=True))
@@ -142,7 +142,7 @@ def kl_of_the_squared_estimator(patch):
 
 @fault("J", "token_loss elementwise_loss", "term-left-out", tokens="all")
 @met_in("a coefficient that does not arrive")
-@around(losses, "_total")
+@around(token_losses, "_total")
 def kl_left_out(right, policy, kl, entropy, o):
     """The divergence is computed, and does not enter the loss."""
     return right(policy, None, entropy, o)
@@ -150,7 +150,7 @@ def kl_left_out(right, policy, kl, entropy, o):
 
 @fault("J", "token_loss elementwise_loss", "term-left-out", tokens="all")
 @met_in("a divergence that is taken off the loss")
-@around(losses, "_total")
+@around(token_losses, "_total")
 def kl_subtracted(right, policy, kl, entropy, objective):
     """The divergence is rewarded."""
     return right(policy, None if kl is None else -kl, entropy, objective)
@@ -158,7 +158,7 @@ def kl_subtracted(right, policy, kl, entropy, objective):
 
 @fault("K", LOSS, "one-sign policy-loss clip-range")
 @met_in("tianshou#433")
-@in_place_of(losses, "_dual_clip")
+@in_place_of(token_losses, "_dual_clip")
 def dual_clip_for_every_sign(policy, advantages, objective):
     """The loss is capped at 1.1 times the size of the advantage, also where that is positive."""
     cap = 1.1 * advantages.abs()
@@ -167,7 +167,7 @@ def dual_clip_for_every_sign(policy, advantages, objective):
 
 @fault("K", "ratio prob_ratio", "ratio-inverted", tokens="all")
 @met_in("Open-R1: 1 + log r")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_not_exponentiated(right, *args):
     """The ratio is 1 plus its logarithm."""
     return 1.0 + right(*args).log()
@@ -209,7 +209,7 @@ def ratio_left_out(log_probs, _, advantages, __):
 
 @fault("K", LOSS, "loss-sign", tokens="")
 @met_in("a loss that is maximized")
-@around(losses, "_policy_loss")
+@around(token_losses, "_policy_loss")
 def policy_loss_reversed(right, *args):
     """The sign of the policy loss is turned."""
     return -right(*args)
@@ -217,7 +217,7 @@ def policy_loss_reversed(right, *args):
 
 @fault("K", "ratio prob_ratio", "ratio ratio-level", on="gspo/mbs4")
 @met_in("EasyR1 PR#596, ms-swift PR#6548")
-@in_place_of(losses, "importance_ratio")
+@in_place_of(token_losses, "importance_ratio")
 def ratio_over_the_padded_length(log_probs, old, sequence, count, _, *__):
     """The mean of a sample's log-ratios divides by the longest completion of the microbatch."""
     lengths = segment_lengths(sequence, count)
@@ -227,7 +227,7 @@ def ratio_over_the_padded_length(log_probs, old, sequence, count, _, *__):
 
 @fault("K", "ratio prob_ratio", "ratio-level", on="gspo/mbs4")
 @met_in("TRL: token ratios for GSPO")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_of_tokens(right, *args):
     """Each token has its own ratio, and the sample should have one."""
     return right(*args[:4], replace(args[4], importance_level="token"), *args[5:])

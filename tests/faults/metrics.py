@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from regress.engine import grpo_trainer, step_metrics, training_passes, training_step
-from regress.grpo.metrics import Metric, token_metrics
+from regress.grpo.update_metrics import Metric, token_metrics
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 

@@ -10,7 +10,7 @@ from regress.engine import causal_lm_policy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import TokenBatch
 from regress.errors import ReplayError
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.replay.injection import around
 from regress.replay.probes.model import (
     logits_one_late,
@@ -132,7 +132,7 @@ def old_log_probs_of_the_sampler(right, self, mini):
 
 @fault("K", "sampler_weights sampler_weights", "sampler-mismatch", on="cispo/mbs4", update=1)
 @met_in("slime PR#179")
-@around(losses, "_correction")
+@around(token_losses, "_correction")
 def correction_of_the_current_policy(right, log_probs, given, objective):
     """The sampler's weights are those of the policy that is trained, not of the one before the updates."""
     return right(log_probs, replace(given, old=log_probs.detach()), objective)

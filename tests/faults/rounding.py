@@ -8,7 +8,7 @@ import torch
 from regress.engine import causal_lm_policy, grpo_trainer
 from regress.engine import optimizer as optim
 from regress.errors import ReplayError
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import (
     logits_in_bfloat16,
@@ -118,7 +118,7 @@ def token_weights_in_float16(right, *args, **rest):
 
 @fault("O", "ratio prob_ratio", "rounded ratio ratio-dtype", kind="precision")
 @met_in("a ratio under autocast")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_in_bfloat16(right, *args):
     """Importance ratios are rounded to half precision."""
     return rounded(right(*args))

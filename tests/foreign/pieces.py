@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from regress.grpo import losses
-from regress.grpo.losses import TokenLoss
+from regress.grpo import token_losses
+from regress.grpo.token_losses import TokenLoss
 
 
 class OwnNorm(nn.Module):
@@ -69,18 +69,18 @@ def unpacked_attention(
 
 def loss(*args: Any, **named: Any) -> TokenLoss:
     """Right: the engine's."""
-    return losses.token_loss(*args, **named)
+    return token_losses.token_loss(*args, **named)
 
 
 def local_loss(*args: Any, **named: Any) -> TokenLoss:
     """Scaled by the number of samples that it sees: right for one microbatch of all 12 alone."""
-    found = losses.token_loss(*args, **named)
+    found = token_losses.token_loss(*args, **named)
     return TokenLoss(**{**vars(found), "loss_K": found.loss_K * (args[4] / 12)})
 
 
 def no_loss(*args: Any, **named: Any) -> Tensor:
     """Returns what no loss function may."""
-    return losses.token_loss(*args, **named).loss_K
+    return token_losses.token_loss(*args, **named).loss_K
 
 
 class OwnAdamW(torch.optim.Optimizer):

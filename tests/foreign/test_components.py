@@ -84,7 +84,7 @@ BAD = {
     "model.patch=nowhere:f": "model.patch=nowhere:f cannot be imported",
     "model.patch=pieces:attention": "but it is called with 1 positional argument",
     "model.patch=os:system": "names code of the module os, which is imported only if it lies below the project root",
-    "algorithm.loss_function=pieces:no_loss": "returned a Tensor; return a regress.grpo.losses.TokenLoss",
+    "algorithm.loss_function=pieces:no_loss": "returned a Tensor; return a regress.grpo.token_losses.TokenLoss",
     "optimizer.factory=pieces:forgetful": "the optimizer leaves model.embed_tokens.weight out",
     "model.pach=pieces:norm": "model.pach",
 }

@@ -21,12 +21,12 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from regress.grpo.advantages import token_advantages
-from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights
-from regress.grpo.kl import kl_penalty
-from regress.grpo.logprobs import token_log_probs
-from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.kl_divergence import kl_penalty
+from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.objective import Objective
+from regress.grpo.token_advantages import token_advantages
+from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.token_losses import TokenLoss, token_loss
 
 PAD, EOS, VOCABULARY = 0, 1, 40
 GROUPS, GROUP_SIZE = 3, 4

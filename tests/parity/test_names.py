@@ -18,10 +18,10 @@ from verl.trainer.ppo.rollout_corr_helper import SUPPORTED_ROLLOUT_RS_OPTIONS
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from regress.engine.config.config_schema import options
-from regress.grpo.catalogue import ADVANTAGES, REJECTIONS
-from regress.grpo.presets import PRESETS, make_objective
-from regress.grpo.recipes import RECIPES
-from regress.grpo.resampling import PF_PPO_METHODS
+from regress.grpo.batch_resampling import PF_PPO_METHODS
+from regress.grpo.objective_catalogue import ADVANTAGES, REJECTIONS
+from regress.grpo.objective_presets import PRESETS, make_objective
+from regress.grpo.preset_recipes import RECIPES
 
 OF_TRL = f"TRL {version('trl')}"
 OF_VERL = f"verl {version('verl')}"

@@ -12,10 +12,10 @@ from trl import GRPOConfig, RLOOConfig
 from verl.trainer.config import AlgoConfig, RolloutCorrectionConfig
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from regress.grpo.catalogue import AGGREGATIONS, LOSSES
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
-from regress.grpo.recipes import RECIPES
+from regress.grpo.objective_catalogue import AGGREGATIONS, LOSSES
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.preset_recipes import RECIPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NOT_NUMBERS = {"loss_type", "scale_rewards", "importance_sampling_level", "multi_objective_aggregation"}

@@ -33,8 +33,8 @@ from parity_world import (
 )
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from regress.grpo.presets import PRESETS, make_objective
-from regress.grpo.recipes import RECIPES
+from regress.grpo.objective_presets import PRESETS, make_objective
+from regress.grpo.preset_recipes import RECIPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -17,12 +17,12 @@ from ragged import Ragged, make_ragged, seeds
 from torch import Tensor
 from trl_objective import LEVELS, LOSS_TYPES, make_trainer
 
-from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights
-from regress.grpo.controllers import Coefficients
-from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.coefficient_controllers import Coefficients
+from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.named_metrics import trl_metrics
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_losses import TokenLoss, token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 random = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))

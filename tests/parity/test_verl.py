@@ -39,9 +39,9 @@ from verl.workers.config import ActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from regress.grpo.aggregation import token_weights
-from regress.grpo.losses import token_loss
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.loss_aggregation import token_weights
+from regress.grpo.objective_presets import PRESETS, make_objective
+from regress.grpo.token_losses import token_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -16,10 +16,10 @@ from verl import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 
-from regress.grpo.advantages import token_advantages
-from regress.grpo.presets import make_objective
-from regress.grpo.resampling import PF_PPO_METHODS, resampling_weights, varied_groups
-from regress.grpo.values import gae, value_loss
+from regress.grpo.batch_resampling import PF_PPO_METHODS, resampling_weights, varied_groups
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_advantages import token_advantages
+from regress.grpo.value_loss import gae, value_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ESTIMATORS = {name: f"verl:{name}" for name in core_algos.ADV_ESTIMATOR_REGISTRY if name != "grpo"} | {

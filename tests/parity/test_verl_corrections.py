@@ -11,12 +11,12 @@ from names import KL
 from ragged import make_ragged, quick, seeds
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 
-from regress.grpo.catalogue import REJECTIONS
-from regress.grpo.controllers import adapted_kl_coef
-from regress.grpo.corrections import accepted, sampler_weights
-from regress.grpo.kl import kl_estimate
-from regress.grpo.presets import make_objective
-from regress.grpo.samples import Samples
+from regress.grpo.coefficient_controllers import adapted_kl_coef
+from regress.grpo.kl_divergence import kl_estimate
+from regress.grpo.objective_catalogue import REJECTIONS
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.sampler_corrections import accepted, sampler_weights
+from regress.grpo.token_samples import Samples
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -18,13 +18,13 @@ from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
-from regress.grpo.aggregation import batch_weights, token_weights
-from regress.grpo.losses import TokenLoss, token_loss
-from regress.grpo.marks import Compared, covariances, draw_order
+from regress.grpo.loss_aggregation import batch_weights, token_weights
 from regress.grpo.named_metrics import verl_metrics
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
-from regress.grpo.samples import Samples
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_losses import TokenLoss, token_loss
+from regress.grpo.token_samples import Samples
+from regress.grpo.token_selection import Compared, covariances, draw_order
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

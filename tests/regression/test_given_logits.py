@@ -14,7 +14,7 @@ from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine import causal_lm_policy
 from regress.golden.golden_directory import GoldenStore
-from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.token_log_probs import TokenLogProbs
 from regress.replay.judge import judge_replay, records_of
 from regress.replay.matrix import Replay
 from regress.replay.run import replay

@@ -14,7 +14,15 @@ from regress.engine import grpo_trainer, reference_policy
 from regress.engine import optimizer as optim
 from regress.engine.run_construction import Run
 from regress.golden.golden_directory import GoldenStore
-from regress.grpo import advantages, aggregation, estimators, logprobs, losses, marks, policy_losses
+from regress.grpo import (
+    advantage_estimators,
+    loss_aggregation,
+    policy_losses,
+    token_advantages,
+    token_log_probs,
+    token_losses,
+    token_selection,
+)
 from regress.grpo.fields import ObjectiveFields
 from tests.regression.conftest import GOLDEN, Judged
 
@@ -62,16 +70,18 @@ def square_not_halved(patch: Patch) -> None:
 
 
 def no_token_drawn(patch: Patch) -> None:
-    patch.setattr(marks, "drawn_by_covariance", lambda t, o: torch.zeros(len(t.log_probs), dtype=torch.bool))
+    patch.setattr(
+        token_selection, "drawn_by_covariance", lambda t, o: torch.zeros(len(t.log_probs), dtype=torch.bool)
+    )
 
 
 def least_covariances(patch: Patch) -> None:
-    right = marks.covariances
-    patch.setattr(marks, "covariances", lambda tokens: -right(tokens))
+    right = token_selection.covariances
+    patch.setattr(token_selection, "covariances", lambda tokens: -right(tokens))
 
 
 def mean_of_equal_rewards(patch: Patch) -> None:
-    patch.setattr(estimators, "_centred", lambda samples: samples.rewards - samples.group.mean)
+    patch.setattr(advantage_estimators, "_centred", lambda samples: samples.rewards - samples.group.mean)
 
 
 def groups_of_equal_prompts(patch: Patch) -> None:
@@ -114,7 +124,7 @@ def moments_in_single_precision(patch: Patch) -> Prepare:
 
 
 def kl_without_the_ratio(patch: Patch) -> None:
-    with_fields(patch, losses, "_kl", kl_bias_correction=False)
+    with_fields(patch, token_losses, "_kl", kl_bias_correction=False)
 
 
 def denominators_of_the_mini_batch(patch: Patch) -> None:
@@ -131,8 +141,8 @@ def reward_without_kl(patch: Patch) -> None:
 
 
 def returns_without_discount(patch: Patch) -> None:
-    right = advantages.returns_of
-    patch.setattr(advantages, "returns_of", lambda rewards, seq, gamma, n: right(rewards, seq, 1.0, n))
+    right = token_advantages.returns_of
+    patch.setattr(token_advantages, "returns_of", lambda rewards, seq, gamma, n: right(rewards, seq, 1.0, n))
 
 
 def longest_for_greatest_length(patch: Patch) -> None:
@@ -146,34 +156,34 @@ def longest_for_greatest_length(patch: Patch) -> None:
 
 
 def lone_sample_without_advantage(patch: Patch) -> None:
-    with_fields(patch, estimators, "_alone", single_sample="zero")
+    with_fields(patch, advantage_estimators, "_alone", single_sample="zero")
 
 
 def empty_rows_counted(patch: Patch) -> None:
-    with_fields(patch, aggregation, "token_weights", count_empty_rows=True)
+    with_fields(patch, loss_aggregation, "token_weights", count_empty_rows=True)
 
 
 def baseline_without_lengths(patch: Patch) -> None:
-    patch.setattr(estimators, "opo", estimators.group_mean)
+    patch.setattr(advantage_estimators, "opo", advantage_estimators.group_mean)
 
 
 def one_for_alpha(patch: Patch) -> None:
-    mean = estimators.group_mean
-    patch.setattr(estimators, "gpg", lambda samples, o: mean(samples, o) / o.gpg_norm)
+    mean = advantage_estimators.group_mean
+    patch.setattr(advantage_estimators, "gpg", lambda samples, o: mean(samples, o) / o.gpg_norm)
 
 
 def baseline_of_the_group(patch: Patch) -> None:
-    patch.setattr(estimators, "grpo_passk", estimators.grpo)
+    patch.setattr(advantage_estimators, "grpo_passk", advantage_estimators.grpo)
 
 
 def first_piece_alone(patch: Patch) -> None:
     """A softmax over the first piece of the vocabulary."""
-    right = logprobs.online_softmax
+    right = token_log_probs.online_softmax
 
     def wrong(block: Tensor, temperature: float, chunk: int, *rest: Any) -> Any:
         return right(block[:, :chunk], temperature, chunk, *rest)
 
-    patch.setattr(logprobs, "online_softmax", wrong)
+    patch.setattr(token_log_probs, "online_softmax", wrong)
 
 
 @dataclass(frozen=True)

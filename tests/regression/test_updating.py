@@ -23,7 +23,7 @@ def test_golden(regress_record):
     regress_record.check()
 """
 CHANGED = """
-from regress.grpo.presets import PRESETS
+from regress.grpo.objective_presets import PRESETS
 
 PRESETS["grpo"]["eps"] = 1e-3
 """

@@ -46,7 +46,7 @@ TORCH_FREE = [
     "regress.oracle",
     "regress.oracle.commands",
     "regress.grpo.objective",
-    "regress.grpo.presets",
+    "regress.grpo.objective_presets",
     "regress.tasks.curriculum",
     "regress.tasks.dataset",
     "regress.tasks.files",

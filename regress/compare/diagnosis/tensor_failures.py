@@ -20,7 +20,7 @@ from regress.compare.diagnosis.token_attributes import TokenAttributes, token_cl
 from regress.compare.diagnosis.token_hypotheses import TokenHypotheses, clip_range, shifted
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.quantities import EVERYWHERE, Source, order_of
-from regress.grpo.presets import PRESETS
+from regress.grpo.objective_presets import PRESETS
 from regress.layout import TokenFrame, TokenLayout
 
 _OF_LOGITS = ("log_probs", "entropy")

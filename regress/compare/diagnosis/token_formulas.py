@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from regress.compare.diagnosis.counterfactuals import Compute, Formula
-    from regress.grpo.evaluate import Samples
     from regress.grpo.objective import Objective
+    from regress.grpo.objective_evaluation import Samples
 
 WHOLE = ("advantages", "weights")
 """Quantities whose values depend on all samples of an update."""
@@ -83,13 +83,13 @@ class TokenFormulas:
     def _formula(self, quantity: str) -> Formula | None:
         if quantity in OF_LOGITS:
             return self._of_logits
-        from regress.grpo import evaluate
+        from regress.grpo import objective_evaluation
 
         parts: dict[str, Callable[..., Any]] = {
-            "advantages": evaluate.advantages_of,
-            "weights": evaluate.weights_of,
-            **dict.fromkeys(_LOSS, evaluate.loss_of),
-            **dict.fromkeys(TOKEN_GRADIENTS, evaluate.gradients_of),
+            "advantages": objective_evaluation.advantages_of,
+            "weights": objective_evaluation.weights_of,
+            **dict.fromkeys(_LOSS, objective_evaluation.loss_of),
+            **dict.fromkeys(TOKEN_GRADIENTS, objective_evaluation.gradients_of),
         }
         if quantity not in parts or (quantity == "advantages" and "rewards" not in self.values):
             return None
@@ -106,7 +106,11 @@ class TokenFormulas:
         if quantity in TOKEN_GRADIENTS:
             swaps["weights"] = ()
         return objective_formula(
-            compute, self.values, objective, swaps, evaluate.mistakes(of_samples, samples, objective)
+            compute,
+            self.values,
+            objective,
+            swaps,
+            objective_evaluation.mistakes(of_samples, samples, objective),
         )
 
     @cached_property
@@ -130,7 +134,7 @@ class TokenFormulas:
     def _in_use(self) -> Objective | None:
         """The configured objective, with coefficients that adapt as the golden loss of this update tells them."""
         from regress.compare.diagnosis.counterfactuals import Formula, affine
-        from regress.grpo.evaluate import loss_of
+        from regress.grpo.objective_evaluation import loss_of
 
         golden, objective, samples = self.golden("token_loss"), self.objective, self.samples
         for term in "kl", "entropy":
@@ -152,7 +156,7 @@ class TokenFormulas:
     def _found(self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]]) -> Objective | None:
         """Return an objective that gives the golden values of a quantity: a preset, or a choice of a few fields."""
         from regress.grpo.fields import ObjectiveFields
-        from regress.grpo.presets import PRESETS
+        from regress.grpo.objective_presets import PRESETS
 
         golden, searched = self.golden(quantity), _SEARCHED.get(quantity, ())
         if golden is None:
@@ -251,7 +255,7 @@ class TokenFormulas:
         """The samples."""
         import torch
 
-        from regress.grpo.evaluate import Samples
+        from regress.grpo.objective_evaluation import Samples
 
         keys, own = [*self.beside.rewards], self.frame.samples
         sequence = np.repeat(np.arange(len(own)), self.frame.lengths)[self.loss_mask]

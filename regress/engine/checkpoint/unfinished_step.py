@@ -17,7 +17,7 @@ from regress.engine.grpo_trainer import MiniBatch, RecordedTokens, Trainer, Unfi
 from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.engine.training_step import StepOutcome
 from regress.errors import CheckpointError
-from regress.grpo.metrics import Metric
+from regress.grpo.update_metrics import Metric
 from regress.layout import BatchPlan
 
 _HOMES = {

@@ -24,7 +24,7 @@ from regress.engine.config.config_option import (
     one_of,
 )
 from regress.errors import ConfigError, TaskError
-from regress.grpo.catalogue import ADVANTAGES
+from regress.grpo.objective_catalogue import ADVANTAGES
 from regress.tasks.curriculum import Rules
 from regress.tasks.dataset import TRAIN_SIZE
 from regress.tasks.stages import Stage, read_stages

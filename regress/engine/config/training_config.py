@@ -20,10 +20,10 @@ from regress.engine.config.config_option import (
     Size,
     one_of,
 )
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.criteria import criteria
 from regress.grpo.objective import Objective
-from regress.grpo.presets import PRESETS
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_presets import PRESETS
+from regress.grpo.rejection_criteria import criteria
 
 if TYPE_CHECKING:
     from regress.engine.config.batching_config import ParallelConfig
@@ -54,7 +54,7 @@ class AlgorithmConfig(Objective, Section):
     """named objective that sets the fields nobody set explicitly"""
     loss_function: str | None = None
     """your own loss of each token, as package.module:function with the signature and result of
-    regress.grpo.losses.token_loss; null: that one"""
+    regress.grpo.token_losses.token_loss; null: that one"""
 
     def conflicts(self, run: Config, origin: Origins) -> Iterator[str]:
         needs = ADVANTAGES[self.advantage].needs

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.fields.advantages import AdvantageFields
-from regress.grpo.fields.aggregation import AggregationFields
-from regress.grpo.fields.corrections import CorrectionFields
-from regress.grpo.fields.losses import LossFields
-from regress.grpo.fields.terms import TermFields
+from regress.grpo.fields.advantage_fields import AdvantageFields
+from regress.grpo.fields.aggregation_fields import AggregationFields
+from regress.grpo.fields.correction_fields import CorrectionFields
+from regress.grpo.fields.kl_entropy_fields import TermFields
+from regress.grpo.fields.loss_fields import LossFields
 from regress.grpo.policy_losses import LOSSES
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regress.engine import causal_lm_policy as policy
 from regress.engine import grpo_trainer, training_passes
 from regress.engine.causal_lm_policy import LocalPolicy
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.objective import Objective
 from regress.replay.injection import Patch, around, by, in_place_of
@@ -19,7 +19,7 @@ from regress.replay.probes import probe
 
 
 @probe(small=True)
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def another_estimator(right: Any, p: Any, q: Any, objective: Any) -> Any:
     """k1, whose expected gradient is zero, replaces k3."""
     return right(p, q, replace(objective, kl_estimator="k1"))
@@ -50,7 +50,7 @@ def entropy_bonus_reversed(right: Any, *args: Any, entropy_K: Tensor, **rest: An
 
 
 @probe(small=True)
-@in_place_of(losses, "_policy_loss")
+@in_place_of(token_losses, "_policy_loss")
 def minimum_before_the_advantage(
     log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective, *_: Any
 ) -> Any:
@@ -59,7 +59,7 @@ def minimum_before_the_advantage(
 
 
 @probe()
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_of_sums(right: Any, *args: Any) -> Any:
     """The ratio of a sequence is the product over its tokens, not their geometric mean."""
     *rest, objective, sum_over_context_parallel = args
@@ -90,14 +90,14 @@ def entropy_detached(right: Any, *args: Any, entropy_K: Tensor, **rest: Any) -> 
 
 def in_policy_loss(patch: Patch, change: Any) -> None:
     """Replace the policy loss by ``change(right, log_probs, ratio, advantages, objective)``."""
-    right: Any = vars(losses)["_policy_loss"]
+    right: Any = vars(token_losses)["_policy_loss"]
 
     def patched(*args: Any) -> Tensor:
         *own, inputs = args
         found: Tensor = change(lambda *these: right(*these, inputs), *own)
         return found
 
-    patch.setattr(losses, "_policy_loss", patched)
+    patch.setattr(token_losses, "_policy_loss", patched)
 
 
 def valued(value: Tensor, gradient: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def gradient_through_the_clip(
 
 
 @probe()
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def kl_detached(right: Any, *args: Any) -> Any:
     """The KL term enters the loss under no_grad."""
     return right(*args).detach()

@@ -15,7 +15,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.run_construction import Run
 from regress.errors import ReplayError
-from regress.grpo import logprobs, losses
+from regress.grpo import token_log_probs, token_losses
 from regress.layout import RankLayout
 from regress.replay.injection import Patch, around, by, in_place_of
 from regress.replay.probes import probe
@@ -71,7 +71,7 @@ def logits_in_bfloat16(right: Any, logits: Any, *args: Any, **rest: Any) -> Any:
 
 
 @probe(small=True)
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def old_in_bfloat16(right: Any, new: Any, old: Any, *rest: Any) -> Any:
     """Recorded log-probs are rounded to half precision."""
     return right(new, old.bfloat16().to(old.dtype), *rest)
@@ -121,7 +121,7 @@ def logits_one_late(right: Any, model: Any, index: Any, *rest: Any) -> Any:
 
 
 @probe()
-@in_place_of(losses, "sampler_weights")
+@in_place_of(token_losses, "sampler_weights")
 def no_sampler_correction(old: Any, *_: Any) -> Any:
     """The sampling policy is taken for the trained one."""
     return torch.ones_like(old)
@@ -162,8 +162,8 @@ def stale_weight(run: Run) -> None:
 
 def in_logits_gradient(patch: Patch, change: Any) -> None:
     """Replace the gradient of the logits by ``change(right, logits, targets, stats, g, h, temperature, chunk)``."""
-    right: Any = logprobs.logits_gradient
-    patch.setattr(logprobs, "logits_gradient", lambda *args: change(right, *args))
+    right: Any = token_log_probs.logits_gradient
+    patch.setattr(token_log_probs, "logits_gradient", lambda *args: change(right, *args))
 
 
 @probe()

@@ -17,11 +17,11 @@ from regress.dump.taps import at
 from regress.engine.mini_batch import LossTokens, Microbatch
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, NotFinite
-from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.importance_ratios import sampler_weights
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.ratios import sampler_weights
-from regress.grpo.segments import alone
+from regress.grpo.segment_sums import alone
+from regress.grpo.token_log_probs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.service.api import Array, Datum, PassResult
 from regress.service.client.backend import LossConfig, RemoteModel

@@ -22,10 +22,10 @@ from regress.engine.mini_batch import Microbatch
 from regress.engine.training_passes import Part, accumulate, evaluate
 from regress.engine.training_step import StepOutcome, settled
 from regress.errors import NotFinite
-from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
+from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.token_losses import TokenLoss
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of

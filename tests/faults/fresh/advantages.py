@@ -7,11 +7,11 @@ import torch.distributed as dist
 
 from regress.engine import grpo_trainer
 from regress.engine.grpo_trainer import Trainer
-from regress.grpo import advantages, estimators
-from regress.grpo.estimators import group_mean, grpo
-from regress.grpo.groups import group_statistics
-from regress.grpo.returns import padded, positions
-from regress.grpo.rewards import deviation
+from regress.grpo import advantage_estimators, token_advantages
+from regress.grpo.advantage_estimators import group_mean, grpo
+from regress.grpo.discounted_returns import padded, positions
+from regress.grpo.group_statistics import group_statistics
+from regress.grpo.reward_combination import deviation
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.advantages import with_groups
@@ -51,7 +51,7 @@ def lone_sample_without_advantage(right, rewards, groups, sequence, o, *args, **
 
 @fault("I", ADVANTAGES, "advantage-offset", on="reinforce_plus_plus/base")
 @met_in("verl: whitening with shift_mean=False")
-@in_place_of(advantages, "whiten")
+@in_place_of(token_advantages, "whiten")
 def whitened_around_the_mean(values, objective):
     """Returns are divided by their deviation, and keep their mean."""
     return values * torch.rsqrt(deviation(values, objective.ddof).square() + objective.whiten_eps)
@@ -60,7 +60,7 @@ def whitened_around_the_mean(values, objective):
 # names the return of each token
 @fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
 @met_in("a discount that runs from the wrong end")
-@in_place_of(advantages, "returns_of")
+@in_place_of(token_advantages, "returns_of")
 def discounted_from_the_first_token(rewards, sequence, gamma, count):
     """A return is discounted by the tokens before it, not by those between it and the reward."""
     position = positions(sequence, count)
@@ -72,7 +72,7 @@ def discounted_from_the_first_token(rewards, sequence, gamma, count):
 # names the token of the reward
 @fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
 @met_in("OpenRLHF: the reward at the token before the end token")
-@around(advantages._Samples, "token_rewards")
+@around(token_advantages._Samples, "token_rewards")
 def reward_one_token_early(right, self):
     """The reward of a sample stands at its last token but one, and its last token earns nothing."""
     found = right(self)
@@ -94,7 +94,7 @@ def baseline_not_weighted_by_length(patch):
     def wrong(samples, objective):
         return group_mean(samples, objective)
 
-    patch.setattr(estimators, "opo", wrong)
+    patch.setattr(advantage_estimators, "opo", wrong)
 
 
 @fault("I", ADVANTAGES, "advantage-groups", on="on_policy/base", blind=("mean 1e-3",))
@@ -156,7 +156,7 @@ def advantages_limited_on_a_rank(right, *args, **rest):
 
 def _estimated_by(patch, name, wrong):
     """Let an estimator of advantages be another function."""
-    patch.setattr(estimators, name, wrong)
+    patch.setattr(advantage_estimators, name, wrong)
 
 
 # both name the baseline
@@ -225,7 +225,7 @@ def advantages_of_the_first_rank_on_all(right, self, samples, minis):
     on="moe/packed-mbs3",
 )
 @met_in("statistics of groups that are gathered as half-precision tensors")
-@in_place_of(estimators, "group_statistics")
+@in_place_of(advantage_estimators, "group_statistics")
 def deviation_in_bfloat16(*args):
     """The deviation of each group is rounded to half precision before it divides."""
     found = group_statistics(*args)

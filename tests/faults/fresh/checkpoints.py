@@ -9,7 +9,7 @@ from regress.engine.checkpoint import checkpoint_resume
 from regress.engine.checkpoint.checkpoint_tensors import load_weights
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.reference_policy import Reference
-from regress.grpo.controllers import Coefficients
+from regress.grpo.coefficient_controllers import Coefficients
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import fault, met_in

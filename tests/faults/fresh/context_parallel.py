@@ -7,7 +7,7 @@ import torch
 
 from regress.engine import training_passes
 from regress.engine.reference_policy import Reference
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.parallel import exchange, ring, segments, ulysses
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.segments import ContextSegments
@@ -156,7 +156,7 @@ def mask_forgotten_on_the_way_back(patch):
 
 @fault("D", "ratio", "ratio-of-a-part ratio inputs-hold", on="gspo/cp2", ranks=(0, 1))
 @met_in("Megatron#7452 findings 3 and 9: a count of tokens that is not summed over parts of sequences")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def log_ratios_of_all_columns_over_the_length_of_some(right, *args):
     """The log-ratio of a sample is summed over all ranks, and divided by the number of its tokens on this one."""
     *given, complete = args

@@ -8,8 +8,8 @@ from regress.engine import grpo_trainer as trainer
 from regress.engine import training_step
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import LossTokens
-from regress.grpo import losses
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo import token_losses
+from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.parallel.pipeline import Pipeline
 from regress.replay.injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, LOG_PROB_CHECKS, fault, met_in
@@ -199,7 +199,7 @@ def length_on_the_rank_divides_a_sample(right, self, index, sequence, count):
 
 @fault("A", "token_loss elementwise_loss", "token-loss term-left-out coefficient")
 @met_in("open-instruct PR#535")
-@around(losses, "_total")
+@around(token_losses, "_total")
 def kl_averaged_over_everything(right, policy, kl, entropy, objective):
     """The KL term is one mean over all tokens of the microbatch, added to each of them."""
     return right(policy, None if kl is None else kl.mean().expand_as(kl), entropy, objective)

@@ -12,10 +12,11 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.local_tensor import local
 from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
-from regress.grpo import advantages, losses
-from regress.grpo.controllers import Coefficients
+from regress.grpo import token_advantages as advantages
+from regress.grpo import token_losses
+from regress.grpo.coefficient_controllers import Coefficients
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.segments import segment_lengths
+from regress.grpo.segment_sums import segment_lengths
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
@@ -126,7 +127,7 @@ def controller_fed_by_own_samples(right, batches, *rest):
 
 @fault("J", "token_gradient token_gradient", "kl-gradient-estimator", on="dppo_kl/base")
 @met_in("verl: an estimator with a plus, whose suffix is stripped")
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def straight_through_of_the_divergence_lost(right, log_probs, reference, objective):
     """The divergence has the value of k1 as it should, and its gradient, too, in place of that of k2."""
     return right(log_probs, reference, replace(objective, kl_estimator="k1"))
@@ -134,7 +135,7 @@ def straight_through_of_the_divergence_lost(right, log_probs, reference, objecti
 
 @fault("J", "kl kl", "kl precision", kind="precision", on="dense/varlen-mbs4")
 @met_in("a fused loss that takes differences of log-probs in half precision")
-@around(losses, "kl_estimate")
+@around(token_losses, "kl_estimate")
 def log_ratio_to_the_reference_in_bfloat16(right, log_probs, reference, objective):
     """The difference of the log-probs of reference and policy is rounded to half precision before its exponential."""
     gap = rounded((reference - log_probs).detach())
@@ -188,13 +189,13 @@ def divergence_left_out_at_the_clip(patch):
         below, above = (ratio < low) & (advantages[0] < 0), (ratio > high) & (advantages[0] > 0)
         return found.masked_fill(below | above, 0.0)
 
-    patch.around(losses, "_token_loss", begun)
-    patch.around(losses, "_kl", wrong)
+    patch.around(token_losses, "_token_loss", begun)
+    patch.around(token_losses, "_kl", wrong)
 
 
 @fault("J", "kl kl", "rounded dtype precision", kind="precision", on="dense/chunked")
 @met_in("a divergence that is kept in the dtype of the model")
-@around(losses, "_kl")
+@around(token_losses, "_kl")
 def divergence_kept_in_bfloat16(right, *args):
     """The estimate of the KL of each token is rounded to half precision."""
     return rounded(right(*args))
@@ -208,7 +209,7 @@ def divergence_kept_in_bfloat16(right, *args):
     on="trl/base",
 )
 @met_in("TRL PR#4638: a divergence that is corrected by a weight without gradient")
-@around(losses, "_kl")
+@around(token_losses, "_kl")
 def ratio_of_the_divergence_detached(right, log_probs, reference, ratio, objective):
     """The ratio that corrects the divergence is a weight without a gradient, and should have its own."""
     return right(log_probs, reference, ratio.detach(), objective)
@@ -224,8 +225,8 @@ def divergence_of_the_old_policy(patch):
         old[:] = [given.old]
         return right(log_probs, given, *rest)
 
-    patch.around(losses, "_token_loss", wrong)
-    patch.around(losses, "_kl", lambda estimate, _, *rest: estimate(old[0].detach(), *rest))
+    patch.around(token_losses, "_token_loss", wrong)
+    patch.around(token_losses, "_kl", lambda estimate, _, *rest: estimate(old[0].detach(), *rest))
 
 
 @fault("J", "kl", "term-not-computed new-tensor", on="reinforce_plus_plus/base")

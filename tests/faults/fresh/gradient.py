@@ -7,7 +7,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from regress.engine import log_prob_projection
 from regress.errors import ReplayError
-from regress.grpo import logprobs, losses
+from regress.grpo import token_log_probs, token_losses
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -75,7 +75,7 @@ def sum_over_a_sample_averaged_on_the_way_back(right, self, values):
     on="dense/vocab8",
 )
 @met_in("Liger-Kernel: gradients that overwrite logits of half precision")
-@around(logprobs, "logits_gradient")
+@around(token_log_probs, "logits_gradient")
 def gradients_of_logits_in_bfloat16(right, *args):
     """The gradient of logits is rounded to half precision before it goes on to the output projection."""
     found = right(*args)
@@ -92,7 +92,7 @@ def gradients_of_logits_in_bfloat16(right, *args):
     on="dense/packed-shortest-first",
 )
 @met_in("a trainer that spares the backward pass of tokens without advantage")
-@around(losses, "_token_loss")
+@around(token_losses, "_token_loss")
 def tokens_without_advantage_not_sent_back(right, log_probs, given, *rest):
     """Tokens whose advantage is 0 have no gradient, though their divergence is a part of the loss."""
     found = right(log_probs, given, *rest)

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from regress.engine import grpo_trainer, step_metrics, training_passes, training_step
 from regress.engine.step_metrics import rollout_metrics
-from regress.grpo import losses
-from regress.grpo.metrics import Metric, add_metrics
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo import token_losses
+from regress.grpo.segment_sums import segment_lengths, segment_sum
+from regress.grpo.update_metrics import Metric, add_metrics
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 from tests.faults.metrics import changed
@@ -100,7 +100,7 @@ def rollout_reported_by_each_rank_for_itself(trajectories):
 # names the tokens that it counts
 @fault("U", "metrics", "reported", on="moe/packed-mbs3", names=r"training_step/clip_ratio/(low|high)")
 @met_in("TRL#3032: a share of clipped tokens by the ratio alone")
-@in_place_of(losses, "_clipped")
+@in_place_of(token_losses, "_clipped")
 @torch.no_grad()
 def clipped_counted_whatever_the_advantage(t, objective):
     """Count every token beyond the clip range as clipped, also where the minimum takes the ratio as it is."""

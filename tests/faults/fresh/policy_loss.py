@@ -7,16 +7,16 @@ import torch
 
 from regress.dump.taps import receiving
 from regress.engine.grpo_trainer import Trainer
-from regress.grpo import corrections, losses, policy_losses
+from regress.grpo import policy_losses, sampler_corrections, token_losses
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
 
 
 @fault("K", "ratio prob_ratio", "ratio-of-a-part ratio", on="gspo/cp2-zigzag-packed-mbs4")
 @met_in("EasyR1 PR#596, ms-swift PR#6548: one of two sums over context-parallel ranks")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def mean_over_the_length_on_the_rank(right, new, old, sequence, count, objective, complete):
     """Log-ratios of a sample are summed over ranks, and divided by the number of its tokens on this one."""
 
@@ -29,7 +29,7 @@ def mean_over_the_length_on_the_rank(right, new, old, sequence, count, objective
 # names its formula and its clamps
 @fault("K", "ratio prob_ratio", "ratio", on="gspo/reversed")
 @met_in("GMPO's clip of tokens in a GSPO ratio")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def tokens_clipped_before_their_mean(right, new, old, sequence, count, objective, *rest):
     """The log-ratio of each token is held within the clip range before the mean of the sample is taken."""
     low, high = objective.clip_range
@@ -40,7 +40,7 @@ def tokens_clipped_before_their_mean(right, new, old, sequence, count, objective
 # names its normalization
 @fault("K", "sampler_weights sampler_weights", "sampler-mismatch", on="cispo/packed-mbs3")
 @met_in("verl: rollout_is_batch_normalize within each microbatch")
-@around(losses, "_correction")
+@around(token_losses, "_correction")
 def sampler_weights_normalized_in_each_microbatch(right, *args):
     """The sampler's weights are divided by their mean over the microbatch, and should not be normalized at all."""
     found = right(*args)
@@ -85,7 +85,7 @@ def weights_bounded_from_below(t, o):
 # names the other way round of truncation and mask
 @fault("K", "sampler_weights sampler_weights", "sampler-mismatch inputs-hold", on="cispo/reversed")
 @met_in("a mask (IcePop) in place of truncated importance sampling")
-@around(corrections, "_bounded_weights")
+@around(sampler_corrections, "_bounded_weights")
 def weights_beyond_their_bound_dropped(right, old, sampler, samples, objective):
     """Tokens whose weight for the sampler exceeds its bound are left out, and should count by the bound."""
     level, _, _ = objective.sampler_correction.partition("_")
@@ -94,7 +94,7 @@ def weights_beyond_their_bound_dropped(right, old, sampler, samples, objective):
 
 @fault("K", "sampler_weights", "sampler-mismatch", on="on_policy/cp2-zigzag-packed-mbs4")
 @met_in("a product over a sample's tokens that context parallelism does not complete")
-@around(losses, "sampler_weights")
+@around(token_losses, "sampler_weights")
 def correction_of_own_columns(right, policy, sampler, sequence, count, objective, *_):
     """The sampler's weight of a sample is the product over its tokens on this rank."""
     return right(policy, sampler, sequence, count, objective)
@@ -102,7 +102,7 @@ def correction_of_own_columns(right, policy, sampler, sequence, count, objective
 
 @fault("K", "ratio prob_ratio", "ratio ratio-level", on="gspo/dp2-packed-mbs3", ranks=(0, 1))
 @met_in("ms-swift PR#6548: a ratio that is broadcast over a packed row")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_of_the_packed_row(right, new, old, sequence, *rest):
     """All samples of a packed row share one ratio: that of the mean over all its tokens."""
     return right(new, old, torch.zeros_like(sequence), *rest)
@@ -134,7 +134,7 @@ LOSS = "policy_loss policy_loss"
 
 @fault("K", LOSS, "clip-range clip-left-out policy-loss", on="dppo_tv/base", blind=("mean 1e-3",))
 @met_in("RLinf#316: a constant that **kwargs swallow")
-@around(losses, "_policy_loss")
+@around(token_losses, "_policy_loss")
 def delta_does_not_arrive(right, *args):
     """The weight of a token is the ratio itself, however large: the bound delta is not passed on."""
     *first, objective, inputs = args
@@ -143,7 +143,7 @@ def delta_does_not_arrive(right, *args):
 
 @fault("K", LOSS, "clip-range one-sign policy-loss", on="trl/base", blind=LOG_PROB_CHECKS)
 @met_in("RLinf#316")
-@in_place_of(losses, "_dual_clip")
+@in_place_of(token_losses, "_dual_clip")
 def dual_clip_does_not_arrive(loss, *_):
     """Losses of disliked tokens have no cap: the dual clip is not passed on."""
     return (loss, torch.zeros_like(loss, dtype=torch.bool))
@@ -151,7 +151,7 @@ def dual_clip_does_not_arrive(loss, *_):
 
 @fault("K", "ratio prob_ratio", "ratio")
 @met_in("verl: a clamp of the negative approximate KL before exp")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def logarithm_of_the_ratio_clamped(right, *args):
     """The logarithm of the ratio is held within 0.1 before it is exponentiated."""
     *first, objective, complete = args
@@ -195,7 +195,7 @@ def trust_region_of_the_ratio(t, o):
 
 @fault("K", LOSS, "policy-loss", on="cispo_kl/base")
 @met_in("DeepSeek-V3.2: a mask for negative advantages")
-@around(losses, "_on_policy")
+@around(token_losses, "_on_policy")
 def mask_for_the_wrong_sign(right, log_probs, given, objective):
     """Samples far from the policy are left out where their advantage is positive, not where it is negative.
 
@@ -207,7 +207,7 @@ def mask_for_the_wrong_sign(right, log_probs, given, objective):
 
 @fault("K", "ratio prob_ratio", "ratio ratio-level", on="gspo/mbs4")
 @met_in("EasyR1 PR#596, Soup#723")
-@in_place_of(losses, "importance_ratio")
+@in_place_of(token_losses, "importance_ratio")
 def prompt_counted_in_the_mean(log_probs, old, sequence, count, *_):
     """The mean of a sample's log-ratios divides by four tokens of the prompt, too."""
     lengths = segment_lengths(sequence, count) + 4

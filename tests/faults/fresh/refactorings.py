@@ -21,7 +21,7 @@ from regress.engine.reference_policy import Reference
 from regress.engine.rollout_worker import HFRolloutWorker
 from regress.engine.sampling import LogProbRecorder
 from regress.engine.training_passes import _Losses
-from regress.grpo import aggregation
+from regress.grpo import loss_aggregation
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import harmless
 from tests.faults.harmless.model import modules_of
@@ -30,7 +30,7 @@ from tests.faults.optimizer import around_the_update
 
 
 @harmless("A", on="dense/mbs4 dr_grpo/mbs4", precisions="float64 float32")
-@in_place_of(aggregation, "segment_lengths")
+@in_place_of(loss_aggregation, "segment_lengths")
 def lengths_by_sums_of_ones(sequence, count):
     """Tokens of samples are counted by adding ones."""
     return torch.zeros(count, dtype=torch.int64).index_add(0, sequence, torch.ones_like(sequence))

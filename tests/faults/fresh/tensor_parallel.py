@@ -10,7 +10,7 @@ from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
 from regress.engine.local_tensor import local
-from regress.grpo.logprobs import logits_gradient
+from regress.grpo.token_log_probs import logits_gradient
 from regress.parallel import conv1d, embedding, sequence, tensor, vocabulary
 from regress.parallel import policy as parallel_policy
 from regress.parallel.conv1d import RowwiseConv

@@ -8,8 +8,8 @@ from regress.engine import grpo_trainer
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.training_step import weigh
-from regress.grpo import losses, policy_losses
-from regress.grpo.advantages import token_advantages
+from regress.grpo import policy_losses, token_losses
+from regress.grpo.token_advantages import token_advantages
 from regress.parallel.policy import ParallelPolicy
 from regress.replay.injection import around, by
 from tests.faults.fault import fault, met_in
@@ -151,7 +151,7 @@ def microbatches_weigh_by_their_tokens(right, tokens, parts, objective, **rest):
 
 @fault("J", "kl kl", "kl kl-estimator inputs-hold")
 @met_in("reference log-probs that lie one token off in the loss alone")
-@around(losses, "_kl")
+@around(token_losses, "_kl")
 def divergence_from_the_next_token(right, log_probs, reference, *rest):
     """The log-prob of a token is compared with the reference's of the one behind it."""
     return right(log_probs, reference.roll(-1), *rest)
@@ -159,7 +159,7 @@ def divergence_from_the_next_token(right, log_probs, reference, *rest):
 
 @fault("J", "kl kl", "kl inputs-hold one-sign")
 @met_in("a KL that is masked like the advantages of the best samples")
-@around(losses, "_kl")
+@around(token_losses, "_kl")
 def divergence_of_long_gaps_alone(right, log_probs, reference, *rest):
     """Tokens that the policy has made likelier have no divergence."""
     return right(log_probs, reference, *rest) * (log_probs < reference)
@@ -167,7 +167,7 @@ def divergence_of_long_gaps_alone(right, log_probs, reference, *rest):
 
 @fault("J", "token_loss elementwise_loss", "coefficient token-loss")
 @met_in("a coefficient of the KL that is halved by a schedule")
-@around(losses, "_total")
+@around(token_losses, "_total")
 def coefficient_of_the_divergence_halved(right, policy_loss, kl, entropy, objective):
     """The KL term counts half."""
     return right(policy_loss, kl, entropy, replace(objective, kl_coef=objective.kl_coef / 2))
@@ -175,7 +175,7 @@ def coefficient_of_the_divergence_halved(right, policy_loss, kl, entropy, object
 
 @fault("K", "ratio prob_ratio", "ratio ratio-level inputs-hold")
 @met_in("a ratio that is smoothed over its neighbours")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_of_running_sums(right, new, old, sequence, *rest):
     """The log-ratio of a token is the sum of those of its sample so far."""
     gap = new - old
@@ -205,7 +205,7 @@ def old_log_probs_of_reversed_microbatches(right, self, source, microbatches, co
 
 @fault("K", LOSS, "clip-bound clip-range clip-alone policy-loss", on="dapo/mbs4", update=2)
 @met_in("DAPO without the higher upper bound: a clip range of one number")
-@around(losses, "_policy_loss")
+@around(token_losses, "_policy_loss")
 def upper_bound_that_of_the_lower(right, *args):
     """The ratio may grow as far as it may fall."""
     *first, objective, inputs = args
@@ -222,7 +222,7 @@ def positive_advantages_not_clipped(right, t, o):
 
 @fault("K", LOSS, "policy-loss loss-sign one-sign")
 @met_in("rewards that were squared on the way to a weight")
-@around(losses, "_policy_loss")
+@around(token_losses, "_policy_loss")
 def advantages_without_their_sign(right, log_probs, ratio, advantages, *rest):
     """Every token is made likelier: the loss takes the size of the advantage."""
     return right(log_probs, ratio, advantages.abs(), *rest)
@@ -230,7 +230,7 @@ def advantages_without_their_sign(right, log_probs, ratio, advantages, *rest):
 
 @fault("K", LOSS, "policy-loss last-token-masked inputs-hold")
 @met_in("a bonus for tokens that end a completion")
-@around(losses, "_policy_loss")
+@around(token_losses, "_policy_loss")
 def last_tokens_count_twice(right, *args):
     """The policy loss of the last token of each sample is doubled."""
     found = right(*args)

@@ -5,9 +5,9 @@ from torch.nn import functional
 
 from regress.engine import causal_lm_policy as policy
 from regress.engine import grpo_trainer, training_passes
-from regress.grpo import estimators, logprobs, losses, ratios
-from regress.grpo.groups import GroupStatistics
-from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo import advantage_estimators, importance_ratios, token_log_probs, token_losses
+from regress.grpo.group_statistics import GroupStatistics
+from regress.grpo.token_log_probs import TokenLogProbs
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.advantages import with_groups
 from tests.faults.fault import harmless
@@ -68,7 +68,7 @@ def temperature_multiplied(right, logits, targets, *, temperature, **rest):
 
 
 @harmless("R", precisions="float64 float32 bfloat16")
-@around(logprobs, "logits_gradient")
+@around(token_log_probs, "logits_gradient")
 def logits_gradient_by_softmax(right, logits, targets, stats, up, entropy, *rest):
     """The gradient of logits is made of one softmax, and a one-hot matrix."""
     if entropy is not None:
@@ -79,7 +79,7 @@ def logits_gradient_by_softmax(right, logits, targets, stats, up, entropy, *rest
 
 
 @harmless("K", on="dense/mbs4 gspo/mbs4", precisions="float64 float32 bfloat16")
-@around(losses, "importance_ratio")
+@around(token_losses, "importance_ratio")
 def ratio_by_expm1(right, *args):
     """The ratio is 1 + expm1 of its logarithm."""
     return 1.0 + torch.expm1(right(*args).log())
@@ -102,7 +102,7 @@ def loss_by_cases(_, ratio, advantages, objective):
 
 
 @harmless("J", precisions="float64 float32 bfloat16")
-@in_place_of(losses, "kl_estimate")
+@in_place_of(token_losses, "kl_estimate")
 def kl_by_expm1(p, q, _):
     """k3 as expm1(x) - x."""
     gap = q - p
@@ -110,7 +110,7 @@ def kl_by_expm1(p, q, _):
 
 
 @harmless("J", precisions="float64 float32 bfloat16")
-@in_place_of(losses, "kl_estimate")
+@in_place_of(token_losses, "kl_estimate")
 def kl_of_the_ratio(p, q, _):
     """k3 as r - log r - 1 of the ratio of reference to policy."""
     ratio = torch.exp(q - p)
@@ -118,7 +118,7 @@ def kl_of_the_ratio(p, q, _):
 
 
 @harmless("A", on="dense/mbs4 dr_grpo/mbs4", precisions="float64 float32 bfloat16")
-@in_place_of(losses, "_total")
+@in_place_of(token_losses, "_total")
 def terms_in_another_order(policy, kl, entropy, o):
     """Entropy and KL are added up first."""
     rest = torch.zeros_like(policy) if kl is None else o.kl_coef * kl
@@ -146,7 +146,7 @@ def groups_with_other_numbers(groups):
 
 
 @harmless("I", precisions="float64 float32 bfloat16")
-@in_place_of(estimators, "group_statistics")
+@in_place_of(advantage_estimators, "group_statistics")
 def statistics_by_torch(rewards, groups, ddof):
     """Mean and deviation of each group by torch.mean and torch.std."""
     mean, std = torch.zeros_like(rewards), torch.zeros_like(rewards)
@@ -169,14 +169,14 @@ def rewards_shifted_first(right, rewards, *rest):
 
 
 @harmless("K", on="gspo/mbs4", precisions="float64 float32 bfloat16")
-@in_place_of(ratios, "segment_sum")
+@in_place_of(importance_ratios, "segment_sum")
 def sums_of_samples_by_loop(values, sequence, count):
     """Sums over the tokens of a sample are taken sample by sample."""
     return torch.stack([values[sequence == sample].sum() for sample in range(count)])
 
 
 @harmless("K", on="cispo/mbs4", precisions="float64 float32 bfloat16")
-@in_place_of(losses, "sampler_weights")
+@in_place_of(token_losses, "sampler_weights")
 def weights_by_division(policy, sampler, *rest):
     """The sampler's weight is a quotient of probabilities."""
     objective = rest[2]

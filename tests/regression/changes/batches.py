@@ -12,19 +12,19 @@ from torch import Tensor
 from regress.engine import grpo_trainer
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import TokenBatch
-from regress.grpo import estimators
+from regress.grpo import advantage_estimators
 from regress.replay.injection import Patch
 from tests.regression.changes.change import Change
 
 
 def baseline_of_the_batch(patch: Patch) -> None:
-    right: Any = estimators.group_statistics
+    right: Any = advantage_estimators.group_statistics
 
     def wrong(rewards: Tensor, groups: Tensor, ddof: int) -> Any:
         found = right(rewards, groups, ddof)
         return replace(found, mean=torch.full_like(found.mean, float(rewards.mean())))
 
-    patch.setattr(estimators, "group_statistics", wrong)
+    patch.setattr(advantage_estimators, "group_statistics", wrong)
 
 
 def advantages_shuffled(patch: Patch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.replay.injection import Patch
 from regress.replay.probes.loss import in_policy_loss
@@ -33,7 +33,7 @@ def entropy_left_out(patch: Patch) -> None:
 
 def entropy_with_the_kl_coefficient(patch: Patch) -> None:
     """The coefficient of the KL weighs the entropy, and the KL has none."""
-    right: Any = losses.__dict__["_total"]
+    right: Any = token_losses.__dict__["_total"]
 
     def wrong(policy_K: Tensor, kl_K: Any, entropy_K: Any, objective: Objective) -> Tensor:
         if kl_K is None or entropy_K is None:
@@ -41,27 +41,27 @@ def entropy_with_the_kl_coefficient(patch: Patch) -> None:
             return found
         return policy_K + objective.entropy_coef * kl_K - objective.kl_coef * entropy_K
 
-    patch.setattr(losses, "_total", wrong)
+    patch.setattr(token_losses, "_total", wrong)
 
 
 def policy_loss_halved_in_the_sum(patch: Patch) -> None:
-    right: Any = losses.__dict__["_total"]
-    patch.setattr(losses, "_total", lambda p, *rest: right(0.5 * p, *rest))
+    right: Any = token_losses.__dict__["_total"]
+    patch.setattr(token_losses, "_total", lambda p, *rest: right(0.5 * p, *rest))
 
 
 def kl_reversed(patch: Patch) -> None:
-    right: Any = losses.kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda p, q, o: right(q, p, o))
+    right: Any = token_losses.kl_estimate
+    patch.setattr(token_losses, "kl_estimate", lambda p, q, o: right(q, p, o))
 
 
 def kl_squared(patch: Patch) -> None:
-    right: Any = losses.kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda p, q, o: right(p, q, replace(o, kl_estimator="k2")))
+    right: Any = token_losses.kl_estimate
+    patch.setattr(token_losses, "kl_estimate", lambda p, q, o: right(p, q, replace(o, kl_estimator="k2")))
 
 
 def kl_clamped(patch: Patch) -> None:
-    right: Any = losses.kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda *args: right(*args).clamp(max=0.05))
+    right: Any = token_losses.kl_estimate
+    patch.setattr(token_losses, "kl_estimate", lambda *args: right(*args).clamp(max=0.05))
 
 
 def kl_times_the_ratio(patch: Patch) -> None:
@@ -69,8 +69,8 @@ def kl_times_the_ratio(patch: Patch) -> None:
 
 
 def reference_in_float16(patch: Patch) -> None:
-    right: Any = losses.kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda p, q, o: right(p, q.half().to(q.dtype), o))
+    right: Any = token_losses.kl_estimate
+    patch.setattr(token_losses, "kl_estimate", lambda p, q, o: right(p, q.half().to(q.dtype), o))
 
 
 # ratio and clip
@@ -88,7 +88,7 @@ def ratio_of_the_reference(patch: Patch) -> None:
 
 
 def ratio_of_one_token_doubled(patch: Patch) -> None:
-    right: Any = losses.importance_ratio
+    right: Any = token_losses.importance_ratio
 
     def wrong(*args: Any) -> Tensor:
         ratio: Tensor = right(*args)
@@ -96,7 +96,7 @@ def ratio_of_one_token_doubled(patch: Patch) -> None:
         factor[len(ratio) // 2] = 2.0
         return ratio * factor
 
-    patch.setattr(losses, "importance_ratio", wrong)
+    patch.setattr(token_losses, "importance_ratio", wrong)
 
 
 def upper_bound_tighter(patch: Patch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regress.engine import causal_lm_policy
-from regress.grpo import losses
+from regress.grpo import token_losses
 from regress.replay.injection import Patch
 from regress.replay.probes.loss import before_backward, in_policy_loss, valued
 from regress.replay.probes.model import in_logits_gradient
@@ -86,13 +86,13 @@ def target_gradient_doubled(patch: Patch) -> None:
 
 
 def kl_gradient_halved(patch: Patch) -> None:
-    right: Any = losses.kl_estimate
+    right: Any = token_losses.kl_estimate
 
     def wrong(*args: Any) -> Tensor:
         value = right(*args)
         return valued(value, 0.5 * value)
 
-    patch.setattr(losses, "kl_estimate", wrong)
+    patch.setattr(token_losses, "kl_estimate", wrong)
 
 
 def policy_gradient_doubled(patch: Patch) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from regress.engine.config.model_config import FAMILIES
+from regress.grpo.objective_presets import PRESETS
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.presets import PRESETS
 
 Refusal = Callable[..., str]
 

@@ -15,9 +15,9 @@ import regress.engine.config.conf
 from regress.engine.config import Config, Loaded, Origin, config_hash, to_plain
 from regress.engine.config.config_schema import options
 from regress.engine.config.model_config import FAMILIES
-from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.objective import Objective
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_presets import PRESETS, make_objective
 from tests.as_subtests import as_subtests
 
 Load = Callable[..., Loaded]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
-from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss, token_loss
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.layout import BatchPlan
 
 LENGTHS = (3, 2, 4, 1)

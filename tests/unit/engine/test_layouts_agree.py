@@ -21,9 +21,9 @@ from regress.engine.mini_batch import LossTokens, TokenBatch
 from regress.engine.model_loading import build_model
 from regress.engine.optimizer import adamw
 from regress.engine.training_step import train_step, weigh
-from regress.grpo.aggregation import entropy_weights
+from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
 from regress.layout import ROW_ORDERS, BatchPlan
 
 VOCABULARY = 24

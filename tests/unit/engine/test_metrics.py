@@ -29,8 +29,8 @@ from regress.engine.step_metrics import (
 )
 from regress.engine.training_run import train
 from regress.engine.training_step import StepOutcome
-from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
+from regress.grpo.update_metrics import Metric
 from regress.layout import Mesh, RankPlan
 
 MakeConfig = Callable[..., Config]

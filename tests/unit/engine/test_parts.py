@@ -23,7 +23,7 @@ from regress.engine.tokenizer import fingerprint, load_tokenizer
 from regress.engine.training_run import train
 from regress.engine.training_step import weigh
 from regress.errors import ConfigError
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
 from regress.layout import BatchPlan
 
 MakeConfig = Callable[..., Config]

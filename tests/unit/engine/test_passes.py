@@ -15,9 +15,9 @@ from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.engine.training_passes import _no_loss, accumulate, evaluate, sums
 from regress.engine.training_step import weigh
 from regress.errors import NotFinite, RegressError
-from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss, token_loss
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.layout import BatchPlan
 from tests.unit.engine.one_number_each import (
     ADVANTAGES,

@@ -14,8 +14,8 @@ from regress.dump.dump_reader import DumpReader
 from regress.engine.config.config_schema import Config
 from regress.engine.config.rollout_config import DumpOptions
 from regress.engine.training_run import train
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_presets import PRESETS, make_objective
 
 ALL = [f"debug.dump_options.{name}=true" for name in vars(DumpOptions())]
 MODELS = ["qwen3_moe", "gpt2", "llama", "qwen3"]

@@ -21,9 +21,9 @@ from regress.engine.config.config_schema import Config
 from regress.engine.rollout_resampling import drawn_counts
 from regress.engine.training_run import train
 from regress.errors import ConfigError
-from regress.grpo.aggregation import batch_weights, drawn_weights
-from regress.grpo.presets import make_objective
-from regress.grpo.resampling import PF_PPO_METHODS, resampling_weights
+from regress.grpo.batch_resampling import PF_PPO_METHODS, resampling_weights
+from regress.grpo.loss_aggregation import batch_weights, drawn_weights
+from regress.grpo.objective_presets import make_objective
 
 MakeConfig = Callable[..., Config]
 EXPLAINED = ("token_gradient", "forward_data", "batch_inputs")

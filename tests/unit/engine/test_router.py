@@ -33,7 +33,7 @@ from regress.engine.router_loss import RouterLoss
 from regress.engine.training_run import train
 from regress.engine.training_step import train_step, weigh
 from regress.errors import ConfigError
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
 from regress.layout import BatchPlan
 from regress.replay.pool import shared_pool
 

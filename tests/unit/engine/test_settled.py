@@ -11,8 +11,8 @@ from regress.engine.engine_ranks import SingleProcess
 from regress.engine.training_passes import Part
 from regress.engine.training_step import settled
 from regress.errors import NotFinite, RegressError
-from regress.grpo.inputs import InputError
-from regress.grpo.metrics import Metric
+from regress.grpo.argument_checks import InputError
+from regress.grpo.update_metrics import Metric
 from regress.layout import Mesh, RankPlan
 
 

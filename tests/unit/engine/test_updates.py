@@ -16,8 +16,8 @@ from regress.engine.optimizer import adamw
 from regress.engine.training_passes import Part, _missed, accumulate
 from regress.engine.training_step import settled, train_step, update
 from regress.errors import NotFinite, RegressError
-from regress.grpo.inputs import InputError
-from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.argument_checks import InputError
+from regress.grpo.token_log_probs import TokenLogProbs
 from tests.unit.engine.one_number_each import (
     Numbers,
     expected,

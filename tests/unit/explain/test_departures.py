@@ -11,7 +11,7 @@ from trainer_bench import Loss, Run, World, preset, record, trl, trl_advantages
 
 from regress import explain_dump
 from regress.errors import ConfigError
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_presets import PRESETS, make_objective
 
 FAULTS: dict[str, tuple[Run, Loss, dict[str, Any], str, str]] = {
     "denominator of the microbatch": (

@@ -25,9 +25,9 @@ from trainer_bench import (
 
 from regress import explain_dump
 from regress.explain.statement import Explanation, Statement
-from regress.grpo import catalogue
+from regress.grpo import objective_catalogue
 from regress.grpo.objective import Objective
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_presets import PRESETS, make_objective
 
 AGGREGATIONS = {
     "grpo": "seq-mean-token-mean/microbatch",
@@ -151,7 +151,7 @@ def preset_case(name: str, run: Run, **changes: Any) -> Case:
     objective = make_objective(name, **changes)
     if objective.kl_in_reward:
         objective = make_objective(name, **changes | {"kl_coef": 0.0})
-    recorded = bool(catalogue.ADVANTAGES[objective.advantage].needs)
+    recorded = bool(objective_catalogue.ADVANTAGES[objective.advantage].needs)
     scope = "microbatch" if objective.denominator_scope == "microbatch_sum" else objective.denominator_scope
     kl = objective.kl_estimator + (" times the ratio" if objective.kl_bias_correction else "")
     return Case(
@@ -200,7 +200,9 @@ def preset_cases() -> list[Case]:
     return cases
 
 
-NOT_RECORDED = [name for name in PRESETS if catalogue.ADVANTAGES[make_objective(name).advantage].needs]
+NOT_RECORDED = [
+    name for name in PRESETS if objective_catalogue.ADVANTAGES[make_objective(name).advantage].needs
+]
 CASES = [*trl_cases(), *preset_cases()]
 BY_DEFAULT = {
     "trl:dapo-4",

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.token_losses import TokenLoss, token_loss
 
 LENGTHS = [3, 0, 1, 4, 2]
 SEQUENCE = [sample for sample, length in enumerate(LENGTHS) for _ in range(length)]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from regress.errors import ConfigError
-from regress.grpo.aggregation import token_weights
-from regress.grpo.catalogue import AGGREGATIONS
-from regress.grpo.inputs import InputError
+from regress.grpo.argument_checks import InputError
+from regress.grpo.loss_aggregation import token_weights
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_catalogue import AGGREGATIONS
+from regress.grpo.objective_presets import make_objective
 
 # samples of 2, 0, 1 and 3 tokens
 SEQUENCE = torch.tensor([0, 0, 2, 3, 3, 3])

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from regress.grpo.losses import token_loss
+from regress.grpo.objective_presets import make_objective
 from regress.grpo.policy_losses import FLOOR
-from regress.grpo.presets import make_objective
+from regress.grpo.token_losses import token_loss
 
 
 @pytest.mark.parametrize(

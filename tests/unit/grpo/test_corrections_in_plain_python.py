@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from regress.grpo.catalogue import REJECTIONS
-from regress.grpo.corrections import TINY, accepted, mean_weight, sampler_weights
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.marks import Compared, normalized_weights
-from regress.grpo.samples import Samples
+from regress.grpo.objective_catalogue import REJECTIONS
+from regress.grpo.sampler_corrections import TINY, accepted, mean_weight, sampler_weights
+from regress.grpo.token_samples import Samples
+from regress.grpo.token_selection import Compared, normalized_weights
 from tests.unit.grpo.plain_losses import (
     LENGTHS,
     SEQUENCE,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regress.grpo.inputs import InputError
-from regress.grpo.kl import kl_penalty
-from regress.grpo.presets import make_objective
+from regress.grpo.argument_checks import InputError
+from regress.grpo.kl_divergence import kl_penalty
+from regress.grpo.objective_presets import make_objective
 
 
 def test_penalty_is_the_weighted_estimate_without_gradient() -> None:

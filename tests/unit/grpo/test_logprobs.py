@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from regress.grpo.inputs import InputError
-from regress.grpo.logprobs import Pieces, online_softmax, row_blocks, token_log_probs
+from regress.grpo.argument_checks import InputError
+from regress.grpo.token_log_probs import Pieces, online_softmax, row_blocks, token_log_probs
 
 
 def reference(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

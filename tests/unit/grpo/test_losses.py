@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from regress.errors import ConfigError
-from regress.grpo.inputs import InputError
-from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.argument_checks import InputError
 from regress.grpo.objective import Objective
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_losses import TokenLoss, token_loss
 
 LOG_P = -1.5
 

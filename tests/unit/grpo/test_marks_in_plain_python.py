@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.losses import token_loss
-from regress.grpo.marks import (
+from regress.grpo.token_losses import token_loss
+from regress.grpo.token_samples import Samples
+from regress.grpo.token_selection import (
     Compared,
     Marks,
     drawn_by_covariance,
@@ -18,7 +19,6 @@ from regress.grpo.marks import (
     high_entropy,
     marks_of,
 )
-from regress.grpo.samples import Samples
 from tests.unit.grpo.plain_losses import (
     CLIPS,
     LENGTHS,

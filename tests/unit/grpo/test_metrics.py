@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.grpo.losses import token_loss
-from regress.grpo.metrics import Metric, add_metrics, token_metrics
 from regress.grpo.named_metrics import trl_metrics, verl_metrics
-from regress.grpo.presets import make_objective
+from regress.grpo.objective_presets import make_objective
+from regress.grpo.token_losses import token_loss
+from regress.grpo.update_metrics import Metric, add_metrics, token_metrics
 
 
 def test_values_by_hand() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.objective_presets import PRESETS, make_objective
 
 WHOLE: dict[str, Any] = {"entropy_scope": "global", "statistics_scope": "global", "norm_rule": "maximum"}
 """Everything is counted over the mini-batch, where a preset says that an engine counts by microbatch."""

@@ -9,15 +9,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from regress.errors import ConfigError
-from regress.grpo.checks import check_objective
 from regress.grpo.objective import Objective
+from regress.grpo.objective_checks import check_objective
+from regress.grpo.objective_presets import PRESETS, make_objective, preset_values
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.presets import PRESETS, make_objective, preset_values
 from tests.as_subtests import as_subtests
 
 
 def test_configuration_is_read_without_torch() -> None:
-    code = "import sys, regress.grpo.presets; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = "import sys, regress.grpo.objective_presets; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from regress.grpo.inputs import InputError
+from regress.grpo.argument_checks import InputError
 from tests.unit.grpo.plain_advantages import Batch, batch, found, whitened
 
 

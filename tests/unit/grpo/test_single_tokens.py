@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regress.grpo.aggregation import entropy_weights
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.loss_aggregation import entropy_weights
 
 
 @pytest.mark.parametrize(("scope", "wanted"), [("global", 1.0), ("microbatch", 0.5)])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights, token_weights
+from regress.grpo.argument_checks import InputError
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError
+from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights, token_weights
 from tests.unit.grpo.plain_losses import LENGTHS, SEQUENCE
 
 COMPLETIONS = [5, 2, 1, 4, 6]

@@ -9,10 +9,10 @@ import torch
 
 from mutation.force import in_force, remember
 from mutation.mutants import Mutant, Planted, mutants, unchanged
-from regress.grpo import kl
-from regress.grpo.presets import make_objective
+from regress.grpo import kl_divergence
+from regress.grpo.objective_presets import make_objective
 
-PATH, FUNCTION = "regress/grpo/kl.py", "kl_estimate"
+PATH, FUNCTION = "regress/grpo/kl_divergence.py", "kl_estimate"
 
 
 def planted(old: str, new: str) -> Planted:
@@ -21,7 +21,7 @@ def planted(old: str, new: str) -> Planted:
 
 def value(kind: str = "k3") -> float:
     objective = make_objective("trl:grpo", kl_coef=0.1, kl_placement="loss", kl_estimator=kind)
-    return float(kl.kl_estimate(torch.tensor([0.1]), torch.tensor([0.3]), objective))
+    return float(kl_divergence.kl_estimate(torch.tensor([0.1]), torch.tensor([0.3]), objective))
 
 
 def test_a_mutant_is_in_force_until_it_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_what_is_put_into_force_unchanged_computes_the_same() -> None:
 def test_errors_that_pass_through_the_mutant_are_told_from_others() -> None:
     with in_force(unchanged(planted("", ""))) as force:
         with pytest.raises(AttributeError) as inside:
-            kl.kl_estimate(None, None, None)  # type: ignore[arg-type]  # nothing that it could read
+            kl_divergence.kl_estimate(None, None, None)  # type: ignore[arg-type]  # nothing that it could read
         with pytest.raises(ZeroDivisionError) as outside:
             raise ZeroDivisionError
         assert force.raised(inside.value)

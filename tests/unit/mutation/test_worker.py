@@ -18,7 +18,7 @@ from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 from regress.replay.pool import shared_pool
 
-PATH, FUNCTION = "regress/grpo/aggregation.py", "token_weights"
+PATH, FUNCTION = "regress/grpo/loss_aggregation.py", "token_weights"
 DIVISOR = "weights_K / max(counted, 1)"
 """Expression of the function that the case reaches."""
 
@@ -233,7 +233,7 @@ def test_a_page_counts_what_is_equivalent_only_while_it_is_alive(tmp_path: Path)
         assert (table[column], table["alive"], table["share"]) == ("1", "0", share)
     text = page({"aggregation": [(MUTANT, alive), (MUTANT, killed)]}, {})
     assert "| 50.0 % |" in text
-    assert "- alive: `regress/grpo/aggregation.py:1` token_weights" in text
+    assert "- alive: `regress/grpo/loss_aggregation.py:1` token_weights" in text
 
 
 def test_each_test_comes_before_more_of_its_parameters() -> None:

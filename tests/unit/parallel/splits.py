@@ -21,7 +21,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.log_prob_projection import chunked_log_probs, hidden_at
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
-from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
 from regress.parallel import sharded, shards, tensor
 from regress.parallel.stages import cut
 from regress.parallel.vocabulary import vocab_parallel_log_probs

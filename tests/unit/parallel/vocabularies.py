@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
 from regress.parallel.vocabulary import vocab_parallel_log_probs
 
 

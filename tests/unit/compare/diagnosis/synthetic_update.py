@@ -14,8 +14,8 @@ from regress.compare.diagnosis.related_values import Beside
 from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
-from regress.grpo.evaluate import Samples, advantages_of, gradients_of, loss_of, weights_of
 from regress.grpo.objective import Objective
+from regress.grpo.objective_evaluation import Samples, advantages_of, gradients_of, loss_of, weights_of
 from regress.layout import TokenFrame
 
 LENGTHS, VOCABULARY, REWARDS = (6, 9, 4, 7), 11, (1.0, 0.0, 0.3, 1.0)

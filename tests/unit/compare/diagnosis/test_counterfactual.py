@@ -16,9 +16,9 @@ from torch import Tensor
 from regress.compare.diagnosis.adamw_formula import AdamW
 from regress.compare.diagnosis.counterfactuals import Change, Formula, affine, counterfactuals
 from regress.compare.diagnosis.rules.rule_table import RULES
-from regress.grpo.catalogue import KL_ESTIMATORS
-from regress.grpo.evaluate import advantages_of, gradients_of, loss_of
 from regress.grpo.objective import Objective
+from regress.grpo.objective_catalogue import KL_ESTIMATORS
+from regress.grpo.objective_evaluation import advantages_of, gradients_of, loss_of
 from regress.grpo.policy_losses import LOSSES
 from tests.as_subtests import as_subtests
 from tests.unit.compare.diagnosis.synthetic_update import (

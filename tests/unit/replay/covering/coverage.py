@@ -16,7 +16,7 @@ from regress.engine.config.batching_config import BatchingConfig, ParallelConfig
 from regress.engine.config.config_schema import options
 from regress.engine.config.model_config import ReferenceConfig
 from regress.engine.config.training_config import AlgorithmConfig, OptimizerConfig
-from regress.grpo.catalogue import CATALOGUE, REJECTIONS
+from regress.grpo.objective_catalogue import CATALOGUE, REJECTIONS
 from regress.replay.plan import section_values
 from tests.unit.replay.covering.traced import Reads
 

@@ -9,7 +9,7 @@ import pytest
 
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.grpo.catalogue import CATALOGUE
+from regress.grpo.objective_catalogue import CATALOGUE
 from regress.grpo.policy_losses import LOSSES
 from regress.replay.table import project_variants
 from tests.unit.replay.covering.coverage import Setting, missing, settings_of, shown, universe

@@ -9,17 +9,17 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from regress.grpo.checks import check_choice
-from regress.grpo.corrections import accepted
-from regress.grpo.corrections import sampler_weights as sampler_weights
+from regress.grpo.argument_checks import InputError, check_finite, check_same_length, check_sequences
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError, check_finite, check_same_length, check_sequences
-from regress.grpo.kl import kl_estimate
-from regress.grpo.marks import Compared, Marks, marks_of
+from regress.grpo.importance_ratios import importance_ratio
+from regress.grpo.kl_divergence import kl_estimate
+from regress.grpo.objective_checks import check_choice
 from regress.grpo.policy_losses import LOSSES, PolicyInputs
-from regress.grpo.ratios import importance_ratio
-from regress.grpo.samples import Samples
-from regress.grpo.segments import SumOverContextParallel, alone
+from regress.grpo.sampler_corrections import accepted
+from regress.grpo.sampler_corrections import sampler_weights as sampler_weights
+from regress.grpo.segment_sums import SumOverContextParallel, alone
+from regress.grpo.token_samples import Samples
+from regress.grpo.token_selection import Compared, Marks, marks_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def token_loss(
     them up. Gradients flow through ``log_probs_K`` and ``entropy_K`` only.
 
     Args:
-        marks: what comparisons with the other tokens of the mini-batch tell (`regress.grpo.marks`); by default the
+        marks: what comparisons with the other tokens of the mini-batch tell (`regress.grpo.token_selection`); by default the
             tokens given are compared with each other.
         entropy_scale_K: weight of each token's entropy over the weight of its loss, where the two differ
             (``entropy_aggregation="token-mean"``), marks that are given included.
@@ -114,7 +114,7 @@ def token_loss(
         InputError: shapes or order that do not match, values that are not finite, or log-probs that the
             objective asks for and nobody gave. ConfigError: an unknown loss, level, estimator or correction.
 
-    Sources: see `regress.grpo.catalogue.LOSSES`; KL bias correction as in TRL and DeepSeek-V3.2.
+    Sources: see `regress.grpo.objective_catalogue.LOSSES`; KL bias correction as in TRL and DeepSeek-V3.2.
     """
     check_choice("loss", objective.loss, LOSSES)
     check_sequences(sequence_K, num_sequences)
@@ -305,7 +305,7 @@ def _entropy_term(
     ):
         raise InputError(
             "entropy_scale_K is missing: entropy_aggregation=token-mean weighs entropies otherwise than losses; "
-            "provide what regress.grpo.aggregation.entropy_scale returns or set entropy_aggregation=loss."
+            "provide what regress.grpo.loss_aggregation.entropy_scale returns or set entropy_aggregation=loss."
         )
     return entropy_K
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regress.grpo.losses import TokenLoss
+from regress.grpo.token_losses import TokenLoss
 
 
 @dataclass(frozen=True)

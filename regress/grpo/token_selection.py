@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regress.grpo.corrections import sampler_weights
+from regress.grpo.argument_checks import InputError
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError
-from regress.grpo.part import imported
+from regress.grpo.objective_part import imported
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.samples import Samples
+from regress.grpo.sampler_corrections import sampler_weights
+from regress.grpo.token_samples import Samples
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.fields.value import value
-from regress.grpo.part import described
+from regress.grpo.fields.objective_field import value
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_part import described
 
 SCALES = ("group", "batch", "none")
 SINGLE_SAMPLE_RULES = ("zero", "raw")

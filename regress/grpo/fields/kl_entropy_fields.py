@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.catalogue import KL_ESTIMATORS
-from regress.grpo.fields.value import value
-from regress.grpo.part import described
+from regress.grpo.fields.objective_field import value
+from regress.grpo.objective_catalogue import KL_ESTIMATORS
+from regress.grpo.objective_part import described
 
 KL_PLACEMENTS = ("loss", "reward")
 CONTROLLERS = ("fixed", "adaptive")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.grpo.catalogue import AGGREGATIONS
-from regress.grpo.checks import check_choice
+from regress.grpo.argument_checks import InputError, check_sequences
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError, check_sequences
-from regress.grpo.segments import segment_lengths
+from regress.grpo.objective_catalogue import AGGREGATIONS
+from regress.grpo.objective_checks import check_choice
+from regress.grpo.segment_sums import segment_lengths
 
 
 def token_weights(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from regress.errors import ConfigError
-from regress.grpo.catalogue import REJECTIONS
+from regress.grpo.objective_catalogue import REJECTIONS
 
 
 @dataclass(frozen=True)

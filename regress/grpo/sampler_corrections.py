@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regress.grpo.checks import check_choice
-from regress.grpo.criteria import Criterion, criteria
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.fields.corrections import SAMPLER_CORRECTIONS
-from regress.grpo.samples import Samples
-from regress.grpo.segments import SumOverContextParallel, alone, segment_lengths
+from regress.grpo.fields.correction_fields import SAMPLER_CORRECTIONS
+from regress.grpo.objective_checks import check_choice
+from regress.grpo.rejection_criteria import Criterion, criteria
+from regress.grpo.segment_sums import SumOverContextParallel, alone, segment_lengths
+from regress.grpo.token_samples import Samples
 
 TINY = 1e-8
 """Least mean of weights that divides them."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.grpo.segments import SumOverContextParallel, alone, segment_lengths, segment_sum
+from regress.grpo.segment_sums import SumOverContextParallel, alone, segment_lengths, segment_sum
 
 
 @dataclass(frozen=True)

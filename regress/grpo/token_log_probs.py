@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regress.grpo.inputs import InputError
+from regress.grpo.argument_checks import InputError
 
 BLOCK = 1 << 20
 """Elements of the largest scratch buffer, chosen to fit a processor's cache."""

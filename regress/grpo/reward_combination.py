@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regress.grpo.argument_checks import InputError
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.groups import group_statistics
-from regress.grpo.inputs import InputError
+from regress.grpo.group_statistics import group_statistics
 
 
 def weights_of(rewards_NF: Tensor, weights: Sequence[float] | None) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from regress.grpo.argument_checks import InputError, check_finite, check_same_length
+from regress.grpo.discounted_returns import padded, positions, whiten
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError, check_finite, check_same_length
-from regress.grpo.returns import padded, positions, whiten
 
 
 def gae(
@@ -41,7 +41,7 @@ def value_loss(
     """Return the clipped squared error of each value, and where the clipped one is the greater; [K] each.
 
     ``max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2) / 2``, differentiable in ``values_K``; aggregate it
-    with `regress.grpo.aggregation.token_weights`. Source: verl 0.9 ``compute_value_loss``.
+    with `regress.grpo.loss_aggregation.token_weights`. Source: verl 0.9 ``compute_value_loss``.
 
     Raises:
         InputError: shapes that do not match, values that are not finite, or a negative clip.

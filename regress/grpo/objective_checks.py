@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.grpo.catalogue import ADVANTAGES, CATALOGUE
-from regress.grpo.criteria import criteria
 from regress.grpo.fields import ObjectiveFields
+from regress.grpo.objective_catalogue import ADVANTAGES, CATALOGUE
 from regress.grpo.policy_losses import LOSSES, bounds_in_words
+from regress.grpo.rejection_criteria import criteria
 
 _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
 _NAMED = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.fields.value import value
-from regress.grpo.part import described
+from regress.grpo.fields.objective_field import value
+from regress.grpo.objective_part import described
 from regress.grpo.policy_losses import LOSSES
 
 IMPORTANCE_LEVELS = ("token", "sequence", "sequence_product")

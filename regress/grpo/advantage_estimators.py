@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from regress.grpo.argument_checks import InputError
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.groups import GroupStatistics, group_statistics
-from regress.grpo.inputs import InputError
-from regress.grpo.rewards import deviation, quotient
-from regress.grpo.segments import segment_sum
+from regress.grpo.group_statistics import GroupStatistics, group_statistics
+from regress.grpo.reward_combination import deviation, quotient
+from regress.grpo.segment_sums import segment_sum
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regress.grpo.checks import check_choice
-from regress.grpo.corrections import sampler_weights as sampler_weights
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.fields.losses import IMPORTANCE_LEVELS, SEQUENCE_GRADIENTS
-from regress.grpo.segments import SumOverContextParallel, alone, segment_lengths, segment_sum
+from regress.grpo.fields.loss_fields import IMPORTANCE_LEVELS, SEQUENCE_GRADIENTS
+from regress.grpo.objective_checks import check_choice
+from regress.grpo.sampler_corrections import sampler_weights as sampler_weights
+from regress.grpo.segment_sums import SumOverContextParallel, alone, segment_lengths, segment_sum
 
 
 def importance_ratio(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regress.grpo.segments import segment_sum
+from regress.grpo.segment_sums import segment_sum
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Named objectives: the papers' under plain names, engines' under ``engine:name``. Imports no torch.
 
 ``trl:*`` reproduce TRL 1.16 (``GRPOTrainer``; ``trl:rloo`` its ``RLOOTrainer``), ``verl:*`` verl 0.9. What each of
-them reproduces exactly is in `regress.grpo.recipes`; tests that run those packages hold them to it.
+them reproduces exactly is in `regress.grpo.preset_recipes`; tests that run those packages hold them to it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from regress.errors import ConfigError
 from regress.grpo.objective import Objective
-from regress.grpo.recipes import RECIPES
+from regress.grpo.preset_recipes import RECIPES
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {name: recipe.values for name, recipe in RECIPES.items()}

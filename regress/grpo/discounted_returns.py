@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.rewards import deviation
-from regress.grpo.segments import segment_lengths
+from regress.grpo.reward_combination import deviation
+from regress.grpo.segment_sums import segment_lengths
 
 
 def positions(sequence_K: Tensor, num_sequences: int) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regress.grpo.checks import check_choice
-from regress.grpo.inputs import check_rewards
+from regress.grpo.argument_checks import check_rewards
+from regress.grpo.objective_checks import check_choice
 
 PF_PPO_METHODS = ("pow", "max_min", "max_random")
 LEAST = 1e-8

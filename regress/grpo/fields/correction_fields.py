@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from regress.grpo.fields.value import value
+from regress.grpo.fields.objective_field import value
 
 SAMPLER_CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 CORRECTION_POLICIES = ("old", "current")

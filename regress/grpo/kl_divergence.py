@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regress.grpo.catalogue import KL_ESTIMATORS
-from regress.grpo.checks import check_choice
+from regress.grpo.argument_checks import InputError, check_same_length
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.inputs import InputError, check_same_length
+from regress.grpo.objective_catalogue import KL_ESTIMATORS
+from regress.grpo.objective_checks import check_choice
 
 
 def kl_estimate(log_probs_K: Tensor, ref_log_probs_K: Tensor, objective: ObjectiveFields) -> Tensor:

@@ -10,18 +10,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regress.grpo.catalogue import ADVANTAGES
-from regress.grpo.checks import check_choice
-from regress.grpo.estimators import scored
+from regress.grpo.advantage_estimators import scored
+from regress.grpo.argument_checks import (
+    InputError,
+    check_finite,
+    check_rewards,
+    check_same_length,
+    check_sequences,
+)
+from regress.grpo.discounted_returns import returns_of, whiten
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.fields.advantages import SCALES, SINGLE_SAMPLE_RULES
-from regress.grpo.groups import group_statistics as group_statistics
-from regress.grpo.inputs import InputError, check_finite, check_rewards, check_same_length, check_sequences
-from regress.grpo.returns import returns_of, whiten
-from regress.grpo.rewards import combined_rewards, normalized, normalized_sum, weights_of
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.fields.advantage_fields import SCALES, SINGLE_SAMPLE_RULES
+from regress.grpo.group_statistics import group_statistics as group_statistics
+from regress.grpo.objective_catalogue import ADVANTAGES
+from regress.grpo.objective_checks import check_choice
+from regress.grpo.reward_combination import combined_rewards, normalized, normalized_sum, weights_of
+from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.grpo.token_baselines import TokenVariance, optimal_token_baseline
-from regress.grpo.values import gae
+from regress.grpo.value_loss import gae
 
 
 def token_advantages(
@@ -46,7 +52,7 @@ def token_advantages(
         groups_N: which samples share a prompt; any integers, in any order.
         kl_penalty_K: subtracted from the reward: summed over the sample, or from its token under
             ``reinforce_plus_plus``, ``gae``, ``remax`` and the optimal token baselines
-            (see `regress.grpo.kl.kl_penalty`).
+            (see `regress.grpo.kl_divergence.kl_penalty`).
         reward_weights: weights of the reward functions; 1 each by default.
         baselines_N: for ``remax``, the reward of a greedy completion of the sample's prompt.
         values_K: for ``gae``, the values of a critic.
@@ -60,7 +66,7 @@ def token_advantages(
         TaskError: a reward is not finite. InputError: shapes, order or values that cannot be used, or missing.
         ConfigError: an unknown estimator, scale or rule.
 
-    Sources: see `regress.grpo.catalogue.ADVANTAGES`.
+    Sources: see `regress.grpo.objective_catalogue.ADVANTAGES`.
     """
     _check(rewards_N, groups_N, sequence_K, objective, kl_penalty_K)
     dtype = rewards_N.dtype if rewards_N.is_floating_point() else torch.get_default_dtype()
@@ -190,5 +196,5 @@ def _check(
     elif objective.kl_in_reward:
         raise InputError(
             f"kl_penalty_K is missing: kl_placement=reward subtracts kl_coef={objective.kl_coef:g} times the KL from "
-            "the rewards; give what regress.grpo.kl.kl_penalty returns or set kl_coef=0."
+            "the rewards; give what regress.grpo.kl_divergence.kl_penalty returns or set kl_coef=0."
         )
