@@ -62,8 +62,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
     VARIANTS: {"remote": "regress.service.replay.variants:REMOTE"},
     MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
-        "nexrl": "regress.interop.nexrl:READER",
-        "service": "regress.interop.service:READER",
+        "nexrl": "regress.interop.nexrl_dumps:READER",
+        "service": "regress.interop.service_dumps:READER",
         "files": "regress.dump.bare_files:READER",
     },
     SYSTEMS: {

@@ -14,9 +14,9 @@ from regress.dump.file_damage import Damage
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
-from regress.interop.nexrl_batch import MASKS, TOKENS, Batch, mask_of
-from regress.interop.payloads import Payload, narrowed, tensor
-from regress.interop.rows import Rollouts, Row, place_rows
+from regress.interop.foreign_payloads import Payload, narrowed, tensor
+from regress.interop.nexrl_row import MASKS, TOKENS, Batch, mask_of
+from regress.interop.row_matching import Rollouts, Row, place_rows
 from regress.layout import SampleKey, Segment, TokenLayout
 
 Place = tuple[int, int]

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from regress.cli import main
 from regress.dump.dump_location import location
-from regress.interop.nexrl import NexrlDump
+from regress.interop.nexrl_dumps import NexrlDump
 
 Setup = Callable[..., Any]
 

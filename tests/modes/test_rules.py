@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.interop.modes.datums import Client
+from regress.interop.modes.client_datums import Client
 from regress.interop.modes.discrepancy import Discrepancy
-from regress.interop.modes.rows import MASK, OLD, Floats, Row
+from regress.interop.modes.mode_rows import MASK, OLD, Floats, Row
 from regress.interop.modes.step_context import StepContext
-from regress.interop.modes.values import values
+from regress.interop.modes.token_value_rules import values
 
 
 def row(key: tuple[str, int], seed: int, size: int = 9) -> Row:

@@ -20,7 +20,7 @@ TORCH_FREE = [
     "regress.dump",
     "regress.dump.dump_manifest",
     "regress.dump.metrics_file",
-    "regress.interop.nexrl",
+    "regress.interop.nexrl_dumps",
     "regress.golden",
     "regress.golden.golden_directory",
     "regress.golden.commands",

@@ -37,7 +37,7 @@ def test_parts_of_this_package_need_no_metadata(register: Register) -> None:
 
 def test_stale_metadata_of_this_package_is_not_asked(register: Register) -> None:
     register(("nexrl", "regress.gone.nexrl:READER"), ("old", "regress.gone.old:READER"))
-    assert plugins.registered(plugins.SOURCES)["nexrl"].value == "regress.interop.nexrl:READER"
+    assert plugins.registered(plugins.SOURCES)["nexrl"].value == "regress.interop.nexrl_dumps:READER"
     assert "old" not in plugins.registered(plugins.SOURCES)
 
 
@@ -45,7 +45,7 @@ def test_two_packages_of_one_name_are_both_named(register: Register) -> None:
     register(("nexrl", "mine:READER"))
     with pytest.raises(
         ConfigError,
-        match=r"'nexrl' of regress.sources is registered by regress.interop.nexrl:READER and by mine:READER: uninstall",
+        match=r"'nexrl' of regress.sources is registered by regress.interop.nexrl_dumps:READER and by mine:READER: uninstall",
     ):
         plugins.registered(plugins.SOURCES)
 

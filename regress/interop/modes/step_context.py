@@ -11,10 +11,10 @@ import numpy as np
 
 from regress.compare.dumps.opened_dump import Side, open_side
 from regress.dump.request_index import DumpedRequest, Operation
-from regress.interop.modes.datums import Client, client_of
+from regress.interop.modes.client_datums import Client, client_of
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER
-from regress.interop.modes.rows import Row, pairs_of, rows_of
-from regress.interop.service import ServiceDump
+from regress.interop.modes.mode_rows import Row, pairs_of, rows_of
+from regress.interop.service_dumps import ServiceDump
 
 WEIGHTS = "weights of log-probs"
 LOSSES = ("loss", "pg_loss", "entropy_loss")

@@ -10,11 +10,11 @@ from regress.compare.dumps.comparison_options import Options
 from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.wire_view import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
 from regress.errors import CompareError, RegressError
-from regress.interop.modes.documented import sections, steps_in
-from regress.interop.modes.documented_text import lines_of
-from regress.interop.modes.find import Found, discrepancies
-from regress.interop.modes.form import flags_for, is_custom
+from regress.interop.modes.discrepancy_search import Found, discrepancies
+from regress.interop.modes.nexrl_report import sections, steps_in
+from regress.interop.modes.nexrl_report_text import lines_of
 from regress.interop.modes.step_context import is_indexed
+from regress.interop.modes.wire_format import flags_for, is_custom
 from regress.report.modes import Directories
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"

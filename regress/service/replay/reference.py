@@ -18,7 +18,7 @@ from regress.engine.run_construction import build
 from regress.engine.training_step import train_step
 from regress.errors import ReplayError
 from regress.golden.golden_case import GoldenCase
-from regress.interop.payloads import read_payload
+from regress.interop.foreign_payloads import read_payload
 from regress.layout import BatchPlan
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config

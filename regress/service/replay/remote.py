@@ -20,7 +20,7 @@ from regress.engine.adapters.adapter_settings import base_of, is_adapter, of_dir
 from regress.engine.config.config_schema import Config
 from regress.errors import NotInstalled, NotSupported, reason
 from regress.golden.golden_case import GoldenCase
-from regress.interop.payloads import read_payload
+from regress.interop.foreign_payloads import read_payload
 from regress.optional_packages import install
 from regress.replay.configure import case_config, compose
 from regress.replay.run import torch_settings

@@ -19,7 +19,7 @@ from regress.dump.dump_files import Stamp, file_stamp, stamp_of
 from regress.dump.dump_reader import read_all
 from regress.dump.weight_files import tensors_in
 from regress.errors import DumpError, RegressError
-from regress.interop.payloads import read_payload
+from regress.interop.foreign_payloads import read_payload
 
 HUGE = 1 << 33
 """Elements."""

@@ -6,7 +6,7 @@ import pytest
 
 from regress.compare.comparison_request import compare_sources
 from regress.errors import DumpError
-from regress.interop.payloads import read_payload
+from regress.interop.foreign_payloads import read_payload
 from tests.unit.service.client.conftest import Sides
 
 ALL = ("prepared_trajectories", "datums", "training_metrics")

@@ -15,7 +15,7 @@ from regress.dump.dump_reader import read
 from regress.dump.request_index import INDEX, Part, read_requests
 from regress.engine.engine_ranks import SingleProcess
 from regress.errors import ConfigError
-from regress.interop.service import ServiceDump
+from regress.interop.service_dumps import ServiceDump
 from regress.service.api import ModelSpec, PassRequest, SaveKind, ServiceError
 from regress.service.host.dumps import DumpSettings
 from regress.service.host.host import EngineHost

@@ -11,7 +11,7 @@ from host_ranks import cut, served
 from safetensors.numpy import load_file
 
 from regress.dump.request_index import read_requests
-from regress.interop.service import ServiceDump
+from regress.interop.service_dumps import ServiceDump
 from regress.parallel.launch.pool import RankPool
 from regress.replay.pool import shared_pool
 from regress.service.api import LoraSpec

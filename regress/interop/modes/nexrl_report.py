@@ -25,7 +25,7 @@ from regress.compare.dumps.wire_view import original
 from regress.dump.numpy_arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError
-from regress.interop.modes.documented_text import with_statistics
+from regress.interop.modes.nexrl_report_text import with_statistics
 from regress.layout import SampleKey
 from regress.report.modes import Directories
 

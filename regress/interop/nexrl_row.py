@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from regress.dump.file_damage import Damage
 from regress.dump.numpy_arrays import Array
-from regress.interop.payloads import Payload, tensor
-from regress.interop.rows import Row
+from regress.interop.foreign_payloads import Payload, tensor
+from regress.interop.row_matching import Row
 
 TOKENS = (
     *("log_probs", "entropy", "response_mask", "old_log_probs", "advantages", "prob_ratio"),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.interop.modes.rows import Floats, Row, moved
+from regress.interop.modes.mode_rows import Floats, Row, moved
 from regress.interop.modes.step_context import Link, StepContext
 
 _EXPLAINS = ("advantages", "token_loss", "policy_loss", "loss", "gradient", "batch_inputs")

@@ -23,10 +23,10 @@ from regress.dump.record import Record
 from regress.dump.request_index import INDEX
 from regress.dump.source_readers import Reader, Source
 from regress.errors import DumpError
-from regress.interop.nexrl_batch import Batch
+from regress.interop.foreign_payloads import SUFFIXES, Payload, is_own, read_payload, tensor
 from regress.interop.nexrl_batches import Batches
+from regress.interop.nexrl_row import Batch
 from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
-from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
 
 BEFORE = -1
 """Step number of files that a worker writes before it knows the step."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.interop.modes.discrepancy import SERVICE, Discrepancy, some
-from regress.interop.modes.rows import OLD, Floats, Row
+from regress.interop.modes.mode_rows import OLD, Floats, Row
 from regress.interop.modes.step_context import StepContext
 
 _CLOSE = 1e-4

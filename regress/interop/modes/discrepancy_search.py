@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.wire_view import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
 from regress.interop.modes.discrepancy import Discrepancy, some
-from regress.interop.modes.presence import dropped, files, order, presence
-from regress.interop.modes.replies import replies
-from regress.interop.modes.settings import settings
+from regress.interop.modes.presence_rules import dropped, files, order, presence
+from regress.interop.modes.reply_rules import replies
+from regress.interop.modes.setting_rules import settings
 from regress.interop.modes.step_context import StepContext
-from regress.interop.modes.values import values
+from regress.interop.modes.token_value_rules import values
 
 
 @dataclass

@@ -13,10 +13,10 @@ import numpy as np
 from regress.compare.dumps.opened_dump import Side
 from regress.dump.request_index import VARIABLES
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
-from regress.interop.modes.rows import Row
+from regress.interop.modes.mode_rows import Row
 from regress.interop.modes.step_context import Link, StepContext
-from regress.interop.nexrl import NexrlDump
-from regress.interop.service import PER_MICROBATCH, ServiceDump
+from regress.interop.nexrl_dumps import NexrlDump
+from regress.interop.service_dumps import PER_MICROBATCH, ServiceDump
 
 LOST = (
     "datums-lost",

@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.interop.modes.advantages import advantages
+from regress.interop.modes.advantage_rules import advantages
 from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.interop.modes.rows import OLD, Floats, Row, moved
+from regress.interop.modes.mode_rows import OLD, Floats, Row, moved
 from regress.interop.modes.step_context import WEIGHTS, Link, StepContext
 
 ENOUGH = 3

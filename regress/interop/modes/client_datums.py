@@ -12,7 +12,7 @@ import numpy as np
 from regress.compare.dumps.opened_dump import Side
 from regress.dump.request_index import REQUESTED
 from regress.errors import DumpError
-from regress.interop.modes.rows import MASK, OLD, Row
+from regress.interop.modes.mode_rows import MASK, OLD, Row
 
 SURROGATE = "surrogate_weights"
 INPUTS = {"loss_mask": MASK, "logprobs": OLD, "advantages": "advantages", SURROGATE: SURROGATE}

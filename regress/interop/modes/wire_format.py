@@ -8,9 +8,9 @@ import numpy as np
 
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.wire_view import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
-from regress.interop.modes.datums import client_of
-from regress.interop.modes.rows import Row, pairs_of, rows_of
-from regress.interop.service import ServiceDump
+from regress.interop.modes.client_datums import client_of
+from regress.interop.modes.mode_rows import Row, pairs_of, rows_of
+from regress.interop.service_dumps import ServiceDump
 from regress.layout import SampleKey
 
 
