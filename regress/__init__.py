@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from regress.explain.explanation import explain_dump as explain_dump
     from regress.golden.golden_case import GoldenCase as GoldenCase
     from regress.golden.golden_directory import GoldenStore as GoldenStore
-    from regress.layout.shards import ShardLayout as ShardLayout
-    from regress.layout.tokens import Segment as Segment
-    from regress.layout.tokens import TokenLayout as TokenLayout
+    from regress.layout.shard_layout import ShardLayout as ShardLayout
+    from regress.layout.token_layout import Segment as Segment
+    from regress.layout.token_layout import TokenLayout as TokenLayout
     from regress.live.guard import Guard as Guard
     from regress.live.guard import guard as guard
     from regress.plugin.closeness import assert_close as assert_close
@@ -53,9 +53,9 @@ _HOMES = {
     "Record": "dump.record",
     "Recorder": "dump.recorder",
     "RegressError": "errors",
-    "Segment": "layout.tokens",
-    "ShardLayout": "layout.shards",
-    "TokenLayout": "layout.tokens",
+    "Segment": "layout.token_layout",
+    "ShardLayout": "layout.shard_layout",
+    "TokenLayout": "layout.token_layout",
     "Tolerance": "compare.verdicts.tolerance",
     "Trajectory": "dump.trajectory",
     "Variant": "replay.variants",

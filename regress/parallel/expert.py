@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from regress.errors import ConfigError
-from regress.layout.shards import ShardLayout
+from regress.layout.shard_layout import ShardLayout
 from regress.parallel.exchange import Group, exchange, uncompiled
 from regress.parallel.fit import experts_refusal
 

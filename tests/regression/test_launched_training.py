@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
-from regress.layout.shards import ShardLayout
+from regress.layout.shard_layout import ShardLayout
 from regress.parallel.launch.pool import RankPool
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from regress.engine.attention import VarlenSegments, block_causal_mask
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import LossTokens, TokenBatch
-from regress.layout import TokenLayout, ranks
+from regress.layout import TokenLayout, rank_layout_planner
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import fault, met_in
 from tests.faults.fresh.context_parallel import AFTER_BLOCK_0
@@ -233,7 +233,7 @@ def first_token_behind_padding_hidden(right, layout, *rest):
 
 @fault("G", "coverage", "batch-twice not-planned", on="gpt2/dp2-packed-budget48")
 @met_in("a sampler of batches that repeats the last one until all ranks have as many")
-@in_place_of(ranks, "_filled")
+@in_place_of(rank_layout_planner, "_filled")
 def last_microbatch_of_a_rank_repeated(layouts, count, empty):
     """A rank that runs out of microbatches computes its last one again, where it should have an empty one."""
     last = layouts[-1] if layouts else empty

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from regress.layout import BatchPlan, TokenLayout
-from regress.layout.frame import TokenFrame
-from regress.layout.planner import plan_microbatches
-from regress.layout.tokens import PADDING, Segment, offsets_of
+from regress.layout.canonical_frame import TokenFrame
+from regress.layout.layout_planner import plan_microbatches
+from regress.layout.token_layout import PADDING, Segment, offsets_of
 from tests.as_subtests import as_subtests
 
 LENGTHS = [3, 7, 1, 4, 7, 2, 5]

@@ -76,7 +76,7 @@ def test_failures_of_the_tool_in_ranks(ranks: Worker, tmp_path: Path) -> None:
 def test_the_judge_reads_layouts_by_the_mutant_too(ranks: Worker) -> None:
     """Engine and judge that arrange samples in another order, both of them, agree: the values are the same."""
     shared = Check("on_policy", "base", 20.0, {}, "0")
-    path, function = "regress/layout/planner.py", "_order"
+    path, function = "regress/layout/layout_planner.py", "_order"
     turned = planted("list(range(len(lengths)))", "list(range(len(lengths)))[::-1]", path, function)
     assert ranks.replayed(shared, turned) == RIGHT
     twice = planted("list(range(len(lengths)))", "list(range(len(lengths) - 1))", path, function)

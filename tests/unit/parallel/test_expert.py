@@ -22,7 +22,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
 from regress.layout import BatchPlan, plan_microbatches
-from regress.layout.shards import ShardLayout
+from regress.layout.shard_layout import ShardLayout
 from regress.parallel import expert
 
 pytestmark = pytest.mark.one_in(3)  # replays of golden cases meet the same combinations

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from regress.layout.mesh import Mesh
-from regress.layout.planner import BatchPlan, plan_microbatches
-from regress.layout.tokens import Segment, TokenLayout
+from regress.layout.layout_planner import BatchPlan, plan_microbatches
+from regress.layout.rank_mesh import Mesh
+from regress.layout.token_layout import Segment, TokenLayout
 
 SAMPLE_SPLITS = ("contiguous", "interleaved")
 SEQUENCE_SPLITS = ("contiguous", "zigzag")

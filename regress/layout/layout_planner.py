@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regress.layout.tokens import Segment, TokenLayout
+from regress.layout.token_layout import Segment, TokenLayout
 
 ROW_ORDERS = ("given", "longest_first", "shortest_first", "reversed")
 

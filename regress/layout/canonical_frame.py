@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.layout.tokens import offsets_of
+from regress.layout.token_layout import offsets_of
 
 SampleKey = tuple[str, int]
 """``(group_id, run_id)``: the key of a sample within its step."""
