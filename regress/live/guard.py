@@ -18,17 +18,17 @@ from torch.optim.optimizer import (
 
 from regress.capture.gradient_hooks import listening
 from regress.errors import GuardError
-from regress.live.adapters import Watch, attach, model_of
-from regress.live.arguments import chosen_checks, refuse_options
-from regress.live.groups import GroupSums
-from regress.live.losses import Losses
-from regress.live.microbatch import Microbatch, Recompute, open_microbatch
-from regress.live.mismatch import mismatch
-from regress.live.replicas import differing, replica_groups
-from regress.live.shares import alike, share_of, uneven
-from regress.live.tokens import EPS, not_finite, off_policy
+from regress.live.backward_losses import Losses
+from regress.live.group_sums import GroupSums
+from regress.live.guard_arguments import chosen_checks, refuse_options
+from regress.live.guarded_microbatch import Microbatch, Recompute, open_microbatch
+from regress.live.replica_checksums import differing, replica_groups
+from regress.live.sampler_mismatch import mismatch
+from regress.live.stale_weights import EarlierWeights
+from regress.live.token_rules import EPS, not_finite, off_policy
+from regress.live.token_weights import alike, share_of, uneven
+from regress.live.trainer_adapters import Watch, attach, model_of
 from regress.live.violation import CHECKS, Violation
-from regress.live.weights import EarlierWeights
 
 
 class GuardWarning(UserWarning):

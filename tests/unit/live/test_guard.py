@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regress.errors import GuardError
 from regress.live.guard import GuardWarning, guard
-from regress.live.replicas import checksum
+from regress.live.replica_checksums import checksum
 from regress.live.violation import CHECKS
 from regress.replay.pool import shared_pool
 

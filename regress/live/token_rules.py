@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from regress.live.microbatch import Microbatch
+from regress.live.guarded_microbatch import Microbatch
 
 EPS = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 """Spacing of numbers at 1."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regress.live.microbatch import Microbatch
+from regress.live.guarded_microbatch import Microbatch
 
 SHARE = 1e-2
 """Part of the sum of magnitudes that the sum of a group may have. Rewards of 1000 that differ by 0.01 leave 6e-3 in

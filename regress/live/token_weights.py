@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.live.microbatch import Microbatch
+from regress.live.guarded_microbatch import Microbatch
 
 FIT = 1e-3
 """Largest relative residual of a microbatch whose weights are read, and distance of a factor from an integer."""

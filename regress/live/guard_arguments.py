@@ -9,7 +9,7 @@ from typing import Any
 from torch import distributed
 
 from regress.errors import GuardError
-from regress.live.mismatch import TOLERANCE
+from regress.live.sampler_mismatch import TOLERANCE
 from regress.live.violation import CHECKS
 
 

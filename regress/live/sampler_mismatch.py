@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regress.live.microbatch import Microbatch
+from regress.live.guarded_microbatch import Microbatch
 
 TOLERANCE = {"float64": 1e-10, "float32": 3e-5, "float16": 8e-3, "bfloat16": 6e-2}
 """Root mean square of the difference, in nats, that a sampler computing in this dtype may have. NeMo-RL calls a run
