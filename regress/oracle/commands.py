@@ -88,8 +88,8 @@ def oracle(
 
     Exit codes: 0 as it should be within tolerance, 1 it differs, 2 something could not be judged.
     """
-    from regress.oracle.judge import judge_dump
-    from regress.oracle.objective import resolved
+    from regress.oracle.claimed_objective import resolved
+    from regress.oracle.oracle_judge import judge_dump
     from regress.report.compare_commands import tell
     from regress.report.comparison import refused
 

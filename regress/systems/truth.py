@@ -28,8 +28,8 @@ def truth(
     Raises:
         RegressError: if the export is damaged or the objective impossible.
     """
-    from regress.oracle.engine import run_program
-    from regress.oracle.exported import program_of
+    from regress.oracle.exported_truth import program_of
+    from regress.oracle.float64_engine import run_program
     from regress.replay.exported import ExportedCase
 
     program = program_of(ExportedCase(export), {**WHOLE, **objective}, updates, folder)

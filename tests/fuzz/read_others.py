@@ -81,7 +81,7 @@ def explained(path: Path, whole: Path) -> None:
 
 
 def oracle(path: Path, whole: Path) -> None:
-    from regress.oracle.judge import judge_dump
+    from regress.oracle.oracle_judge import judge_dump
 
     judge_dump(str(path), path.with_name("work"))
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from trl_loop import make_world, train
 
 from regress.compare.dumps.comparison import Comparison
-from regress.oracle.judge import judge_dump
+from regress.oracle.oracle_judge import judge_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL and transformers, about themselves
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from off_policy_loop import straddled, tiny_model, train
 
 from regress.compare.comparison_request import compare_sources
-from regress.oracle.judge import judge_dump
-from regress.oracle.repeat import taken_branches
+from regress.oracle.oracle_judge import judge_dump
+from regress.oracle.update_repetition import taken_branches
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

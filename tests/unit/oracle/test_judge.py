@@ -18,7 +18,7 @@ from plain_loop import tiny_model, train
 
 from regress.cli import main
 from regress.errors import ConfigError, OracleError
-from regress.oracle.judge import Judgement, judge_dump
+from regress.oracle.oracle_judge import Judgement, judge_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

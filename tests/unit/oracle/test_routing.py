@@ -18,7 +18,7 @@ from regress.compare.comparison_request import compare_sources
 from regress.compare.dumps.comparison import Comparison
 from regress.dump.dump_reader import DumpReader
 from regress.errors import CaptureError
-from regress.oracle.judge import judge_dump
+from regress.oracle.oracle_judge import judge_dump
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -21,9 +21,9 @@ from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
 from regress.explain.update_tokens import Floats, Update, read_update
 from regress.layout import SampleKey
-from regress.oracle.rollouts import At, Rollout, Rollouts
-from regress.oracle.routing import Experts, recorded_experts
-from regress.oracle.samples import foreign, loss_mask, token_ids, untapped
+from regress.oracle.dump_rollouts import At, Rollout, Rollouts
+from regress.oracle.recorded_routing import Experts, recorded_experts
+from regress.oracle.update_samples import foreign, loss_mask, token_ids, untapped
 
 ADAMW = ("torch.optim.adamw.AdamW",)
 """Optimizers whose update the engine makes, too."""

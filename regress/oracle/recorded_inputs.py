@@ -19,8 +19,8 @@ from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.objective import Objective
 from regress.grpo.token_advantages import token_advantages
 from regress.layout import BatchPlan
-from regress.oracle.observed import Observed
-from regress.oracle.samples import named
+from regress.oracle.observed_updates import Observed
+from regress.oracle.update_samples import named
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from regress.explain.statement import Statement, UpdateExplanation
 from regress.explain.update_tokens import Floats, read_update
 from regress.grpo.objective import Objective
 from regress.grpo.objective_presets import preset_values
-from regress.oracle.exported import ADVANTAGES, advantage_in
-from regress.oracle.observed import OLD, Observed, Recorded
-from regress.oracle.rollouts import At
-from regress.oracle.samples import named
+from regress.oracle.dump_rollouts import At
+from regress.oracle.exported_truth import ADVANTAGES, advantage_in
+from regress.oracle.observed_updates import OLD, Observed, Recorded
+from regress.oracle.update_samples import named
 
 OldOf: TypeAlias = Callable[[Observed], Floats | None]
 """Returns log-probs over the frame of an update; None where nothing tells the weights."""

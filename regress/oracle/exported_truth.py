@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.errors import ConfigError, GoldenError
 from regress.grpo.objective_presets import preset_values
-from regress.oracle.engine import Program, run_program
+from regress.oracle.float64_engine import Program, run_program
 from regress.replay.configure import compose, dump_everything
 from regress.replay.exported import ExportedCase
 

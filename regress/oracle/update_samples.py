@@ -10,7 +10,7 @@ from regress.dump.trajectory import Trajectory, joined
 from regress.errors import OracleError
 from regress.explain.loss_tokens import find_mask
 from regress.explain.update_tokens import Bools, Update
-from regress.oracle.rollouts import At, Rollouts
+from regress.oracle.dump_rollouts import At, Rollouts
 
 FROM_GRADIENTS = "the token gradients themselves"
 """Source of a loss mask that nobody tapped."""

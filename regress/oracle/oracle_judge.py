@@ -20,13 +20,13 @@ from regress.engine.config.config_schema import Config
 from regress.errors import DumpError, OracleError
 from regress.golden.golden_directory import project_root
 from regress.grpo.objective import Objective
-from regress.oracle.measure import NAME as COARSE
-from regress.oracle.measure import measured_bounds
-from regress.oracle.objective import Claim, claim_of
-from regress.oracle.observed import Recorded, require_complete
-from regress.oracle.old_policy import PASSES
-from regress.oracle.repeat import Repetition, judged_types
-from regress.oracle.samples import FROM_GRADIENTS
+from regress.oracle.claimed_objective import Claim, claim_of
+from regress.oracle.measured_tolerances import NAME as COARSE
+from regress.oracle.measured_tolerances import measured_bounds
+from regress.oracle.observed_updates import Recorded, require_complete
+from regress.oracle.old_log_probs import PASSES
+from regress.oracle.update_repetition import Repetition, judged_types
+from regress.oracle.update_samples import FROM_GRADIENTS
 from regress.replay.configure import compose, dump_everything
 
 INITIAL = "initial"

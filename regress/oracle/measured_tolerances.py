@@ -25,7 +25,7 @@ from regress.compare.verdicts.verdict import Status
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config.config_schema import Config
 from regress.golden.case_manifest import ToleranceEntry
-from regress.oracle.repeat import Repetition
+from regress.oracle.update_repetition import Repetition
 from regress.replay.noise_floor import Floor, Response
 from regress.replay.variants import Precision
 

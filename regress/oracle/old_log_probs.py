@@ -14,10 +14,10 @@ from regress.dump.taps import tap
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.errors import OracleError
 from regress.layout import SampleKey, Segment, TokenLayout
-from regress.oracle.advantages import Known
-from regress.oracle.observed import OLD, Observed, Recorded
-from regress.oracle.rollouts import At
-from regress.oracle.samples import named
+from regress.oracle.dump_rollouts import At
+from regress.oracle.observed_updates import OLD, Observed, Recorded
+from regress.oracle.recorded_inputs import Known
+from regress.oracle.update_samples import named
 
 PASSES = ("old_log_probs", "ref_log_probs")
 """Record types of passes without gradients."""

@@ -35,16 +35,16 @@ from regress.explain.update_tokens import Floats
 from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
-from regress.oracle.advantages import Known, advantages_of
-from regress.oracle.branches import settled_ratios, taken_branches
-from regress.oracle.engine import NO_TOKENIZER
-from regress.oracle.gradients import step_with
-from regress.oracle.observed import Observed, Optimizer, Recorded
-from regress.oracle.old_policy import OldPolicy
-from regress.oracle.rollouts import At
-from regress.oracle.routing import forced
-from regress.oracle.samples import named
-from regress.oracle.withheld import without
+from regress.oracle.dump_rollouts import At
+from regress.oracle.float64_engine import NO_TOKENIZER
+from regress.oracle.observed_updates import Observed, Optimizer, Recorded
+from regress.oracle.old_log_probs import OldPolicy
+from regress.oracle.recorded_clipping import settled_ratios, taken_branches
+from regress.oracle.recorded_gradients import step_with
+from regress.oracle.recorded_inputs import Known, advantages_of
+from regress.oracle.recorded_routing import forced
+from regress.oracle.update_samples import named
+from regress.oracle.withheld_records import without
 from regress.replay.run import torch_settings
 
 
