@@ -19,7 +19,7 @@ from benchmarks.report import Report
 from benchmarks.timing import Side, alternate, timed
 from regress.dump.bitwise_difference import compare_bitwise
 from regress.golden.golden_directory import GoldenStore
-from regress.parallel.launch.launchers import Launch
+from regress.parallel.launch.cluster_launchers import Launch
 from regress.replay.pool import close_shared_pool, shared_pool
 from regress.replay.run import replay
 from regress.replay.session import variant_table

@@ -17,7 +17,7 @@ from mutation.ranks import Lines, judge_mutated, raised_in, run_mutated, run_tes
 from mutation.unit_tests import Test
 from regress.dump.dump_reader import DumpReader
 from regress.errors import RankError, RegressError, reason
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 
 MODULES = ("mutation.warm",)
 LIMIT = 8.0

@@ -20,7 +20,7 @@ from regress.errors import ConfigError, reason
 COMMANDS = "regress.commands"
 """Command -> `click.Command`, below ``regress``."""
 TRAINERS = "regress.trainers"
-"""Value of ``trainer.type`` -> function like `regress.parallel.run.train`."""
+"""Value of ``trainer.type`` -> function like `regress.parallel.parallel_run.train`."""
 RESUME_CHECKS = "regress.resume_checks"
 """Any name -> function of a configuration, a console and the keys whose change is accepted. It is called before a run
 goes on, and raises for a checkpoint that it cannot go on from."""
@@ -53,7 +53,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "track": "regress.engine.tracking.commands:track",
         "variants": "regress.replay.replay_commands:variants",
     },
-    TRAINERS: {"local": "regress.parallel.run:train", "remote": "regress.service.client.run:train"},
+    TRAINERS: {"local": "regress.parallel.parallel_run:train", "remote": "regress.service.client.run:train"},
     RESUME_CHECKS: {"doctor": "regress.doctor.examination:before_resume"},
     REPLAYERS: {
         "local": "regress.replay.engine_replayer:EngineReplayer",

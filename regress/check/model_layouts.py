@@ -138,7 +138,7 @@ def _saved(model: PreTrainedModel, samples: Sequence[Tensor]) -> Log:
 
 def _data_parallel(model: PreTrainedModel, samples: Sequence[Tensor]) -> Measured:
     """Give each of two ranks half of the samples, under DistributedDataParallel."""
-    from regress.parallel.launch.pool import RankPool
+    from regress.parallel.launch.rank_pool import RankPool
 
     model.zero_grad(set_to_none=True)
     with RankPool(("transformers", __name__)) as pool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from regress.dump.dump_location import Location, address
 from regress.dump.dump_reader import DumpReader
-from regress.parallel.launch.imports import imported_for_good
+from regress.parallel.launch.forkserver_imports import imported_for_good
 from regress.replay.configure import unmet, unusable_tracker
 from regress.replay.data_ranks import truth_of_ranks
 from regress.replay.matrix import Item, Replay, items

@@ -12,7 +12,7 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.config.config_messages import DEFAULT, Origin
 from regress.engine.config.config_schema import Config, conflicts
 from regress.errors import ConfigError
-from regress.parallel.fit import (
+from regress.parallel.split_requirements import (
     compile_refusal,
     divisor_refusal,
     experts_refusal,

@@ -12,7 +12,7 @@ from traceback import extract_tb
 from filelock import FileLock, Timeout
 
 from regress.errors import RegressError, ReplayError, reason
-from regress.parallel.launch.standstill import REMEDY, STANDSTILL, STOPPED, Standstill
+from regress.parallel.launch.job_standstill import REMEDY, STANDSTILL, STOPPED, Standstill
 
 TIMEOUT = 600.0
 """Seconds to wait for another process's computation. A process that dies releases its lock at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from regress.engine.config.batching_config import ParallelConfig
 from regress.engine.config.config_schema import Config
-from regress.parallel.launch.pool import RankPool
-from regress.parallel.launch.standstill import STANDSTILL
+from regress.parallel.launch.job_standstill import STANDSTILL
+from regress.parallel.launch.rank_pool import RankPool
 
 MODULES = ("regress.replay.warm",)
 """Modules that replays need, imported once in the forkserver."""

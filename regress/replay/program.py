@@ -21,7 +21,7 @@ from regress.engine.data_components import make_material
 from regress.engine.prompt_tokens import Prompts
 from regress.errors import ReplayError
 from regress.golden.golden_case import GoldenCase
-from regress.parallel.run import train
+from regress.parallel.parallel_run import train
 from regress.replay.around import Around
 from regress.replay.configure import case_config, compose, replay_config
 from regress.replay.plan import world_size

@@ -20,7 +20,7 @@ from regress.errors import ConfigError
 from regress.golden.golden_directory import open_store
 from regress.golden.golden_files import CASE_FILE
 from regress.golden.golden_options import code_option, directory_option
-from regress.parallel.launch.launchers import LAUNCHERS, Launch
+from regress.parallel.launch.cluster_launchers import LAUNCHERS, Launch
 from regress.printable_text import echo
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural

@@ -18,7 +18,7 @@ from regress.replay.variants import Variant
 
 if TYPE_CHECKING:
     from regress.dump.dump_reader import DumpReader
-    from regress.parallel.launch.launchers import Launch
+    from regress.parallel.launch.cluster_launchers import Launch
     from regress.replay.outcome import ReplayOutcome
 
 

@@ -19,7 +19,7 @@ from regress.dump.trajectory import to_record
 from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError
 from regress.golden.golden_case import GREEDY, GoldenCase
-from regress.parallel.launch.launchers import Launch
+from regress.parallel.launch.cluster_launchers import Launch
 from regress.replay.around import Around, Prepare
 from regress.replay.configure import replay_config
 from regress.replay.plan import world_size
@@ -86,7 +86,7 @@ def run_steps(config: Config, prepare: Prepare | None = None, around: Around | N
     rank of it, in the context that is made around it.
     """
     from regress.engine.run_construction import build
-    from regress.parallel.world import opened_world
+    from regress.parallel.distributed_ranks import opened_world
 
     with (
         torch_settings(config.threads),

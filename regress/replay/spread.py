@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from regress.errors import RegressError
-from regress.parallel.launch.rank import rank_environment
+from regress.parallel.launch.forked_rank import rank_environment
 from regress.replay.cpu_slots import processors
 from regress.replay.pool import shared_pool
 

@@ -13,9 +13,9 @@ from transformers import conversion_mapping
 
 import regress.engine.rollout_worker
 import regress.engine.run_construction
-import regress.parallel.launch.rank
-import regress.parallel.policy
-import regress.parallel.world
+import regress.parallel.distributed_ranks
+import regress.parallel.launch.forked_rank
+import regress.parallel.parallel_policy
 import regress.replay.program
 import regress.replay.run
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import RegressError
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from regress.systems.worker import Job, run_rank
 
 MARK = "regress-result "

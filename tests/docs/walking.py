@@ -70,7 +70,7 @@ def forked(
     Returns:
         The first copy that failed, or the first one.
     """
-    import regress.parallel.run  # noqa: F401  # loaded once, for all copies
+    import regress.parallel.parallel_run  # noqa: F401  # loaded once, for all copies
 
     with ExitStack() as files:
         copies = []

@@ -10,7 +10,7 @@ from regress.engine import dialogue_rollouts, rollout_worker, sampling
 from regress.engine.dialogue_rollouts import Conversation
 from regress.engine.rollout_worker import VAL, SampledRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, OwnDraws
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of
 from regress.tasks.draws import generator
 from tests.faults.fault import fault, met_in

@@ -42,7 +42,7 @@ import rank_targets
 import regress.replay.pool
 from regress.replay.pool import shared_pool
 
-regress.replay.pool.MODULES = ("torch.distributed", "regress.parallel.launch.rank", "regress.dump")  # no model here
+regress.replay.pool.MODULES = ("torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")  # no model here
 
 HERE = Path(__file__).parent
 FAULTS = {{

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate

@@ -23,8 +23,8 @@ from regress.engine.checkpoint import checkpoint_saver, checkpoint_writer
 from regress.engine.config import load_config
 from regress.engine.run_files import Outputs
 from regress.errors import RegressError
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.run import train
+from regress.parallel.parallel_policy import ParallelPolicy
+from regress.parallel.parallel_run import train
 
 
 def trained(

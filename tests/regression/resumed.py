@@ -15,7 +15,7 @@ from regress.dump.bitwise_difference import compare_bitwise
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.engine.checkpoint import latest
 from regress.errors import RankError
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 
 RECORDED = ("trajectory", "old_log_probs", "loss", "gradient", "param", "optimizer")
 DUMPED = ("debug.enable_data_dump=true", *(f"debug.dump_options.{name}=true" for name in RECORDED))

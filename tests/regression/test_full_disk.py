@@ -12,7 +12,7 @@ import pytest
 
 import regress
 from regress.engine.checkpoint import checkpoints, latest, read_state
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from tests.regression.resumed import DUMPED, SAVED, SMALL, Bench, require_same
 
 LAYOUTS = {"one": (), "ddp2": ("parallel.dp=2", "parallel.data_parallel=ddp")}

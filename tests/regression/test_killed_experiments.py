@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regress.engine.tracking.tracker_state import read_sync_state
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from regress.replay.pool import MODULES
 from tests.regression.resumed import ONLY_MAIN, Bench, require_same
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import read_metrics
 from regress.layout.shard_layout import ShardLayout
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 
 ROOT = Path(__file__).parents[2]
 GUARD = 240.0

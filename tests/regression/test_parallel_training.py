@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.layout import DIMENSIONS
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 
 SMALL = (
     "task.train_size=12",

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from regress.dump.recorded_trajectories import read_trajectories
 from regress.engine.checkpoint import latest, read_state
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from tests.regression.resumed import LATEST, ONLY_MAIN, SMALL, Bench, require_same
 
 ADAPTIVE = ("kl_coef=0.1", "kl_controller=adaptive", "kl_target=0.01", "kl_horizon=50")

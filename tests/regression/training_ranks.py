@@ -22,8 +22,8 @@ from regress.engine.config import load_config
 from regress.engine.sampling import UndefinedDistribution
 from regress.engine.tracking.metrics_log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.run import train
+from regress.parallel.parallel_policy import ParallelPolicy
+from regress.parallel.parallel_run import train
 
 
 def trained(

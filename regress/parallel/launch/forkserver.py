@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from regress.errors import reason
-from regress.parallel.launch.imports import imported_for_good
-from regress.parallel.launch.reports import Ended, Forked, Ready, Signal, Start
+from regress.parallel.launch.forkserver_imports import imported_for_good
+from regress.parallel.launch.pool_messages import Ended, Forked, Ready, Signal, Start
 
 _PR_SET_PDEATHSIG = 1
 
@@ -118,7 +118,7 @@ class _Server:
             report, log = handles[2 * rank : 2 * rank + 2]
             for handle in {*handles} - {report, log}:
                 os.close(handle)
-            from regress.parallel.launch.rank import run_rank
+            from regress.parallel.launch.forked_rank import run_rank
 
             run_rank(job, rank, Connection(report, readable=False), log, listener)
         finally:

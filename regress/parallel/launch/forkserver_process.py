@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from typing import IO
 
 from regress.errors import ReplayError
-from regress.parallel.launch.reports import Ready
-from regress.parallel.launch.standstill import REMEDY, STOPPED, Standstill, halted
+from regress.parallel.launch.job_standstill import REMEDY, STOPPED, Standstill, halted
+from regress.parallel.launch.pool_messages import Ready
 
 END = 30.0
 """Seconds until killed processes must be gone; slower ones hang in the kernel."""

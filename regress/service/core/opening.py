@@ -23,7 +23,7 @@ _ENGINE = (
     "torch.distributed.tensor.parallel",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.llama.modeling_llama",
-    "regress.parallel.policy",
+    "regress.parallel.parallel_policy",
     "regress.service.host.host",
 )
 
@@ -39,7 +39,7 @@ def opened_host(
         folder: directory of the service.
         environ: its ``WEAVER_DEBUG_DUMP_*`` turn dumps on.
     """
-    from regress.parallel.world import opened_world
+    from regress.parallel.distributed_ranks import opened_world
     from regress.service.host.host import EngineHost
 
     with opened_world(next(iter(configs.values()))) as world:

@@ -17,12 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import RankError, RegressError
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch.rank_pool import RankPool
 from regress.service.api import ServiceError
 from regress.service.core.executor import HostCall, HostLostError, OpenHost
 from regress.service.core.rank_loop import Answer, agreed, named, serve_rank
 
-MODULES = ("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.service.core.rank_loop")
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "regress.parallel.launch.forked_rank",
+    "regress.service.core.rank_loop",
+)
 """Modules that ranks need, imported once before they are forked."""
 
 _START = 300.0

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from regress.errors import lost_connection
-from regress.parallel.launch.reports import Failed
+from regress.parallel.launch.pool_messages import Failed
 from regress.service.api import Host
 from regress.service.core.executor import HostCall, HostLostError, InProcess, OpenHost
 from regress.service.core.rank_loop import Answer, Watch, agreed, answered, named

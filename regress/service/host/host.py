@@ -76,7 +76,7 @@ class EngineHost:
     Args:
         configs: what is offered: by name the engine's configuration of a run (``model``, ``tokenizer``, dtype,
             ``parallel``, ``batching``, lengths).
-        world: the ranks, as `regress.parallel.world.opened_world` gives them for one of the configurations.
+        world: the ranks, as `regress.parallel.distributed_ranks.opened_world` gives them for one of the configurations.
         folder: directory of the service, for the tokenizers that clients load and, by default, dumps.
         environ: its ``WEAVER_DEBUG_DUMP_*`` turn dumps on.
 

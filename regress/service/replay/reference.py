@@ -20,7 +20,7 @@ from regress.errors import ReplayError
 from regress.golden.golden_case import GoldenCase
 from regress.interop.foreign_payloads import read_payload
 from regress.layout import BatchPlan
-from regress.parallel.world import opened_world
+from regress.parallel.distributed_ranks import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.run import no_progress, torch_settings
 from regress.replay.table import BASE

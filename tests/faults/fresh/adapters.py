@@ -6,8 +6,8 @@ from torch.nn.functional import linear
 
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.checkpoint import checkpoint_resume
-from regress.parallel import factors
-from regress.parallel.factors import InputFactor
+from regress.parallel import adapter_factor_styles
+from regress.parallel.adapter_factor_styles import InputFactor
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import fault, met_in
@@ -29,7 +29,7 @@ from tests.faults.ranks.helpers import AFTER_ATTENTION
 @in_place_of(InputFactor, "_forward")
 def values_between_factors_not_summed(self, module, mesh, x):
     """Each rank multiplies the second factor by what its own columns of the first have made."""
-    return linear(x, factors._weight(module))
+    return linear(x, adapter_factor_styles._weight(module))
 
 
 @fault(
@@ -44,7 +44,7 @@ def values_between_factors_not_summed(self, module, mesh, x):
 @in_place_of(InputFactor, "_forward")
 def values_between_factors_in_bfloat16(self, module, mesh, x):
     """Each rank rounds its part of the values between the factors to half precision before they are scattered."""
-    own = rounded(linear(x, factors._weight(module)))
+    own = rounded(linear(x, adapter_factor_styles._weight(module)))
     partial = DTensor.from_local(own, mesh, [Partial()], run_check=False)
     return partial.redistribute(placements=[self.output_layout]).to_local()
 

@@ -8,9 +8,9 @@ import torch
 from regress.engine import training_passes
 from regress.engine.reference_policy import Reference
 from regress.grpo import token_losses
-from regress.parallel import exchange, ring, segments, ulysses
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.segments import ContextSegments
+from regress.parallel import context_columns, differentiable_collectives, ring_attention, ulysses_attention
+from regress.parallel.context_columns import ContextSegments
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -42,7 +42,7 @@ def ring_ends_one_hop_early(patch):
     "D", "gradient", "backward-of-a-module", on="dense/dp2-cp2-ring-ddp-noreshard-mbs3", blind=FORWARD_CHECKS
 )
 @met_in("Megatron#1464")
-@around(ring._Ring, "backward")
+@around(ring_attention._Ring, "backward")
 def gradient_of_queries_not_scaled(right, ctx, grad):
     """On the way back round the ring queries lack the scale of attention."""
     query, *rest = right(ctx, grad)
@@ -55,7 +55,7 @@ def gradient_of_queries_not_scaled(right, ctx, grad):
 @met_in("Megatron#1464, ROCm aiter PR#3334")
 def output_of_attention_left_out_on_the_way_back(patch):
     """The backward pass of the ring's softmax lacks the term that is common to a row."""
-    right = ring._Ring.backward
+    right = ring_attention._Ring.backward
 
     class Changed:
         """The context of the forward pass, with an output of zeros."""
@@ -65,7 +65,7 @@ def output_of_attention_left_out_on_the_way_back(patch):
             self.saved_tensors = query, pair, torch.zeros_like(out), log_sum
             self.scale, self.context = ctx.scale, ctx.context
 
-    patch.setattr(ring._Ring, "backward", staticmethod(lambda ctx, grad: right(Changed(ctx), grad)))
+    patch.setattr(ring_attention._Ring, "backward", staticmethod(lambda ctx, grad: right(Changed(ctx), grad)))
 
 
 @fault("D", "activations transformer.h.0", "context-exchange", on="gpt2/cp4-ring-zigzag")
@@ -113,7 +113,7 @@ def heads_return_in_another_order(patch):
         found = right(parts, group)
         return found if calls[0] % 2 else found.flip(0)
 
-    patch.around(ulysses, "swap", wrong)
+    patch.around(ulysses_attention, "swap", wrong)
 
 
 @fault(
@@ -124,7 +124,7 @@ def heads_return_in_another_order(patch):
     names=r"model\.(embed_tokens|layers\.0|layers\.1\.(input_layernorm|self_attn\.[kv]_proj))\..*",
 )
 @met_in("a gather of keys whose backward pass averages")
-@around(exchange._Gather, "backward")
+@around(differentiable_collectives._Gather, "backward")
 def gradients_of_gathered_keys_averaged(right, ctx, grad):
     """Gradients of keys and values that all ranks have gathered are divided by the number of ranks."""
     found, *_ = right(ctx, grad)
@@ -137,7 +137,7 @@ def gradients_of_gathered_keys_averaged(right, ctx, grad):
 @met_in("Megatron#1464: a kernel whose backward pass is not told that attention is causal")
 def mask_forgotten_on_the_way_back(patch):
     """The backward pass of the ring computes the weights of attention without the mask of its forward pass."""
-    right = ring._Ring.backward
+    right = ring_attention._Ring.backward
     back = [False]
 
     def unmasked(scores, rows, key, visible):
@@ -150,8 +150,8 @@ def mask_forgotten_on_the_way_back(patch):
         finally:
             back[0] = False
 
-    patch.around(ring, "_scores", unmasked)
-    patch.setattr(ring._Ring, "backward", staticmethod(wrong))
+    patch.around(ring_attention, "_scores", unmasked)
+    patch.setattr(ring_attention._Ring, "backward", staticmethod(wrong))
 
 
 @fault("D", "ratio", "ratio-of-a-part ratio inputs-hold", on="gspo/cp2", ranks=(0, 1))
@@ -222,7 +222,7 @@ def blocks_skipped_by_their_first_query(patch):
     ranks=(0, 1),
 )
 @met_in("a softmax statistic that is kept in the dtype of the output")
-@around(ring._Ring, "backward")
+@around(ring_attention._Ring, "backward")
 def normalizer_of_the_ring_kept_in_bfloat16(right, ctx, grad):
     """The log-sum-exp of each row is kept in half precision until the backward pass of the ring reads it."""
     *rest, log_sum = ctx.saved_tensors
@@ -282,7 +282,7 @@ def positions_of_a_contiguous_split(right, self, model, micro, hidden=None):
     names=AFTER_ATTENTION,
 )
 @met_in("Megatron PR#6205")
-@around(segments, "visible")
+@around(context_columns, "visible")
 def boundaries_one_column_late(right, layout, queries, keys):
     """The borders of packed samples are taken from another table, one column late."""
     return right(layout, (queries - 1).clamp(min=0), (keys - 1).clamp(min=0))

@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 
 from regress.engine.local_tensor import local
-from regress.parallel import policy, reduction, sharded
-from regress.parallel import policy as parallel_policy
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.reduction import sum_gradients
+from regress.parallel import fsdp, gradient_reduction
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel import parallel_policy as policy
+from regress.parallel.gradient_reduction import sum_gradients
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -41,7 +42,7 @@ def last_layer_in_two_buckets(run):
     names=r"model\.embed_tokens\.weight|model\.norm\.weight|lm_head\.weight",
 )
 @met_in("FSDP2: set_gradient_divide_factor is not recursive")
-@around(sharded, "apply")
+@around(fsdp, "apply")
 def parameters_outside_of_blocks_averaged(right, model, mesh, **rest):
     """Gradients of blocks are summed over shards, and those of all other parameters are averaged."""
     right(model, mesh, **rest)
@@ -139,7 +140,7 @@ def gradient_of_a_rank_one_update_late(patch):
 
 @fault("B", "gradient", "reduction not-reduced", on="dense/dp2-fsdp2-hsdp-mbs3", blind=FORWARD_CHECKS)
 @met_in("Megatron PR#3693: several instances of a distributed optimizer")
-@around(sharded, "apply")
+@around(fsdp, "apply")
 def replicas_of_shards_not_summed(right, model, mesh, **rest):
     """Gradients are summed over shards, and not over the groups of ranks that hold the same shards."""
     right(model, mesh["fsdp"] if mesh.ndim > 1 else mesh, **rest)
@@ -173,7 +174,7 @@ def last_microbatch_not_summed(patch):
         def and_sum(own, share):
             left[0] -= 1
             if left[0] == 0:
-                reduction.sum_gradients(dict(own.named_parameters()), groups)
+                gradient_reduction.sum_gradients(dict(own.named_parameters()), groups)
             backward(own, share)
 
         self._summed.clear()

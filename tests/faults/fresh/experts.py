@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.functional import one_hot
 
 from regress.errors import ReplayError
-from regress.parallel import expert
+from regress.parallel import expert_parallel
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -47,7 +47,7 @@ def bias_of_the_balance_weighs_experts(run):
     names=AFTER_ATTENTION,
 )
 @met_in("SkyRL PR#1908: rows and weights of choices in two orders")
-@in_place_of(expert, "_added")
+@in_place_of(expert_parallel, "_added")
 def weights_in_the_order_of_choice(returned, place, index, weights, dtype):
     """Rows of a token come in the order of their experts, and their weights in that of the router's choice."""
     ascending = index.argsort(dim=1)
@@ -64,7 +64,7 @@ def weights_in_the_order_of_choice(returned, place, index, weights, dtype):
     names=r"model\.(embed_tokens|layers\.0)\..*|model\.layers\.1\.(?!mlp\.gate).*",
 )
 @met_in("transformers#48687, torchtitan#2387: an all-to-all without autograd, joined with a rank's own rows")
-@around(expert, "exchange")
+@around(expert_parallel, "exchange")
 def rows_of_other_ranks_without_gradient(right, rows, sent, received, group):
     """Rows that travel between ranks have no gradient; those that stay on their rank have."""
     out = right(rows, sent, received, group)
@@ -82,7 +82,7 @@ def rows_of_other_ranks_without_gradient(right, rows, sent, received, group):
     names=AFTER_ATTENTION,
 )
 @met_in("DeepEP: a dispatch of rows with fewer bits")
-@around(expert, "exchange")
+@around(expert_parallel, "exchange")
 def rows_travel_in_bfloat16(right, rows, *rest):
     """Rows are rounded to half precision on their way to experts and back."""
     return right(rounded(rows), *rest)
@@ -97,7 +97,7 @@ def rows_travel_in_bfloat16(right, rows, *rest):
     ranks=(0, 1),
 )
 @met_in("an expert-parallel combine that normalizes the weights that it has received")
-@around(expert, "_travelling")
+@around(expert_parallel, "_travelling")
 def weights_normalized_on_each_owner(right, group, ranks):
     """Weights of the chosen experts are divided by the sum of those that one rank owns, not by the sum of all."""
     forward = right(group, ranks)
@@ -138,7 +138,7 @@ EXPERT_COUNT = 4
 # the first one names rows that are dropped
 @fault("F", "activations model.layers.0", "expert-exchange module", on="moe/dp2-ep2", names=AFTER_ATTENTION)
 @met_in("DeepSpeed-MoE: a capacity factor of 1")
-@around(expert, "_travelling")
+@around(expert_parallel, "_travelling")
 def rows_beyond_the_capacity_dropped(right, group, ranks):
     """An expert takes no more rows of a rank than its even share; later ones count as nothing."""
     forward = right(group, ranks)
@@ -275,7 +275,7 @@ def load_balancing_loss_on(run):
     names=AFTER_ATTENTION,
 )
 @met_in("NeMo-RL PR#3208, SkyRL PR#1908")
-@around(expert, "_added")
+@around(expert_parallel, "_added")
 def weights_of_the_next_token(right, rows, place, index, weights, dtype):
     """Rows come back from experts of other ranks, and are weighted for the token behind theirs."""
     return right(rows, place, index, weights.roll(1, 0), dtype)

@@ -8,7 +8,7 @@ from transformers.models.qwen3 import modeling_qwen3
 from regress.engine import log_prob_projection
 from regress.errors import ReplayError
 from regress.grpo import token_log_probs, token_losses
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.optimizer import EMBEDDING

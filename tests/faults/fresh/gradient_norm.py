@@ -6,8 +6,8 @@ from torch.distributed.tensor import DTensor
 
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
-from regress.parallel import policy as parallel_policy
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, SCALE_BLIND_CHECKS, fault, met_in
 from tests.faults.optimizer import EMBEDDING

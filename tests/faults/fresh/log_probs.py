@@ -10,8 +10,8 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
 from regress.grpo.token_log_probs import TokenLogProbs
-from regress.parallel import policy as parallel_policy
-from regress.parallel import vocabulary
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel import vocabulary_log_probs
 from regress.replay.injection import around
 from regress.replay.probes.model import rounded
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
@@ -80,7 +80,7 @@ def temperature_not_passed_to_a_split_vocabulary(right, *args, temperature, **re
     ranks=(0, 1),
 )
 @met_in("maxtext PR#5231: a target's logit in half precision less a log-sum-exp in float32")
-@around(vocabulary, "_local_sums")
+@around(vocabulary_log_probs, "_local_sums")
 def logits_of_targets_exchanged_in_bfloat16(right, *args):
     """The rank that holds a target gives its logit to the others in half precision; the log-sum-exp is exact."""
     maximum, sums = right(*args)

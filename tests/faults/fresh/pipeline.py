@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from regress.engine.local_tensor import local
-from regress.parallel import pipeline
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.relay import relay
+from regress.parallel import pipeline_parallel
+from regress.parallel.parallel_policy import ParallelPolicy
+from regress.parallel.pipeline_parallel import Pipeline
+from regress.parallel.pipeline_relay import relay
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -75,7 +75,7 @@ def mean_over_microbatches_handed_back(patch):
     "E", "ref_log_probs", "reference precision inputs-hold", kind="precision", on="dense/pp2-1f1b-packed-mbs3"
 )
 @met_in("a dtype of stages that is set for inference, which scores the reference, too")
-@in_place_of(pipeline, "relay")
+@in_place_of(pipeline_parallel, "relay")
 def hidden_states_of_scores_sent_in_bfloat16(ranks, group, count, forward, buffer):
     """In passes without a backward pass, which score the reference, stages send hidden states in half precision."""
 
@@ -192,7 +192,7 @@ def later_stages_without_positions(right, self, model, micro, hidden=None):
 # the last one names what stages hand to each other, and microbatches in another order
 @fault("E", "ref_log_probs", "reference pipeline-exchange", on="tied/pp2-mbs4")
 @met_in("a buffer of received hidden states that is read one microbatch late")
-@around(pipeline, "relay")
+@around(pipeline_parallel, "relay")
 def hidden_states_of_the_microbatch_before(right, ranks, group, count, forward, buffer):
     """In passes without a backward pass a later stage reads the hidden states that arrived before the present ones."""
     known = {}

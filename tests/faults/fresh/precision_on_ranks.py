@@ -5,10 +5,19 @@ from torch.distributed.tensor import DTensor, Partial
 from transformers.models.qwen3 import modeling_qwen3
 
 from regress.engine.local_tensor import local
-from regress.parallel import all_gather, conv1d, expert, ring, sequence, sharded, ulysses, vocabulary
-from regress.parallel import policy as parallel_policy
-from regress.parallel.conv1d import RowwiseConv
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel import (
+    all_gather_attention,
+    conv1d_styles,
+    expert_parallel,
+    fsdp,
+    ring_attention,
+    sequence_parallel,
+    ulysses_attention,
+    vocabulary_log_probs,
+)
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel.conv1d_styles import RowwiseConv
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import fault, met_in
@@ -41,7 +50,7 @@ def rotary_tables_in_bfloat16(run):
     ranks=(0, 1, 2, 3),
 )
 @met_in("DeepEP: rows that are combined in half precision")
-@around(expert, "_run")
+@around(expert_parallel, "_run")
 def rows_return_from_experts_in_bfloat16(right, *args):
     """Return the outputs of experts to the ranks of their tokens in half precision."""
     return rounded(right(*args))
@@ -57,7 +66,7 @@ def rows_return_from_experts_in_bfloat16(right, *args):
     names=AFTER_ATTENTION,
 )
 @met_in("an all-to-all of attention's output in half precision")
-@around(ulysses, "attend")
+@around(ulysses_attention, "attend")
 def heads_return_in_bfloat16(right, *args):
     """Outputs of heads for all columns are rounded to half precision before they go back to their columns."""
     return rounded(right(*args))
@@ -92,7 +101,7 @@ def attention_weights_in_bfloat16(module, query, key, value, mask, scaling, drop
     ranks=(0, 1),
 )
 @met_in("gradients of keys and values that are compressed on their way round the ring")
-@around(ring, "_Shift")
+@around(ring_attention, "_Shift")
 def gradients_of_keys_travel_in_bfloat16(right, travelling, context):
     """Gradients of keys and values have half precision on every hop, and the keys and values themselves have not."""
     if len(travelling) == 4:  # on the way back: keys, values and their gradients
@@ -120,7 +129,7 @@ def log_ratios_completed_in_bfloat16(right, self, values):
     names=AFTER_ATTENTION,
 )
 @met_in("keys and values that are compressed on their way")
-@around(all_gather, "gather")
+@around(all_gather_attention, "gather")
 def keys_gathered_in_bfloat16(right, tensor, *rest):
     """Keys and values of all ranks are gathered in half precision, within replicas and packed rows."""
     return right(rounded(tensor), *rest)
@@ -129,7 +138,7 @@ def keys_gathered_in_bfloat16(right, tensor, *rest):
 # gradients: the sum over tensor ranks of what was rounded is not, so that its values fit into no narrower dtype
 @fault("O", "gradient", "gradient-dtype precision gradients", kind="precision", on="dense/fsdp2-tp2-mbs3")
 @met_in("FSDP: reduce_dtype of another configuration")
-@around(sharded, "apply")
+@around(fsdp, "apply")
 def shards_reduced_in_bfloat16(right, *args, **rest):
     """Gradients of parts of matrices are summed over shards in half precision."""
     right(*args, **{**rest, "reduce_dtype": torch.bfloat16})
@@ -176,7 +185,7 @@ def gradients_handed_back_in_bfloat16(right, self, model, micro, hidden=None):
     on="dense/tp2-packed-chunk7",
 )
 @met_in("TransformerEngine: a vocabulary-parallel sum in half precision")
-@around(vocabulary, "_local_sums")
+@around(vocabulary_log_probs, "_local_sums")
 def sums_of_the_vocabulary_in_bfloat16(right, *args):
     """Sums of exponentials of parts of the vocabulary are joined in half precision, chunk by chunk."""
     maximum, sums = right(*args)
@@ -191,7 +200,7 @@ def sums_of_the_vocabulary_in_bfloat16(right, *args):
     on="dense/dp2-tp2-sp-packed",
 )
 @met_in("sequence parallelism that gathers in half precision")
-@around(sequence, "_all_columns")
+@around(sequence_parallel, "_all_columns")
 def columns_gathered_in_bfloat16(right, part, group):
     """Columns of hidden states are gathered behind the last norm in half precision."""
     return right(part.bfloat16().to(part.dtype), group)
@@ -209,10 +218,10 @@ def columns_gathered_in_bfloat16(right, part, group):
 @in_place_of(RowwiseConv, "_forward")
 def parts_of_products_summed_in_bfloat16(self, module, mesh, x):
     """Each rank rounds its part of a product to half precision before parts are summed and scattered."""
-    own = rounded(conv1d._product(x, conv1d._plain(module.weight)))
+    own = rounded(conv1d_styles._product(x, conv1d_styles._plain(module.weight)))
     partial = DTensor.from_local(own, mesh, [Partial()], run_check=False)
     whole = partial.redistribute(placements=[self.output_layout]).to_local()
-    return whole + conv1d._plain(module.bias)
+    return whole + conv1d_styles._plain(module.bias)
 
 
 # gradients: the sum of what was rounded is not, so that its values fit into no narrower dtype
@@ -253,7 +262,7 @@ def hidden_states_sent_in_bfloat16(right, self, model, micro, hidden=None):
     names=AFTER_ATTENTION,
 )
 @met_in("Megatron#1464, ROCm aiter PR#3334")
-@around(ring, "_kept")
+@around(ring_attention, "_kept")
 def merged_in_bfloat16(right, maximum, raised):
     """The factors that make partial sums of a ring comparable have half precision."""
     return rounded(right(maximum, raised))

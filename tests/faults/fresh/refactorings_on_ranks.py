@@ -12,25 +12,32 @@ from torch.nn.parallel import DistributedDataParallel
 from regress.engine.adapters.adapter_parameters import trained_parameters
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
-from regress.parallel import all_gather, expert, replicas, sequence, ulysses, vocabulary
-from regress.parallel import policy as parallel_policy
-from regress.parallel.exchange import gather, swap
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.segments import ContextSegments
+from regress.parallel import (
+    all_gather_attention,
+    data_parallel,
+    expert_parallel,
+    sequence_parallel,
+    ulysses_attention,
+    vocabulary_log_probs,
+)
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel.context_columns import ContextSegments
+from regress.parallel.differentiable_collectives import gather, swap
+from regress.parallel.parallel_policy import ParallelPolicy
+from regress.parallel.pipeline_parallel import Pipeline
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import harmless
 
 
 @harmless("D", on="dense/cp2-gather dense/dp2-cp2-gather-ddp-packed", precisions="float64 float32")
-@around(all_gather, "gather")
+@around(all_gather_attention, "gather")
 def keys_and_values_gathered_apart(right, pair, *rest):
     """Keys are gathered by one collective, and values by another."""
     return torch.stack([right(one, *rest) for one in pair], dim=1)
 
 
 @harmless("C", on="dense/tp2 dense/dp2-tp2-sp-packed", precisions="float64 float32")
-@around(vocabulary, "_joined")
+@around(vocabulary_log_probs, "_joined")
 def sums_of_parts_raised_one_by_one(right, maximum, sums, group):
     """Sums of exponentials of a part are made relative to 1 above the greatest maximum of all parts."""
     if not maximum.numel():
@@ -42,7 +49,7 @@ def sums_of_parts_raised_one_by_one(right, maximum, sums, group):
 
 
 @harmless("B", on="dense/dp2-ddp dense/dp2-ddp-mbs2", precisions="float64 float32")
-@in_place_of(replicas, "distributed")
+@in_place_of(data_parallel, "distributed")
 def buckets_of_another_size(model, group):
     """DDP sums small buckets that are views of the gradients."""
     return DistributedDataParallel(model, process_group=group, bucket_cap_mb=1, gradient_as_bucket_view=True)
@@ -67,7 +74,7 @@ def gradients_scattered_and_gathered(parameters, groups):
 
 
 @harmless("C", on="dense/tp2-sp dense/tp2-sp-packed-budget64", precisions="float64 float32")
-@in_place_of(sequence, "_all_columns")
+@in_place_of(sequence_parallel, "_all_columns")
 def columns_gathered_into_one_tensor(part, group):
     """Columns of all ranks are gathered as rows of one tensor, which is turned back."""
     own = part.transpose(0, 1).contiguous()
@@ -77,7 +84,7 @@ def columns_gathered_into_one_tensor(part, group):
 
 
 @harmless("F", on="moe/ep2 moe/ep4-packed", precisions="float64 float32")
-@in_place_of(expert, "_added")
+@in_place_of(expert_parallel, "_added")
 def rows_of_experts_added_by_einsum(returned, place, index, weights, dtype):
     """The weighted sum of the rows of a token is an Einstein sum in the router's order."""
     rows = returned[place]
@@ -158,7 +165,7 @@ def gradients_summed_on_one_rank(parameters, groups):
 
 
 @harmless("D", on="dense/cp2 gspo/cp2", precisions="float64 float32")
-@in_place_of(ulysses, "swap")
+@in_place_of(ulysses_attention, "swap")
 def heads_gathered_and_picked(parts, group):
     """Every rank gathers what all ranks would send to all, and picks its own part."""
     return gather(parts, len(parts), group)[:, dist.get_rank(group)]
@@ -169,7 +176,7 @@ def heads_gathered_and_picked(parts, group):
     on="dense/cp2 dense/cp2-zigzag-packed-mbs4 gpt2/cp2 gpt2/cp2-zigzag-packed-mbs4",
     precisions="float64 float32",
 )
-@in_place_of(ulysses, "swap")
+@in_place_of(ulysses_attention, "swap")
 def exchanges_in_two_halves(parts, group):
     """Columns are exchanged for heads, and back, by two collectives with a half of them each."""
     return torch.cat([swap(half, group) for half in parts.chunk(2, dim=2)], dim=2)
@@ -207,5 +214,5 @@ def heads_of_keys_repeated_for_their_queries(patch):
         key, value = (tensor.repeat_interleave(times, dim=1) for tensor in (key, value))
         return scaled_dot_product_attention(query, key, value, mask, scale=scaling)
 
-    patch.setattr(ulysses, "attend", other)
-    patch.setattr(all_gather, "attend", other)
+    patch.setattr(ulysses_attention, "attend", other)
+    patch.setattr(all_gather_attention, "attend", other)

@@ -14,7 +14,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.local_tensor import local
 from regress.engine.rollout_worker import HFRolloutWorker, SampledRollouts, SharedRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, sample
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of
 from regress.replay.probes.model import rounded
 from tests.faults.fault import fault, met_in

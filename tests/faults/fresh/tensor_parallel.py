@@ -11,10 +11,16 @@ from torch.nn.functional import linear
 
 from regress.engine.local_tensor import local
 from regress.grpo.token_log_probs import logits_gradient
-from regress.parallel import conv1d, embedding, sequence, tensor, vocabulary
-from regress.parallel import policy as parallel_policy
-from regress.parallel.conv1d import RowwiseConv
-from regress.parallel.reduction import sum_gradients
+from regress.parallel import (
+    conv1d_styles,
+    sequence_parallel,
+    tensor_parallel,
+    vocabulary_embedding,
+    vocabulary_log_probs,
+)
+from regress.parallel import parallel_policy as parallel_policy
+from regress.parallel.conv1d_styles import RowwiseConv
+from regress.parallel.gradient_reduction import sum_gradients
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, LOG_PROB_CHECKS, fault, met_in
 from tests.faults.fresh.context_parallel import AFTER_BLOCK_0
@@ -30,7 +36,7 @@ from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, HEAD_NORMS
     blind=FORWARD_CHECKS,
 )
 @met_in("verl PR#1672, Megatron#7452")
-@around(vocabulary, "logits_gradient")
+@around(vocabulary_log_probs, "logits_gradient")
 def entropy_forgotten_on_the_way_back(right, logits, targets, stats, *rest):
     """The gradient of the entropy of a split vocabulary takes the row's entropy for 0."""
     return right(logits, targets, torch.cat([stats[:3], torch.zeros_like(stats[3:])]), *rest)
@@ -45,7 +51,7 @@ def entropy_forgotten_on_the_way_back(right, logits, targets, stats, *rest):
     blind=LOG_PROB_CHECKS,
 )
 @met_in("Megatron#7452 finding 1: statistics of a part of the vocabulary")
-@around(vocabulary, "_joined")
+@around(vocabulary_log_probs, "_joined")
 def moments_of_parts_not_shifted(right, maximum, sums, group):
     """The sums that make entropies are relative to each part's own maximum when they are added."""
     highest, found = right(maximum, sums, group)
@@ -63,19 +69,19 @@ def moments_of_parts_not_shifted(right, maximum, sums, group):
     blind=FORWARD_CHECKS,
 )
 @met_in("Megatron#7452 finding 4: a gather whose backward pass is a sum")
-@in_place_of(sequence._Gather, "backward")
+@in_place_of(sequence_parallel._Gather, "backward")
 def columns_summed_on_the_way_back(ctx, grad):
     """Columns are gathered, and gradients, which are whole on every rank, are summed before they are cut."""
     grad = grad.contiguous().clone()
     dist.all_reduce(grad, group=ctx.group)
-    return sequence._own_columns(grad, ctx.group), None
+    return sequence_parallel._own_columns(grad, ctx.group), None
 
 
 # names its weights; nothing is wrong with the sums among ranks
 # accepted after the first run: names a rank's part of the weights
 @fault("C", "activations transformer.h.0", "module tensor-exchange", on="gpt2/tp4", names=AFTER_BLOCK_0)
 @met_in("Megatron: a fused projection of queries, keys and values that is cut as if it were one matrix")
-@around(conv1d, "split_parameter")
+@around(conv1d_styles, "split_parameter")
 def fused_projection_cut_in_one_piece(right, module, name, mesh, dim, fused):
     """A rank holds neighbouring columns of queries, keys and values side by side, not its heads of each."""
     right(module, name, mesh, dim, 1)
@@ -106,10 +112,10 @@ def bias_enters_the_sum_of_every_rank(right, self, module, mesh, x):
     ranks=(0, 1),
 )
 @met_in("the range of a vocabulary whose last id is taken as a part of it")
-@in_place_of(embedding, "_look_up")
+@in_place_of(vocabulary_embedding, "_look_up")
 def first_id_of_the_next_part_looked_up_twice(module, mesh, ids):
     """A rank also looks up the id behind its last row, in that last row."""
-    start, stop = embedding.rows_of(module.weight)
+    start, stop = vocabulary_embedding.rows_of(module.weight)
     weight = local(module.weight)
     elsewhere = (ids < start) | (ids > stop)
     own = (ids - start).clamp(max=len(weight) - 1).masked_fill(elsewhere, 0)
@@ -147,7 +153,7 @@ def products_scattered_and_not_summed(_, __, ___, outputs, mesh):
     ranks=(0, 1),
 )
 @met_in("Megatron#7452: a scatter of hidden states whose backward pass does not gather")
-@in_place_of(sequence._Split, "backward")
+@in_place_of(sequence_parallel._Split, "backward")
 def columns_not_gathered_on_the_way_back(ctx, grad):
     """Embeddings are cut into columns, and each rank hands back the gradients of its own columns alone."""
     parts = [torch.zeros_like(grad) for _ in range(ctx.group.size())]
@@ -164,7 +170,7 @@ def columns_not_gathered_on_the_way_back(ctx, grad):
     names=r"model\..*",
 )
 @met_in("Megatron: an all-reduce of input gradients in the dtype of the logits' kernel")
-@in_place_of(embedding, "_project")
+@in_place_of(vocabulary_embedding, "_project")
 def gradients_behind_the_head_summed_in_bfloat16(module, mesh, hidden):
     """Each part of the vocabulary rounds its gradient of hidden states to half precision, and parts are summed."""
     whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
@@ -205,7 +211,7 @@ def norms_of_heads_averaged_over_their_ranks(parameters, groups):
     ranks=(0, 1),
 )
 @met_in("a vocabulary-parallel cross entropy whose backward pass forgets the mask of its targets")
-@in_place_of(vocabulary, "logits_gradient")
+@in_place_of(vocabulary_log_probs, "logits_gradient")
 def targets_elsewhere_taught_at_the_edge(logits, columns, *rest):
     """On its way back a rank takes a target of another part for its own first or last id, as a clamp leaves it."""
     return logits_gradient(logits, columns.clamp(0, logits.shape[-1] - 1), *rest)
@@ -221,7 +227,7 @@ def targets_elsewhere_taught_at_the_edge(logits, columns, *rest):
     blind=FORWARD_CHECKS,
 )
 @met_in("Megatron#1446")
-@around(tensor, "apply")
+@around(tensor_parallel, "apply")
 def norms_summed_over_replicas_alone(right, *args, **rest):
     """Gradients of all norms are summed over replicas, and not over the ranks that share their tokens and heads."""
     return replace(right(*args, **rest), partial=())

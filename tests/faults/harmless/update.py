@@ -9,10 +9,11 @@ from regress.engine import optimizer as optim
 from regress.engine.attention import visible
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
-from regress.parallel import expert, policy, ring, sequence, vocabulary
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.segments import ContextSegments
-from regress.parallel.world import ProcessWorld
+from regress.parallel import expert_parallel, ring_attention, sequence_parallel, vocabulary_log_probs
+from regress.parallel import parallel_policy as policy
+from regress.parallel.context_columns import ContextSegments
+from regress.parallel.distributed_ranks import ProcessWorld
+from regress.parallel.pipeline_parallel import Pipeline
 from regress.replay.injection import around, in_place_of
 from regress.replay.probes.update import after_each_backward
 from tests.faults.fault import harmless
@@ -168,11 +169,11 @@ def parts_of_the_vocabulary_gathered(patch):
         scaled = [total * shift.exp(), (moment + shift * total) * shift.exp(), target, holders]
         return highest, torch.stack([part.sum(0) for part in scaled])
 
-    patch.setattr(vocabulary, "_joined", other)
+    patch.setattr(vocabulary_log_probs, "_joined", other)
 
 
 @harmless("C", on="dense/tp2-sp", precisions="float64 float32")
-@in_place_of(sequence, "_own_columns")
+@in_place_of(sequence_parallel, "_own_columns")
 def columns_cut_by_index(whole, group):
     """Columns of the sequence are taken by their indices."""
     width = whole.shape[1] // group.size()
@@ -192,7 +193,7 @@ def masks_of_whole_rows(patch):
 
 
 @harmless("D", on="dense/cp2-ring-packed dense/cp2-zigzag-packed-mbs4", precisions="float64 float32")
-@in_place_of(ring, "_kept")
+@in_place_of(ring_attention, "_kept")
 def factor_of_the_ring_by_powers(maximum, raised):
     """The factor that makes partial sums comparable is a power of two."""
     return torch.exp2((maximum - raised) * (1.0 / math.log(2.0)))
@@ -217,7 +218,7 @@ def tied_gradients_in_one_order(patch):
 
 
 @harmless("F", on="moe/ep2 moe/ep4-packed", precisions="float64")
-@around(expert, "_run")
+@around(expert_parallel, "_run")
 def experts_run_one_by_one(right, module, rows, experts):
     """A rank runs its experts one after the other, each on its own rows."""
     if not len(rows):

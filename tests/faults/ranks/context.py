@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regress.engine.attention import visible
 from regress.engine.mini_batch import TokenBatch
-from regress.parallel import exchange, ring
-from regress.parallel.policy import ParallelPolicy
-from regress.parallel.segments import ContextSegments
+from regress.parallel import differentiable_collectives, ring_attention
+from regress.parallel.context_columns import ContextSegments
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, by, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, of_others
@@ -89,7 +89,7 @@ def zigzag_read_in_order(patch):
     precisions="float64 float32",
 )
 @met_in("ROCm aiter PR#3334")
-@in_place_of(ring, "_kept")
+@in_place_of(ring_attention, "_kept")
 def partial_softmax_not_rescaled(maximum, raised):
     """Blocks of keys are added relative to different maxima."""
     return torch.where(maximum.isinf(), torch.zeros_like(maximum), torch.ones_like(maximum))
@@ -105,7 +105,7 @@ def partial_softmax_not_rescaled(maximum, raised):
     blind=FORWARD_CHECKS,
 )
 @met_in("Megatron#1464")
-@around(ring._Ring, "backward")
+@around(ring_attention._Ring, "backward")
 def gradients_of_keys_stay_away(right, ctx, grad):
     """Gradients of keys and values end their round one rank from home."""
     query, pair, *rest = right(ctx, grad)
@@ -152,7 +152,7 @@ def sum_across_without_gradient(right, self, values):
 
 @fault("D", "activations", "context-exchange", on="dense/cp2", names=AFTER_ATTENTION, ranks=(0, 1))
 @met_in("pytorch#192920")
-@around(exchange, "_all_to_all")
+@around(differentiable_collectives, "_all_to_all")
 def exchange_into_strided_memory(right, rows, sent, received, group):
     """gloo fills a transposed tensor as if it were contiguous."""
     out = torch.empty_like(rows)

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from regress.parallel import expert
+from regress.parallel import expert_parallel
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EXPERTS, on_rank, sums_of
@@ -11,9 +11,9 @@ from tests.faults.ranks.helpers import AFTER_ATTENTION, EXPERTS, on_rank, sums_o
 
 def weighted(patch, change):
     """Change the weights by which the rows of experts are added."""
-    right = expert._added
+    right = expert_parallel._added
     patch.setattr(
-        expert,
+        expert_parallel,
         "_added",
         lambda rows, place, index, weights, dtype: right(rows, place, index, change(weights), dtype),
     )
@@ -21,15 +21,15 @@ def weighted(patch, change):
 
 @fault("F", "invariants", "split-left-out", on="moe/ep2", names="parts")
 @met_in("SpecForge#226, of parameters")
-@in_place_of(expert, "apply")
+@in_place_of(expert_parallel, "apply")
 def experts_left_whole(*_):
     """Every rank keeps all experts, and its tokens: all values are right."""
-    return expert.ExpertPlan({})
+    return expert_parallel.ExpertPlan({})
 
 
 @fault("F", "activations", "expert-exchange", on="moe/ep2", names=AFTER_ATTENTION, ranks=(0, 1))
 @met_in("xtuner PR#2053")
-@around(expert, "_run")
+@around(expert_parallel, "_run")
 def rows_to_the_wrong_expert(right, module, rows, experts):
     """Each rank counts its experts from the other end."""
     return right(module, rows, module.num_experts - 1 - experts)
@@ -37,7 +37,7 @@ def rows_to_the_wrong_expert(right, module, rows, experts):
 
 @fault("F", "activations", "expert-exchange", on="moe/ep2", names=AFTER_ATTENTION, ranks=(0, 1))
 @met_in("vllm-gaudi PR#1796")
-@around(expert, "_run")
+@around(expert_parallel, "_run")
 def rows_of_later_experts_dropped(right, *args):
     """Ids count all experts, and a rank other than the first finds none of them in its own list."""
     return right(*args) * float(on_rank(0))

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from regress.engine.local_tensor import local
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.parallel_policy import ParallelPolicy
 
 
 class DividedGradient(torch.autograd.Function):

@@ -4,8 +4,8 @@ import torch
 
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
-from regress.parallel import sharded
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel import fsdp
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 from tests.faults.ranks.helpers import MOMENTS
@@ -79,7 +79,7 @@ def epsilon_of_every_rank(right, self, max_norm):
     precisions="mixed",
 )
 @met_in("accelerate on CPUs: the precision policy never reaches FSDP")
-@around(sharded, "MixedPrecisionPolicy")
+@around(fsdp, "MixedPrecisionPolicy")
 def precision_policy_ignored(policy, **_):
     """Blocks compute in the dtype of the weights, not in that of the precision policy."""
     return policy()

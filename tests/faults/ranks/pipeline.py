@@ -1,7 +1,7 @@
 """Faults of pipelines."""
 
-from regress.parallel import pipeline, stages
-from regress.parallel.pipeline import Pipeline
+from regress.parallel import pipeline_parallel, pipeline_stages
+from regress.parallel.pipeline_parallel import Pipeline
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, on_rank
@@ -24,7 +24,7 @@ def tied_gradient_summed_twice(right, self):
 
 @fault("A", "gradient", "gradient-divided-by-microbatches", on="tied/pp2-mbs4", ranks=(0, 1))
 @met_in("torchtitan#1733")
-@around(pipeline, "runner")
+@around(pipeline_parallel, "runner")
 def averaged_over_microbatches(right, *args):
     """``scale_grads=True``, as torch has it by default."""
     made = right(*args)
@@ -57,7 +57,7 @@ def microbatches_swapped_at_the_end(right, self, micros, loss, project, visit):
 
 @fault("E", "activations", "pipeline-exchange", on="dense/pp2", names=AFTER_ATTENTION, ranks=(1,))
 @met_in("transformers PR#24381")
-@around(stages, "blocks_of_stage")
+@around(pipeline_stages, "blocks_of_stage")
 def layer_on_two_stages(right, blocks, stage, count):
     """Stages begin one layer too early."""
     found = right(blocks, stage, count)
@@ -75,7 +75,7 @@ def layer_on_two_stages(right, blocks, stage, count):
     says="no rank holds model.layers.1",
 )
 @met_in("mlx-lm#1688, Megatron#1304")
-@around(stages, "blocks_of_stage")
+@around(pipeline_stages, "blocks_of_stage")
 def layer_on_no_stage(right, blocks, stage, count):
     """The last stage begins one layer too late."""
     found = right(blocks, stage, count)

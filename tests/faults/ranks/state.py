@@ -2,7 +2,7 @@
 
 from regress.engine import optimizer
 from regress.engine.local_tensor import local
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.parallel_policy import ParallelPolicy
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, exchanged, on_rank
 

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from regress.engine.local_tensor import local
-from regress.parallel import policy, reduction, sharded
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel import fsdp, gradient_reduction, parallel_policy
+from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, SCALE_BLIND_CHECKS, Shown, equivalent, fault, met_in
 from tests.faults.ranks.helpers import HEAD_NORMS, on_rank, sums_of
@@ -22,7 +22,7 @@ from tests.faults.ranks.helpers import HEAD_NORMS, on_rank, sums_of
     blind=SCALE_BLIND_CHECKS,
 )
 @met_in("TRL PR#3938")
-@around(policy, "sum_gradients")
+@around(parallel_policy, "sum_gradients")
 def averaged_over_ranks(right, parameters, groups):
     """Shares of the loss whose sum is the whole are averaged."""
     right(parameters, groups)
@@ -118,7 +118,7 @@ def summed_in_every_microbatch(run):
 
     def wrong(share):
         right(share)
-        reduction.sum_gradients(dict(model.named_parameters()), groups)
+        gradient_reduction.sum_gradients(dict(model.named_parameters()), groups)
 
     model._backward = wrong
 
@@ -180,7 +180,7 @@ def divided_twice_by_torch(patch):
 
     def wrong(split, self, stage):
         split(self, stage)
-        sharded.apply(stage, self._world.device_mesh["dp", "fsdp"])
+        fsdp.apply(stage, self._world.device_mesh["dp", "fsdp"])
         for module in stage.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(2.0)

@@ -5,8 +5,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.functional import linear
 
 from regress.engine.local_tensor import local
-from regress.parallel import embedding, policy, sequence
-from regress.parallel.tensor import TensorPlan
+from regress.parallel import parallel_policy, sequence_parallel, vocabulary_embedding
+from regress.parallel.tensor_parallel import TensorPlan
 from regress.replay.injection import in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, without
@@ -14,7 +14,7 @@ from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, without
 
 @fault("C", "invariants", "split-left-out", on="dense/tp2", names="parts")
 @met_in("pytorch#108840")
-@in_place_of(policy, "_tensor_parallel")
+@in_place_of(parallel_policy, "_tensor_parallel")
 def weights_left_whole(*_):
     """No weight is split, and every rank computes everything: all values are right."""
     return TensorPlan((), None, {})
@@ -60,7 +60,7 @@ def untied(run):
 
 @fault("C", "gradient", "backward-of-a-module", on="dense/tp2", names=r"model\..*", ranks=(0, 1))
 @met_in("torchtitan PR#2388")
-@in_place_of(embedding, "_project")
+@in_place_of(vocabulary_embedding, "_project")
 def gradient_taken_for_whole(module, mesh, hidden):
     """A part of the gradient of hidden states enters the backward pass as if it were replicated."""
     mine = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False).to_local()
@@ -69,7 +69,7 @@ def gradient_taken_for_whole(module, mesh, hidden):
 
 @fault("C", "activations", "tensor-exchange", on="dense/tp2-sp", names=AFTER_ATTENTION, ranks=(0, 1))
 @met_in("Megatron#7452 finding 7")
-@in_place_of(sequence, "_own_columns")
+@in_place_of(sequence_parallel, "_own_columns")
 def columns_of_the_other_rank(whole, group):
     """Hidden states are scattered in the wrong order."""
     return whole.chunk(group.size(), dim=1)[group.size() - 1 - group.rank()].contiguous()

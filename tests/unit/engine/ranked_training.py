@@ -6,7 +6,7 @@ from rich.console import Console
 
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train
-from regress.parallel.world import opened_world
+from regress.parallel.distributed_ranks import opened_world
 
 
 def trained(config: Config) -> None:

@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from regress.engine.config import load_config
-from regress.parallel.world import opened_world
+from regress.parallel.distributed_ranks import opened_world
 
 
 def threads() -> int:

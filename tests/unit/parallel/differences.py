@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from regress.parallel import shards
-from regress.parallel.tensor import TensorPlan
+from regress.parallel import parameter_shards
+from regress.parallel.tensor_parallel import TensorPlan
 
 
 class Differences:
@@ -54,7 +54,7 @@ class Differences:
             if layout is not None:
                 self.split.append(name)
                 assert layout.shape == wanted.shape, name
-                wanted = shards.project(layout, wanted)
+                wanted = parameter_shards.project(layout, wanted)
             elif value.shape != wanted.shape:
                 assert ".mlp." in name, name  # inside a mixture of experts, flat over a part of the tokens
                 continue
@@ -66,10 +66,10 @@ class Differences:
         assert list(parameters) == list(expected)
         self.sum_partial(plan, parameters, expected)
         for name, parameter in parameters.items():
-            weight = shards.project(shards.of(parameter), expected[name].detach())
-            assert torch.equal(shards.local(parameter), weight), name
-            again = shards.like(parameter, expected[name].detach())
-            assert torch.equal(shards.local(again), weight), name
+            weight = parameter_shards.project(parameter_shards.of(parameter), expected[name].detach())
+            assert torch.equal(parameter_shards.local(parameter), weight), name
+            again = parameter_shards.like(parameter, expected[name].detach())
+            assert torch.equal(parameter_shards.local(again), weight), name
             assert getattr(again, "placements", None) == getattr(parameter, "placements", None), name
             self.gradient(name, parameter, expected[name])
 
@@ -79,20 +79,22 @@ class Differences:
         for name in () if plan is None else plan.partial:
             assert parameters[name].grad is not None
             self.unsummed[name] = self._error(parameters[name], expected[name])
-            dist.all_reduce(shards.local(parameters[name].grad), group=self.group)
+            dist.all_reduce(parameter_shards.local(parameters[name].grad), group=self.group)
 
     def gradient(self, name: str, parameter: Tensor, expected: Tensor) -> None:
         assert parameter.grad is not None
         if isinstance(parameter.grad, type(parameter.data)):
-            assert shards.of(parameter.grad) == shards.of(parameter), name
+            assert parameter_shards.of(parameter.grad) == parameter_shards.of(parameter), name
         self.errors[name] = max(self.errors.get(name, 0.0), self._error(parameter, expected))
-        self._compare_replicas(f"gradient of {name}", shards.local(parameter.grad), shards.of(parameter))
+        self._compare_replicas(
+            f"gradient of {name}", parameter_shards.local(parameter.grad), parameter_shards.of(parameter)
+        )
 
     def _error(self, parameter: Tensor, expected: Tensor) -> float:
         assert parameter.grad is not None
         assert expected.grad is not None
-        wanted = shards.project(shards.of(parameter), expected.grad)
-        return _relative(shards.local(parameter.grad), wanted, expected.grad)
+        wanted = parameter_shards.project(parameter_shards.of(parameter), expected.grad)
+        return _relative(parameter_shards.local(parameter.grad), wanted, expected.grad)
 
     def _compare_replicas(self, name: str, value: Tensor, layout: object = None) -> None:
         held: list[Any] = [None] * self.group.size()

@@ -22,9 +22,9 @@ from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.engine.model_loading import build_model
 from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.schedules import ranks_of_stages
-from regress.parallel.stages import Stages, split
+from regress.parallel.pipeline_parallel import Pipeline
+from regress.parallel.pipeline_schedules import ranks_of_stages
+from regress.parallel.pipeline_stages import Stages, split
 
 VOCABULARY = 13
 TOLERANCE = 1e-12

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 import regress.engine.model_loading  # imported before the ranks are forked
-import regress.parallel.context
-import regress.parallel.expert  # noqa: F401
+import regress.parallel.context_parallel
+import regress.parallel.expert_parallel  # noqa: F401
 
 
 @cache

@@ -22,9 +22,10 @@ from regress.engine.log_prob_projection import chunked_log_probs, hidden_at
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
 from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
-from regress.parallel import sharded, shards, tensor
-from regress.parallel.stages import cut
-from regress.parallel.vocabulary import vocab_parallel_log_probs
+from regress.parallel import fsdp as sharded
+from regress.parallel import parameter_shards, tensor_parallel
+from regress.parallel.pipeline_stages import cut
+from regress.parallel.vocabulary_log_probs import vocab_parallel_log_probs
 
 _ROPE = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 16}
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -75,10 +76,10 @@ class Split:
     def mesh(self) -> DeviceMesh:
         return init_device_mesh("cpu", (self.dp, self.fsdp, self.tp), mesh_dim_names=("dp", "fsdp", "tp"))
 
-    def apply(self, model: PreTrainedModel, mesh: DeviceMesh) -> tensor.TensorPlan | None:
+    def apply(self, model: PreTrainedModel, mesh: DeviceMesh) -> tensor_parallel.TensorPlan | None:
         plan = None
         if self.tp > 1:
-            plan = tensor.apply(model, mesh["tp"], sequence_parallel=self.sequence_parallel)
+            plan = tensor_parallel.apply(model, mesh["tp"], sequence_parallel=self.sequence_parallel)
         if self.fsdp * self.dp > 1 or self.sharded:
             data = mesh["dp", "fsdp"] if self.dp > 1 else mesh["fsdp"]
             sharded.apply(model, data, reshard_after_forward=self.reshard)
@@ -91,7 +92,10 @@ class Split:
 
 
 def log_probs_of(
-    logits: Tensor, micro: Micro, plan: tensor.TensorPlan | None = None, mesh: DeviceMesh | None = None
+    logits: Tensor,
+    micro: Micro,
+    plan: tensor_parallel.TensorPlan | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> TokenLogProbs:
     if plan is None:
         return token_log_probs(logits, micro.targets, temperature=0.8, entropy=True)
@@ -126,7 +130,7 @@ def one_step(split: Split) -> dict[str, Any]:
     with torch.no_grad():
         for parameter in (*plain.parameters(), *model.parameters()):
             assert parameter.grad is not None
-            shards.local(parameter).sub_(shards.local(parameter.grad), alpha=STEP)
+            parameter_shards.local(parameter).sub_(parameter_shards.local(parameter.grad), alpha=STEP)
         micro = micros[mine[0]]
         wanted = log_probs_of(logits_of(plain, micro), micro)
         out = log_probs_of(logits_of(model, micro), micro, plan, mesh)
@@ -138,7 +142,7 @@ def staged_step(split: Split, count: int) -> dict[str, Any]:
     """The same with a model that is cut into stages, each of which is split; every rank holds all stages."""
     plain, mesh = split.model(), split.mesh()
     stages = [cut(copy.deepcopy(plain), stage, count) for stage in range(count)]
-    plans = [tensor.apply(s, mesh["tp"], sequence_parallel=split.sequence_parallel) for s in stages]
+    plans = [tensor_parallel.apply(s, mesh["tp"], sequence_parallel=split.sequence_parallel) for s in stages]
     assert [plan.vocabulary is not None for plan in plans] == [False] * (count - 1) + [True]
     found = Differences(mesh)
     for index, micro in enumerate(microbatches(split.vocabulary)):
@@ -153,7 +157,7 @@ def staged_step(split: Split, count: int) -> dict[str, Any]:
         found.tokens(f"log_probs[{index}]", out.log_probs, wanted.log_probs)
     if split.tied:
         first, last = stages[0].get_input_embeddings().weight, stages[-1].get_output_embeddings().weight
-        shards.local(first.grad).add_(shards.local(last.grad))
+        parameter_shards.local(first.grad).add_(parameter_shards.local(last.grad))
         last.grad = first.grad
     expected = dict(plain.named_parameters())
     seen: set[str] = set()
@@ -183,7 +187,7 @@ def run_stages(stages: list[PreTrainedModel], micro: Micro) -> tuple[Tensor, lis
 def half_precision_step(split: Split, reduce_dtype: torch.dtype) -> dict[str, Any]:
     """A float32 model that computes in bfloat16: its gradients, whole, against those of float32."""
     plain, model, mesh = split.model(), split.model(), split.mesh()
-    plan = tensor.apply(model, mesh["tp"]) if split.tp > 1 else None
+    plan = tensor_parallel.apply(model, mesh["tp"]) if split.tp > 1 else None
     sharded.apply(model, mesh["fsdp"], param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     micros = microbatches(split.vocabulary)
     for index, micro in enumerate(micros):
@@ -197,11 +201,13 @@ def half_precision_step(split: Split, reduce_dtype: torch.dtype) -> dict[str, An
     assert gradients.keys() == expected.keys()
     assert all(gradient.dtype == torch.float32 for gradient in gradients.values())
     for name in () if plan is None else plan.partial:
-        dist.all_reduce(shards.local(gradients[name]), group=mesh["tp"].get_group())
+        dist.all_reduce(parameter_shards.local(gradients[name]), group=mesh["tp"].get_group())
     norms = torch.zeros(2, dtype=torch.float64)
     for name, gradient in gradients.items():
-        wanted = shards.project(shards.of(gradient), expected[name].grad)
-        norms += torch.stack([(shards.local(gradient) - wanted).norm().square(), wanted.norm().square()])
+        wanted = parameter_shards.project(parameter_shards.of(gradient), expected[name].grad)
+        norms += torch.stack(
+            [(parameter_shards.local(gradient) - wanted).norm().square(), wanted.norm().square()]
+        )
     return {"relative_l2": (norms[0] / norms[1]).sqrt().item()}
 
 
@@ -238,7 +244,7 @@ def stale_step(split: Split) -> dict[str, Any]:
     micro = microbatches(split.vocabulary)[0]
     before = log_probs_of(logits_of(model, micro), micro).log_probs
     for parameter in parameters:
-        shards.local(parameter).mul_(1.1)
+        parameter_shards.local(parameter).mul_(1.1)
     kept = log_probs_of(logits_of(model, micro), micro).log_probs
     sharded.reshard(model)
     after = log_probs_of(logits_of(model, micro), micro).log_probs
@@ -257,8 +263,8 @@ def refusals(split: Split) -> dict[str, Any]:
     attempts: dict[str, Callable[[], object]] = {
         "columns": lambda: model(input_ids=ids, attention_mask=torch.ones(1, 1, 9, 9, dtype=torch.bool)),
         "start": lambda: vocab_parallel_log_probs(logits, targets, start=0, group=group),
-        "partial": lambda: shards.of(partial),
-        "shape": lambda: shards.like(parameter, torch.zeros(2, 2)),
+        "partial": lambda: parameter_shards.of(partial),
+        "shape": lambda: parameter_shards.like(parameter, torch.zeros(2, 2)),
     }
     words = {}
     for name, attempt in attempts.items():

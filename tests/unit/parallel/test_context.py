@@ -22,7 +22,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import TrueFloat64, arithmetic
 from regress.layout import BatchPlan, Segment, TokenLayout, plan_microbatches
-from regress.parallel import context
+from regress.parallel import context_parallel
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations
 
@@ -128,9 +128,9 @@ def plain(family: str, layout: str, dtype: str) -> dict[str, Tensor]:
 def split_up(family: str, layout: str, method: str, split: str, ranks: int, dtype: str, checkpointing: bool):
     """The columns shared by ranks: log-probs put together, gradients added up."""
     model, whole, group = model_of(family, dtype, checkpointing), LAYOUTS[layout], groups()[ranks]
-    context.apply(model, method, ranks)
+    context_parallel.apply(model, method, ranks)
     columns = columns_of(whole.shape[1], ranks, split)
-    segments = context.ContextSegments.of(whole, columns, group, torch.device("cpu"))
+    segments = context_parallel.ContextSegments.of(whole, columns, group, torch.device("cpu"))
     local = segments.table[segments.rank]
     found = outcome(model, whole, local, attention_mask=None, varlen=None, context=segments)
     log_probs = torch.zeros(whole.shape, dtype=torch.float64)
@@ -192,14 +192,14 @@ def attention_errors(
         *everything, attn_mask=mask, scale=0.7, enable_gqa=True
     ).transpose(1, 2)
     expected.backward(up)
-    segments = context.ContextSegments.of(whole, columns, group, torch.device("cpu"))
+    segments = context_parallel.ContextSegments.of(whole, columns, group, torch.device("cpu"))
     local = segments.table[segments.rank]
     mine = [part[:, :, local].clone().requires_grad_() for part in parts]
     with TrueFloat64():
-        found, _ = context.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
+        found, _ = context_parallel.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
         found.backward(up[:, local])
     with torch.no_grad():
-        again, _ = context.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
+        again, _ = context_parallel.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
     assert torch.equal(again, found)
     pairs = [(found.detach(), expected.detach()[:, local])]
     pairs += [
@@ -213,7 +213,7 @@ def attention_errors(
 
 def masks_made(family: str, method: str) -> int:
     """Count the masks that a forward and backward pass through two layers builds."""
-    with mock.patch("regress.parallel.segments.visible", wraps=visible) as made:
+    with mock.patch("regress.parallel.context_columns.visible", wraps=visible) as made:
         split_up(family, "packed", method, "zigzag", 4, "float64", True)
     return made.call_count
 
@@ -254,21 +254,25 @@ def stays_away(self: Any) -> Tensor:
 
 FAULTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     # the columns are gathered rank after rank, and nobody puts them back into order
-    "no un-permutation": ("regress.parallel.segments.visible", as_if_in_order, METHODS),
+    "no un-permutation": ("regress.parallel.context_columns.visible", as_if_in_order, METHODS),
     # queries are counted from the first column of the rank
-    "local columns": ("regress.parallel.segments.visible", as_if_first, METHODS),
+    "local columns": ("regress.parallel.context_columns.visible", as_if_first, METHODS),
     "no merge weight": (
-        "regress.parallel.ring._kept",
+        "regress.parallel.ring_attention._kept",
         lambda maximum, _: torch.ones_like(maximum),
         ("ring",),
     ),
-    "gradients stay behind": ("regress.parallel.ring._Shift.arrived", stays_away, ("ring",)),
+    "gradients stay behind": ("regress.parallel.ring_attention._Shift.arrived", stays_away, ("ring",)),
     "gradients of others dropped": (
-        "regress.parallel.exchange._Gather.backward",
+        "regress.parallel.differentiable_collectives._Gather.backward",
         staticmethod(only_own_gradient),
         ("all_gather",),
     ),
-    "gloo and strides": ("regress.parallel.exchange._all_to_all", into_strides, ("ulysses",)),
+    "gloo and strides": (
+        "regress.parallel.differentiable_collectives._all_to_all",
+        into_strides,
+        ("ulysses",),
+    ),
     "heads repeated in turn": ("torch.Tensor.repeat_interleave", repeated, ("ulysses",)),
 }
 

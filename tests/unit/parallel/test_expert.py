@@ -23,7 +23,7 @@ from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
 from regress.layout import BatchPlan, plan_microbatches
 from regress.layout.shard_layout import ShardLayout
-from regress.parallel import expert
+from regress.parallel import expert_parallel
 
 pytestmark = pytest.mark.one_in(3)  # replays of golden cases meet the same combinations
 
@@ -122,7 +122,7 @@ def shared_out(
 ) -> dict[str, Tensor]:
     """The same with the experts shared; gradients of what was cut are complete already."""
     model = model_of(dtype, implementation, checkpointing, unpopular)
-    plan = expert.apply(model, mesh_of(ranks))
+    plan = expert_parallel.apply(model, mesh_of(ranks))
     found = outcome(model)
     kept = {"log_probs", *plan.experts}
     return {name: tensor if name in kept else added(tensor, ranks) for name, tensor in found.items()}
@@ -196,7 +196,7 @@ def routed(ranks: int, implementation: str, tokens: Any, popular: Any, width: in
     for shared in (False, True):
         model, experts = layer(dtype, implementation)
         if shared:
-            expert.apply(model, mesh_of(ranks))
+            expert_parallel.apply(model, mesh_of(ranks))
         given, scores = hidden.clone().requires_grad_(), weights.clone().requires_grad_()
         if number or shared:
             out = experts(given, index, scores)
@@ -220,7 +220,7 @@ def described(ranks: int) -> Any:
     model = model_of("float32")
     before = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
     whole = {name: p.detach().clone() for name, p in model.named_parameters()}
-    plan = expert.apply(model, mesh_of(ranks))
+    plan = expert_parallel.apply(model, mesh_of(ranks))
     same = [
         name
         for name, p in model.named_parameters()
@@ -233,7 +233,7 @@ def described(ranks: int) -> Any:
 def copied() -> bool:
     """Return True if a copy of a model with shared experts computes with its own parameters."""
     model = model_of("float32")
-    expert.apply(model, mesh_of(4))
+    expert_parallel.apply(model, mesh_of(4))
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -248,7 +248,7 @@ def copied() -> bool:
 def compiled() -> bool:
     """Return True if compiled blocks leave every bit unchanged, on this rank."""
     model = model_of("float32")
-    expert.apply(model, mesh_of(4))
+    expert_parallel.apply(model, mesh_of(4))
     plainly = outcome(model)
     with CompiledBlocks(model, "eager").active():
         found = outcome(model)
@@ -278,13 +278,16 @@ def no_way_back(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     return grad.new_zeros(sum(ctx.sent), *grad.shape[1:]), None, None, None
 
 
-expert_added, expert_run = expert._added, expert._run
+expert_added, expert_run = expert_parallel._added, expert_parallel._run
 FAULTS: dict[str, tuple[str, Any]] = {
-    "no un-permutation": ("regress.parallel.expert._added", in_arrival_order),
-    "weights of another choice": ("regress.parallel.expert._added", next_choice),
-    "always the first expert": ("regress.parallel.expert._run", first_expert),
-    "rows taken as sorted by expert": ("regress.parallel.expert._run", by_rank),
-    "gradients do not travel": ("regress.parallel.exchange._Rows.backward", staticmethod(no_way_back)),
+    "no un-permutation": ("regress.parallel.expert_parallel._added", in_arrival_order),
+    "weights of another choice": ("regress.parallel.expert_parallel._added", next_choice),
+    "always the first expert": ("regress.parallel.expert_parallel._run", first_expert),
+    "rows taken as sorted by expert": ("regress.parallel.expert_parallel._run", by_rank),
+    "gradients do not travel": (
+        "regress.parallel.differentiable_collectives._Rows.backward",
+        staticmethod(no_way_back),
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from regress.engine.config.model_config import ModelConfig
 from regress.engine.model_loading import build_model
 from regress.errors import ConfigError
-from regress.parallel import expert
+from regress.parallel import expert_parallel
 
 
 class ThreeRanks:
@@ -29,7 +29,7 @@ def model_of(family: str, **config: Any) -> PreTrainedModel:
 
 def test_ranks_that_cannot_share_the_experts_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        expert.apply(model_of("qwen3_moe", num_experts=8), ThreeRanks())  # type: ignore[arg-type]  # only its extent is asked
+        expert_parallel.apply(model_of("qwen3_moe", num_experts=8), ThreeRanks())  # type: ignore[arg-type]  # only its extent is asked
     assert str(caught.value) == (
         "parallel.ep=3: the model has 8 experts a layer, which 3 ranks cannot share equally; choose a divisor of 8"
     )
@@ -37,7 +37,7 @@ def test_ranks_that_cannot_share_the_experts_are_refused() -> None:
 
 def test_a_model_without_experts_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        expert.apply(model_of("llama"), ThreeRanks())  # type: ignore[arg-type]  # only its extent is asked
+        expert_parallel.apply(model_of("llama"), ThreeRanks())  # type: ignore[arg-type]  # only its extent is asked
     assert str(caught.value) == (
         "parallel.ep=3: LlamaForCausalLM has no experts to share; set parallel.ep=1 or take a mixture-of-experts model"
     )

@@ -24,15 +24,15 @@ from regress.engine.config.batching_config import ParallelConfig
 from regress.engine.mini_batch import Microbatch
 from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan, plan_microbatches
-from regress.parallel import context, expert, replicas
-from regress.parallel.exchange import exchange, gather, swap
-from regress.parallel.factors import InputFactor, OutputFactor
-from regress.parallel.groups import ProcessGroups, rank_plan
-from regress.parallel.reduction import sum_gradients
-from regress.parallel.replicas import replicated
-from regress.parallel.segments import attend
-from regress.parallel.sequence import work_on_own_columns
-from regress.parallel.vocabulary import vocab_parallel_log_probs
+from regress.parallel import context_parallel, data_parallel, expert_parallel
+from regress.parallel.adapter_factor_styles import InputFactor, OutputFactor
+from regress.parallel.context_columns import attend
+from regress.parallel.data_parallel import replicated
+from regress.parallel.differentiable_collectives import exchange, gather, swap
+from regress.parallel.gradient_reduction import sum_gradients
+from regress.parallel.process_groups import ProcessGroups, rank_plan
+from regress.parallel.sequence_parallel import work_on_own_columns
+from regress.parallel.vocabulary_log_probs import vocab_parallel_log_probs
 
 CPU = torch.device("cpu")
 
@@ -82,10 +82,10 @@ def leaves(*sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[
 
 @pytest.mark.parametrize("scaling", [0.3, None])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-@pytest.mark.parametrize("method", context.METHODS)
+@pytest.mark.parametrize("method", context_parallel.METHODS)
 def test_attention(alone: ProcessGroup, method: str, key_heads: int, scaling: float | None) -> None:
     whole = plan_microbatches([3, 1, 4], BatchPlan(layout="packed", pad_to_multiple_of=12))[0]
-    segments = context.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
+    segments = context_parallel.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
     sizes = [(1, heads, 12, 8) for heads in (4, key_heads, key_heads)]
     parts = leaves(*sizes)
     mask = block_causal_mask(whole, "sdpa", torch.float64, CPU)
@@ -94,23 +94,25 @@ def test_attention(alone: ProcessGroup, method: str, key_heads: int, scaling: fl
     )
     (up,) = leaves((1, 12, 4, 8))
     right = torch.autograd.grad((wanted * up).sum(), parts)
-    found, weights = context.METHODS[method](torch.nn.Module(), *parts, None, scaling, context=segments)
+    found, weights = context_parallel.METHODS[method](
+        torch.nn.Module(), *parts, None, scaling, context=segments
+    )
     gradients = torch.autograd.grad((found * up).sum(), parts)
     assert weights is None
     for value, expected in zip((found, *gradients), (wanted, *right), strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", context.METHODS)
+@pytest.mark.parametrize("method", context_parallel.METHODS)
 def test_attention_in_half_precision_stays_in_it(alone: ProcessGroup, method: str) -> None:
     whole = plan_microbatches([5, 7], BatchPlan(layout="packed"))[0]
-    segments = context.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
+    segments = context_parallel.ContextSegments.of(whole, [((0, 12),)], alone, CPU)
     parts = leaves((1, 4, 12, 8), (1, 2, 12, 8), (1, 2, 12, 8), dtype=torch.bfloat16)
     mask = block_causal_mask(whole, "sdpa", torch.float64, CPU)
     wide = [part.detach().double().requires_grad_() for part in parts]
     wanted = scaled_dot_product_attention(*wide, attn_mask=mask, enable_gqa=True).transpose(1, 2)
     right = torch.autograd.grad(wanted.sum(), wide)
-    found, _ = context.METHODS[method](torch.nn.Module(), *parts, None, None, context=segments)
+    found, _ = context_parallel.METHODS[method](torch.nn.Module(), *parts, None, None, context=segments)
     gradients = torch.autograd.grad(found.sum(), parts)
     for value, expected in zip((found, *gradients), (wanted, *right), strict=True):
         assert value.dtype == torch.bfloat16
@@ -202,8 +204,8 @@ def test_replicas_are_wrapped_as_the_configuration_says(
     assert found.size == 2
     assert replicated(model, world("ddp", 1)) is None
     assert replicated(model, world("after_backward", 2)) is None
-    made = replicas.Replicas(model, 2, nullcontext, lambda loss: loss.backward())
-    monkeypatch.setattr(replicas, "_accelerate", lambda *_: made)
+    made = data_parallel.Replicas(model, 2, nullcontext, lambda loss: loss.backward())
+    monkeypatch.setattr(data_parallel, "_accelerate", lambda *_: made)
     assert replicated(model, world("accelerate", 2)) is made
 
 
@@ -216,7 +218,7 @@ def test_experts(alone: ProcessGroup, implementation: str, dtype: str, close: fl
     for model in (plain, shared):
         model.set_experts_implementation(implementation)
     own = dict(shared.named_parameters())
-    plan = expert.apply(shared, init_device_mesh("cpu", (1,)))
+    plan = expert_parallel.apply(shared, init_device_mesh("cpu", (1,)))
     assert plan.experts
     for name, parameter in shared.named_parameters():
         assert (parameter.data_ptr() == own[name].data_ptr()) == (name not in plan.experts)

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.compiled_blocks import blocks_of
 from regress.errors import ConfigError
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.stages import Stages
+from regress.parallel.pipeline_parallel import Pipeline
+from regress.parallel.pipeline_stages import Stages
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations
 

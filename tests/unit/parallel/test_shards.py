@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regress.layout import ShardLayout
-from regress.parallel import shards
-from regress.parallel.outputs import OutputPart
+from regress.parallel import parameter_shards
+from regress.parallel.split_outputs import OutputPart
 
 sizes = st.integers(0, 9)
 counts = st.integers(1, 5)
@@ -28,8 +28,8 @@ def cut(whole: Tensor, count: int, index: int) -> Tensor:
 def test_parts_are_those_of_chunk(size: int, count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))
     whole = torch.arange(3 * size).reshape(3, size)
-    layout = shards.part(ShardLayout.whole(whole.shape), 1, index=index, count=count)
-    assert torch.equal(shards.project(layout, whole), cut(whole, count, index))
+    layout = parameter_shards.part(ShardLayout.whole(whole.shape), 1, index=index, count=count)
+    assert torch.equal(parameter_shards.project(layout, whole), cut(whole, count, index))
 
 
 @settings(deadline=None)
@@ -38,9 +38,9 @@ def test_parts_of_parts(size: int, outer: int, inner: int, data: st.DataObject) 
     """FSDP over tensor parallelism on one dimension."""
     first, second = data.draw(st.integers(0, outer - 1)), data.draw(st.integers(0, inner - 1))
     whole = torch.arange(2 * size).reshape(2, size)
-    layout = shards.part(ShardLayout.whole(whole.shape), 1, index=first, count=outer)
-    layout = shards.part(layout, 1, index=second, count=inner)
-    assert torch.equal(shards.project(layout, whole), cut(cut(whole, outer, first), inner, second))
+    layout = parameter_shards.part(ShardLayout.whole(whole.shape), 1, index=first, count=outer)
+    layout = parameter_shards.part(layout, 1, index=second, count=inner)
+    assert torch.equal(parameter_shards.project(layout, whole), cut(cut(whole, outer, first), inner, second))
 
 
 @settings(deadline=None)
@@ -48,19 +48,19 @@ def test_parts_of_parts(size: int, outer: int, inner: int, data: st.DataObject) 
 def test_fused_weights_are_cut_one_by_one(size: int, count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))
     pieces = [torch.arange(2 * size).reshape(2, size) + 100 * piece for piece in range(3)]
-    layout = shards.part(ShardLayout.whole((2, 3 * size)), 1, index=index, count=count, fused=3)
+    layout = parameter_shards.part(ShardLayout.whole((2, 3 * size)), 1, index=index, count=count, fused=3)
     expected = torch.cat([cut(piece, count, index) for piece in pieces], dim=1)
-    assert torch.equal(shards.project(layout, torch.cat(pieces, dim=1)), expected)
+    assert torch.equal(parameter_shards.project(layout, torch.cat(pieces, dim=1)), expected)
     assert np.array_equal(layout.project(torch.cat(pieces, dim=1).numpy()), expected.numpy())
 
 
 def test_a_plain_tensor_is_whole() -> None:
     tensor = torch.arange(6.0).reshape(2, 3).requires_grad_()
-    assert shards.of(tensor).is_whole
-    copy = shards.like(tensor, torch.ones(2, 3, dtype=torch.float64))
+    assert parameter_shards.of(tensor).is_whole
+    copy = parameter_shards.like(tensor, torch.ones(2, 3, dtype=torch.float64))
     assert (copy.dtype, copy.shape) == (torch.float32, (2, 3))
-    assert shards.like(tensor, torch.ones(3, 2).t()).is_contiguous()
-    shards.local(tensor).zero_()
+    assert parameter_shards.like(tensor, torch.ones(3, 2).t()).is_contiguous()
+    parameter_shards.local(tensor).zero_()
     assert not tensor.any()
 
 

@@ -9,8 +9,8 @@ import ranks
 import splits
 
 from regress.errors import ConfigError
-from regress.parallel.families import family_of
-from regress.parallel.sharded import blocks
+from regress.parallel.fsdp import blocks
+from regress.parallel.model_families import family_of
 
 Done = list[dict[str, Any]]
 

@@ -22,13 +22,13 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
 from regress.errors import ConfigError
-from regress.parallel.relay import timetable
-from regress.parallel.schedules import (
+from regress.parallel.pipeline_relay import timetable
+from regress.parallel.pipeline_schedules import (
     SCHEDULES,
     ranks_of_stages,
     require_microbatches,
 )
-from regress.parallel.stages import blocks_of_stage, cut, owners_of, split, tied_parameters
+from regress.parallel.pipeline_stages import blocks_of_stage, cut, owners_of, split, tied_parameters
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5], [7, 6, 5, 4, 3]])
 POSITIONS = torch.tensor(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
-from regress.parallel.vocabulary import vocab_parallel_log_probs
+from regress.parallel.vocabulary_log_probs import vocab_parallel_log_probs
 
 
 @dataclass(frozen=True)

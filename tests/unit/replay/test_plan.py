@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.layout import DIMENSIONS
-from regress.parallel.schedules import SCHEDULES, ranks_of_stages
+from regress.parallel.pipeline_schedules import SCHEDULES, ranks_of_stages
 from regress.replay.plan import plan_replay
 
 LENGTHS = st.lists(st.integers(2, 9), min_size=1, max_size=9)

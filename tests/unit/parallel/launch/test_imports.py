@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from regress.parallel.launch.imports import imported_for_good
+from regress.parallel.launch.forkserver_imports import imported_for_good
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError, RankError, ReplayError
-from regress.parallel.launch.launchers import Launch
+from regress.parallel.launch.cluster_launchers import Launch
 
 GUARD = 200.0
 """Seconds after which something hangs."""

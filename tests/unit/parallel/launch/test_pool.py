@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from regress.errors import RankError, ReplayError
-from regress.parallel.launch import pool as module
-from regress.parallel.launch.pool import RankPool
+from regress.parallel.launch import rank_pool as module
+from regress.parallel.launch.rank_pool import RankPool
 
 HERE = Path(__file__).parent
 GUARD = 200.0
@@ -39,7 +39,9 @@ def targets() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.dump")) as pool:
+    with RankPool(
+        ("torch", "torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")
+    ) as pool:
         yield pool
 
 
@@ -323,7 +325,7 @@ def test_a_module_that_cannot_be_imported_is_named(targets: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_copies_of_a_process_whose_forkserver_imports_run_jobs_too(targets: Any) -> None:
     """All of them waited for the one message that tells when it is ready."""
-    with RankPool(("torch", "regress.parallel.launch.rank")) as pool:
+    with RankPool(("torch", "regress.parallel.launch.forked_rank")) as pool:
         pool.warm()
         copies = []
         for _ in range(2):
@@ -347,7 +349,7 @@ def test_a_forkserver_that_dies_takes_its_ranks_along_and_another_takes_its_plac
 ) -> None:
     import threading
 
-    with RankPool(("torch", "regress.parallel.launch.rank")) as pool:
+    with RankPool(("torch", "regress.parallel.launch.forked_rank")) as pool:
         assert pool.run(targets.total, {}, 1) == [1.0]
         server = pool.process
         assert server is not None
@@ -381,8 +383,8 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
 import rank_targets
-from regress.parallel.launch.pool import RankPool
-pool = RankPool(("torch", "regress.parallel.launch.rank"))
+from regress.parallel.launch.rank_pool import RankPool
+pool = RankPool(("torch", "regress.parallel.launch.forked_rank"))
 print("starts", flush=True)
 try:
     pool.run(rank_targets.sleeps, {{"culprit": 1, "file": {file!r}}}, 2)

@@ -80,7 +80,7 @@ def test_what_is_refused_is_refused_by_at_most_ten_rules(found: Unexercised) -> 
 
 def test_stages_of_a_schedule_are_as_many_as_it_has() -> None:
     from regress.errors import ConfigError
-    from regress.parallel.schedules import ranks_of_stages
+    from regress.parallel.pipeline_schedules import ranks_of_stages
 
     with pytest.raises(ConfigError):
         ranks_of_stages("1f1b", 2, 2)

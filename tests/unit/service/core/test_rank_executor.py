@@ -20,7 +20,7 @@ from regress.service.core.limits import Limits
 from regress.service.core.rank_executor import RankExecutor
 from regress.service.core.service import CoreService
 
-MODULES = ("torch", "torch.distributed", "regress.parallel.launch.rank", "service_double")
+MODULES = ("torch", "torch.distributed", "regress.parallel.launch.forked_rank", "service_double")
 TIMEOUT = 3.0
 
 

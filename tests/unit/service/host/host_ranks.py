@@ -11,7 +11,7 @@ import numpy as np
 from host_requests import ADAM, datums, offer, several
 
 from regress.engine.local_tensor import local
-from regress.parallel.world import opened_world
+from regress.parallel.distributed_ranks import opened_world
 from regress.service.api import LoraSpec, ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.adapters.adapter_parameters import trained_parameters
 from regress.errors import ConfigError
-from regress.parallel import fit
+from regress.parallel import split_requirements
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Family:
 
 _ROTARY = _Family("embed_tokens", None, (), "layers", "norm")
 _FAMILIES: Mapping[str, _Family] = {
-    **dict.fromkeys(fit.FAMILIES, _ROTARY),
+    **dict.fromkeys(split_requirements.FAMILIES, _ROTARY),
     "gpt2": _Family("wte", "wpe", ("drop",), "h", "ln_f"),
 }
 """Families by ``model_type``. A family is listed when its forward does nothing between these parts that
@@ -187,7 +187,7 @@ def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
     Raises:
         ConfigError: if there are more than ``blocks + 2`` stages.
     """
-    refusal = fit.stages_refusal(blocks, count)
+    refusal = split_requirements.stages_refusal(blocks, count)
     if refusal is not None:
         raise ConfigError(refusal)
     before = 1 if count == blocks + 2 else 0
@@ -202,7 +202,7 @@ def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
 
 def _family(model: PreTrainedModel) -> _Family:
     kind = model.config.model_type
-    refusal = fit.family_refusal(kind)
+    refusal = split_requirements.family_refusal(kind)
     if refusal is not None:
         raise ConfigError(refusal)
     return _FAMILIES[kind]

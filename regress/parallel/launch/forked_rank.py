@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.taps import watching
-from regress.parallel.launch.reports import Done, Failed, Start, Tapped
+from regress.parallel.launch.pool_messages import Done, Failed, Start, Tapped
 
 LOOPBACK = "lo"
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from regress.engine import training_run
 from regress.engine.config.config_schema import Config
 from regress.engine.earlier_run import Earlier
-from regress.parallel.world import opened_world
+from regress.parallel.distributed_ranks import opened_world
 
 
 def train(

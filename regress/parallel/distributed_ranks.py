@@ -18,9 +18,9 @@ from regress.engine.config.config_schema import Config
 from regress.engine.engine_ranks import SingleProcess, World
 from regress.errors import ConfigError, reason
 from regress.layout import Mesh
-from regress.parallel.failure import told
-from regress.parallel.groups import ProcessGroups, rank_plan
-from regress.parallel.policy import ParallelPolicy
+from regress.parallel.failure_report import told
+from regress.parallel.parallel_policy import ParallelPolicy
+from regress.parallel.process_groups import ProcessGroups, rank_plan
 
 
 class ProcessWorld(ProcessGroups):

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from regress.errors import ConfigError
 from regress.layout.shard_layout import ShardLayout
-from regress.parallel.exchange import Group, exchange, uncompiled
-from regress.parallel.fit import experts_refusal
+from regress.parallel.differentiable_collectives import Group, exchange, uncompiled
+from regress.parallel.split_requirements import experts_refusal
 
 
 @dataclass(frozen=True)

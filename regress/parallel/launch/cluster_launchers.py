@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from regress.errors import ConfigError, RankError, ReplayError
-from regress.parallel.launch.standstill import REMEDY, STANDSTILL, STOPPED, Standstill
+from regress.parallel.launch.job_standstill import REMEDY, STANDSTILL, STOPPED, Standstill
 
 LAUNCHERS = ("torchrun", "accelerate")
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regress.errors import RankError
-from regress.parallel.launch.collectives import described, waiting
-from regress.parallel.launch.reports import Done, Failed, Tapped
-from regress.parallel.launch.standstill import REMEDY, STOPPED
+from regress.parallel.launch.collective_stacks import described, waiting
+from regress.parallel.launch.job_standstill import REMEDY, STOPPED
+from regress.parallel.launch.pool_messages import Done, Failed, Tapped
 
 _TAIL = 4000
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"

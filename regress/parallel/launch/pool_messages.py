@@ -116,6 +116,6 @@ def _inner(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-_ENTRY = "regress/parallel/launch/rank.py"
+_ENTRY = "regress/parallel/launch/forked_rank.py"
 _SOURCE = re.compile(r"\[\S+\.cc:\d+\] ")
 """Source location that gloo adds to messages, in the folder of whoever built it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from regress.layout import ShardLayout
-from regress.parallel.shards import part
+from regress.parallel.parameter_shards import part
 
 
 @dataclass(frozen=True)

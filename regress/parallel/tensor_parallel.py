@@ -19,10 +19,10 @@ from torch.distributed.tensor.placement_types import Placement
 from transformers import PreTrainedModel
 
 from regress.layout import ShardLayout
-from regress.parallel.embedding import rows_of
-from regress.parallel.families import family_of
-from regress.parallel.outputs import OutputPart
-from regress.parallel.sequence import SEQUENCE, work_on_own_columns
+from regress.parallel.model_families import family_of
+from regress.parallel.sequence_parallel import SEQUENCE, work_on_own_columns
+from regress.parallel.split_outputs import OutputPart
+from regress.parallel.vocabulary_embedding import rows_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool =
 
     Tied embeddings stay tied. Modules that a pipeline stage has replaced are left unchanged. The output
     projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty
-    parts), for :func:`regress.parallel.vocabulary.vocab_parallel_log_probs`.
+    parts), for :func:`regress.parallel.vocabulary_log_probs.vocab_parallel_log_probs`.
 
     Args:
         model: a causal language model of a known family, on one device.

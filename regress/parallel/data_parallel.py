@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.user_components import own_wrapper
 from regress.errors import ConfigError
-from regress.parallel.groups import ProcessGroups
+from regress.parallel.process_groups import ProcessGroups
 
 DIMENSIONS = ("dp", "cp")
 PLUGINS = (

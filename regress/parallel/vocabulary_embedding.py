@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.functional import embedding, linear
 
 from regress.engine.local_tensor import local
-from regress.parallel import shards
+from regress.parallel import parameter_shards
 
 
 class SplitEmbedding(ParallelStyle):
@@ -69,5 +69,5 @@ def _project(module: nn.Linear, mesh: DeviceMesh, hidden: Tensor) -> Tensor:
 
 def rows_of(weight: Tensor) -> tuple[int, int]:
     """Return ``(start, stop)`` of the rows on this rank, without regard to FSDP; ``(V, V)`` where there are none."""
-    ranges = shards.of(weight).ranges[0]
+    ranges = parameter_shards.of(weight).ranges[0]
     return ranges[0] if ranges else (len(weight), len(weight))

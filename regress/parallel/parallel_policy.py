@@ -25,14 +25,21 @@ from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError
 from regress.grpo.token_log_probs import TokenLogProbs
 from regress.layout import ShardLayout
-from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
-from regress.parallel.groups import ProcessGroups
-from regress.parallel.pipeline import Pipeline
-from regress.parallel.reduction import place_gradients, sum_gradients
-from regress.parallel.replicas import replicated
-from regress.parallel.schedules import ranks_of_stages
-from regress.parallel.stages import Stages, split
-from regress.parallel.vocabulary import vocab_parallel_log_probs
+from regress.parallel import (
+    context_parallel,
+    expert_parallel,
+    fsdp,
+    parameter_shards,
+    tensor_parallel,
+    transformers_tensor_parallel,
+)
+from regress.parallel.data_parallel import replicated
+from regress.parallel.gradient_reduction import place_gradients, sum_gradients
+from regress.parallel.pipeline_parallel import Pipeline
+from regress.parallel.pipeline_schedules import ranks_of_stages
+from regress.parallel.pipeline_stages import Stages, split
+from regress.parallel.process_groups import ProcessGroups
+from regress.parallel.vocabulary_log_probs import vocab_parallel_log_probs
 
 
 class ParallelPolicy(LocalPolicy):
@@ -57,7 +64,7 @@ class ParallelPolicy(LocalPolicy):
         self._stages = _cut(model, world)
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
         self._experts: dict[str, ShardLayout] = {}
-        self._tensor: list[tensor.TensorPlan] = []
+        self._tensor: list[tensor_parallel.TensorPlan] = []
         raise_on_all_ranks(world, self._split)
         super().__init__(self._stages.models[-1], **settings)
         self._replicas = replicated(self.model, world) if self._trained else None
@@ -76,14 +83,14 @@ class ParallelPolicy(LocalPolicy):
         """Split one stage along every dimension but the pipeline."""
         world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
         if sizes["ep"] > 1:
-            self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
+            self._experts |= expert_parallel.apply(stage, world.device_mesh["ep"]).experts
         if sizes["tp"] > 1:
             self._tensor.append(_tensor_parallel(stage, world))
         if sizes["cp"] > 1:
-            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
+            context_parallel.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["fsdp"] > 1:
             names = ("dp", "fsdp") if config.data_parallel == "hsdp" else "fsdp"
-            sharded.apply(
+            fsdp.apply(
                 stage,
                 world.device_mesh[names],
                 reshard_after_forward=config.reshard_after_forward,
@@ -134,7 +141,7 @@ class ParallelPolicy(LocalPolicy):
                 lambda model, micro, hidden: self._forward(micro, entropy=wanted, model=model, hidden=hidden),
             )
         for stage in self._stages.models:
-            sharded.reshard(stage)
+            fsdp.reshard(stage)
         return found
 
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
@@ -190,8 +197,8 @@ class ParallelPolicy(LocalPolicy):
         placed like it.
         """
         outer = self._experts.get(name)
-        rows = whole if outer is None else shards.project(outer, whole)
-        return shards.like(dict(self.named_parameters())[name], rows)
+        rows = whole if outer is None else parameter_shards.project(outer, whole)
+        return parameter_shards.like(dict(self.named_parameters())[name], rows)
 
     def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
         """Return the part of a module's whole output that an output of this shape is; ``None`` for all of it."""
@@ -241,7 +248,7 @@ class ParallelPolicy(LocalPolicy):
         table = torch.tensor(rows, device=self.device)
         return {
             "attention_mask": None,
-            "context": context.ContextSegments(micro.place.whole, table, group),
+            "context": context_parallel.ContextSegments(micro.place.whole, table, group),
         }
 
     def _accumulating(self, *, last: bool) -> AbstractContextManager[object]:
@@ -262,7 +269,7 @@ class ParallelPolicy(LocalPolicy):
         return total.sqrt().to(self.log_prob_dtype)
 
     def _shard(self, name: str, parameter: nn.Parameter) -> ShardLayout | None:
-        inner = shards.of(parameter)
+        inner = parameter_shards.of(parameter)
         outer = self._experts.get(name)
         layout = inner if outer is None else inner.inside(outer)
         return None if layout.is_whole else layout
@@ -340,11 +347,11 @@ def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
     return stages
 
 
-def _tensor_parallel(stage: PreTrainedModel, world: ProcessGroups) -> tensor.TensorPlan:
+def _tensor_parallel(stage: PreTrainedModel, world: ProcessGroups) -> tensor_parallel.TensorPlan:
     mesh, config = world.device_mesh["tp"], world.config
     if config.tp_implementation == "transformers":
-        return transformers_tensor.apply(stage, mesh)
-    return tensor.apply(stage, mesh, sequence_parallel=config.sequence_parallel)
+        return transformers_tensor_parallel.apply(stage, mesh)
+    return tensor_parallel.apply(stage, mesh, sequence_parallel=config.sequence_parallel)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

@@ -19,11 +19,11 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from regress.engine.recurrent_layers import recurrent_layers
 from regress.errors import ConfigError
-from regress.parallel.all_gather import all_gather_attention
-from regress.parallel.fit import heads_refusal, recurrent_refusal
-from regress.parallel.ring import ring_attention
-from regress.parallel.segments import ContextSegments
-from regress.parallel.ulysses import ulysses_attention
+from regress.parallel.all_gather_attention import all_gather_attention
+from regress.parallel.context_columns import ContextSegments
+from regress.parallel.ring_attention import ring_attention
+from regress.parallel.split_requirements import heads_refusal, recurrent_refusal
+from regress.parallel.ulysses_attention import ulysses_attention
 
 __all__ = ["METHODS", "ContextSegments", "apply"]
 

@@ -1,7 +1,7 @@
 """Tensor parallelism as transformers does it, from the model's own plan.
 
 With several microbatches its gradients of ``q_norm`` and ``k_norm`` are wrong (transformers 5.23, see
-docs/findings.md); `regress.parallel.tensor` computes them correctly.
+docs/findings.md); `regress.parallel.tensor_parallel` computes them correctly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from regress.errors import ConfigError, reason
-from regress.parallel.families import heads_of, require_divisor
-from regress.parallel.tensor import TensorPlan
+from regress.parallel.model_families import heads_of, require_divisor
+from regress.parallel.tensor_parallel import TensorPlan
 
 
 def apply(model: PreTrainedModel, mesh: DeviceMesh) -> TensorPlan:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regress.parallel.exchange import gather
-from regress.parallel.segments import ContextSegments, attend, handed_on
+from regress.parallel.context_columns import ContextSegments, attend, handed_on
+from regress.parallel.differentiable_collectives import gather
 
 
 def all_gather_attention(

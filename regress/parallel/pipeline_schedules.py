@@ -18,7 +18,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from regress.errors import ConfigError
-from regress.parallel.fit import microbatches_refusal
+from regress.parallel.split_requirements import microbatches_refusal
 
 Runner = PipelineScheduleSingle | PipelineScheduleMulti
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.nn.functional import linear
 
 from regress.engine.local_tensor import local
-from regress.parallel.conv1d import split_parameter
+from regress.parallel.conv1d_styles import split_parameter
 
 
 class OutputFactor(ParallelStyle):

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
 from regress.errors import ConfigError
-from regress.parallel import shards
+from regress.parallel import parameter_shards
 
 
 def apply(
@@ -56,7 +56,7 @@ def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Pa
 
     FSDP cannot reduce their gradients (torch 2.13: "_chunk_cat expects non-empty tensor").
     """
-    found = {parameter for parameter in model.parameters() if not shards.local(parameter).numel()}
+    found = {parameter for parameter in model.parameters() if not parameter_shards.local(parameter).numel()}
     if found and param_dtype is not None:
         raise ConfigError(
             f"parallel.fsdp_param_dtype={str(param_dtype).removeprefix('torch.')}: this rank holds no row of a weight "

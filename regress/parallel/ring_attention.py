@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from regress.parallel.exchange import uncompiled
-from regress.parallel.segments import ContextSegments, handed_on
+from regress.parallel.context_columns import ContextSegments, handed_on
+from regress.parallel.differentiable_collectives import uncompiled
 
 
 @uncompiled

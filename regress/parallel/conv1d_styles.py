@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from regress.engine.local_tensor import local
-from regress.parallel import shards
+from regress.parallel import parameter_shards
 
 
 class ColwiseConv(ParallelStyle):
@@ -66,9 +66,11 @@ class RowwiseConv(ParallelStyle):
 def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, dim: int, fused: int) -> None:
     """Keep this rank's part of a parameter along ``dim``; of ``fused`` weights side by side, its part of each."""
     whole = module.get_parameter(name)
-    layout = shards.part(shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused)
+    layout = parameter_shards.part(
+        parameter_shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused
+    )
     placement = Shard(dim) if fused == 1 else _StridedShard(dim, split_factor=fused)
-    own = shards.project(layout, whole.detach()).clone(memory_format=torch.contiguous_format)
+    own = parameter_shards.project(layout, whole.detach()).clone(memory_format=torch.contiguous_format)
     split = DTensor.from_local(
         own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
     )

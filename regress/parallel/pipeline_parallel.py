@@ -22,9 +22,9 @@ from regress.engine.numeric_types import arithmetic
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, RegressError
 from regress.grpo.token_log_probs import TokenLogProbs
-from regress.parallel.relay import relay
-from regress.parallel.schedules import ranks_of_stages, require_microbatches, runner
-from regress.parallel.stages import Stages
+from regress.parallel.pipeline_relay import relay
+from regress.parallel.pipeline_schedules import ranks_of_stages, require_microbatches, runner
+from regress.parallel.pipeline_stages import Stages
 
 T = TypeVar("T")
 Run = Callable[[PreTrainedModel, Microbatch, Tensor | None], Tensor]

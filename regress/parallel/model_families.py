@@ -20,11 +20,11 @@ from transformers.pytorch_utils import Conv1D
 
 from regress.dump.adapter_names import plain_adapter_name
 from regress.errors import ConfigError
-from regress.parallel import fit
-from regress.parallel.conv1d import ColwiseConv, RowwiseConv
-from regress.parallel.embedding import SplitEmbedding, SplitProjection
-from regress.parallel.factors import InputFactor, OutputFactor, WholeFactor
-from regress.parallel.outputs import OutputPart
+from regress.parallel import split_requirements
+from regress.parallel.adapter_factor_styles import InputFactor, OutputFactor, WholeFactor
+from regress.parallel.conv1d_styles import ColwiseConv, RowwiseConv
+from regress.parallel.split_outputs import OutputPart
+from regress.parallel.vocabulary_embedding import SplitEmbedding, SplitProjection
 
 HEAD = "lm_head"
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_attn", "c_fc")
@@ -179,7 +179,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 _ROPE = Family("model.embed_tokens", "model.layers", "model.norm", "intermediate_size")
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(fit.FAMILIES, _ROPE),
+    **dict.fromkeys(split_requirements.FAMILIES, _ROPE),
     "gpt2": Family("transformer.wte", "transformer.h", "transformer.ln_f", "n_inner"),
 }
 
@@ -197,7 +197,7 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
     sizes = heads_of(model)
     if family is not None and any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
         sizes[family.mlp_size] = getattr(model.config, family.mlp_size) or 4 * model.config.hidden_size
-    refusal = fit.tensor_refusal(name, sizes, count)
+    refusal = split_requirements.tensor_refusal(name, sizes, count)
     if refusal is not None or family is None:
         raise ConfigError(refusal)
     return family
@@ -205,7 +205,7 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
 
 def require_divisor(model: PreTrainedModel, sizes: Mapping[str, int], count: int) -> None:
     """Raise `ConfigError` if ``count`` ranks cannot share one of these sizes of a model."""
-    refusal = fit.divisor_refusal(model.config.model_type, sizes, count)
+    refusal = split_requirements.divisor_refusal(model.config.model_type, sizes, count)
     if refusal is not None:
         raise ConfigError(refusal)
 

@@ -25,9 +25,9 @@ from typing import IO, Any, Self
 
 from regress.errors import ReplayError
 from regress.parallel.launch.forkserver_process import END, Forkserver, read
-from regress.parallel.launch.rank_failure import RankState, rank_failure
-from regress.parallel.launch.reports import Done, Ended, Failed, Forked, Signal, Start, Tapped
-from regress.parallel.launch.standstill import STANDSTILL, Standstill
+from regress.parallel.launch.job_failure import RankState, rank_failure
+from regress.parallel.launch.job_standstill import STANDSTILL, Standstill
+from regress.parallel.launch.pool_messages import Done, Ended, Failed, Forked, Signal, Start, Tapped
 
 TIMEOUT = 300.0
 """Seconds after which a job is given up."""
