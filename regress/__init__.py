@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from regress.layout.token_layout import TokenLayout as TokenLayout
     from regress.live.guard import Guard as Guard
     from regress.live.guard import guard as guard
-    from regress.plugin.closeness import assert_close as assert_close
+    from regress.plugin.value_comparison import assert_close as assert_close
     from regress.replay.export import export_case as export_case
     from regress.replay.variants import Variant as Variant
 
@@ -60,7 +60,7 @@ _HOMES = {
     "Trajectory": "dump.trajectory",
     "Variant": "replay.variants",
     "Verdict": "compare.verdicts.verdict",
-    "assert_close": "plugin.closeness",
+    "assert_close": "plugin.value_comparison",
     "assert_objective": "check.loss_check",
     "at": "dump.taps",
     "check_dump": "compare.comparison_request",

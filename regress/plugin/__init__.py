@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from regress.import_trust import allow_all_code
-from regress.plugin import hooks, session
-from regress.plugin.failed_replays import FailedReplays
-from regress.plugin.fixture import regress, regress_check
-from regress.plugin.models import ModelTests
-from regress.plugin.options import add_options, spell_out
-from regress.plugin.orphans import Orphans
-from regress.plugin.replays import regress_record
-from regress.plugin.selection import choose
-from regress.plugin.settings import SETTINGS, read_settings
-from regress.plugin.summary import SUMMARY, Summary
+from regress.plugin import pytest_hooks, replay_session
+from regress.plugin.failure_summary import FailedReplays
+from regress.plugin.model_tests import ModelTests
+from regress.plugin.orphaned_checks import Orphans
+from regress.plugin.pytest_options import add_options, spell_out
+from regress.plugin.quantity_selection import choose
+from regress.plugin.regress_fixture import regress, regress_check
+from regress.plugin.replay_tests import regress_record
+from regress.plugin.session_settings import SETTINGS, read_settings
+from regress.plugin.update_summary import SUMMARY, Summary
 from regress.printable_text import encodable
 
 __all__ = ["regress", "regress_check", "regress_record"]
@@ -28,7 +28,7 @@ __all__ = ["regress", "regress_check", "regress_record"]
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the hooks of conftest.py files."""
-    pluginmanager.add_hookspecs(hooks)
+    pluginmanager.add_hookspecs(pytest_hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FailedReplays(config), "regress-failed-replays")
     if config.getoption("--regress-model"):
         config.pluginmanager.register(ModelTests(), "regress-models")
-    session.register(config)
+    replay_session.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ import click
 import pytest
 
 from regress.cli import main
-from regress.plugin.options import add_options
+from regress.plugin.pytest_options import add_options
 from tests.as_subtests import as_subtests
 from tests.docs.walking import Done, forked
 

@@ -14,8 +14,8 @@ import regress.golden.golden_directory
 
 # Runs of pytest within this process forget what they import, and numpy cannot be imported twice.
 import regress.golden.golden_provenance
-import regress.plugin.checking
-import regress.plugin.failing
+import regress.plugin.check_call
+import regress.plugin.check_failure_message
 import regress.report.write
 
 if TYPE_CHECKING:

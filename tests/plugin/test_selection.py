@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark import KeywordMatcher, deselect_by_keyword
 from _pytest.mark.expression import Expression
 
-from regress.plugin.selection import choose, chosen, full_name, misspelt, parts_of
+from regress.plugin.quantity_selection import choose, chosen, full_name, misspelt, parts_of
 from tests.plugin.conftest import GoldenProject, judged
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regress.errors import GoldenError
-from regress.plugin.update import TestStage, staged_checks
+from regress.plugin.golden_update import TestStage, staged_checks
 
 OLD = "def test_{0}(regress):\n    regress.check('x', {0}.5)\n    regress.check('y', {0}.5)\n"
 SIX = "".join(OLD.format(number) for number in range(6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regress.plugin.replays import RecordCheck
+from regress.plugin.replay_tests import RecordCheck
 
 
 def test_golden(regress_record: RecordCheck) -> None:

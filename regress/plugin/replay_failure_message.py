@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from regress.credential_redaction import redacted
-from regress.plugin.options import reproduce, said
-from regress.plugin.parts import ReplayPart
-from regress.plugin.selection import selector
-from regress.plugin.settings import SETTINGS
+from regress.plugin.pytest_options import reproduce, said
+from regress.plugin.quantity_selection import selector
+from regress.plugin.replay_parts import ReplayPart
+from regress.plugin.session_settings import SETTINGS
 from regress.report.call import link
 from regress.report.text import explain, headline
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import CheckError, RegressError
-from regress.plugin.provenance import provenance_of
-from regress.plugin.rows import ASKED, tell_calls, tell_properties, tell_update
-from regress.plugin.settings import SETTINGS
-from regress.plugin.state import SESSION, owner
+from regress.plugin.check_provenance import provenance_of
+from regress.plugin.session_settings import SETTINGS
+from regress.plugin.session_state import SESSION, owner
+from regress.plugin.worker_rows import ASKED, tell_calls, tell_properties, tell_update
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
     from regress.dump.dump_reader import DumpReader
     from regress.golden.stored_checks import StoredCheck
-    from regress.plugin.checking import Call
-    from regress.plugin.update import TestStage
+    from regress.plugin.check_call import Call
+    from regress.plugin.golden_update import TestStage
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -108,7 +108,7 @@ class Regress:
         if outcome.row is not None:
             tell_update(self._node, outcome.row)
         elif outcome.golden is None:
-            from regress.plugin.showing import show
+            from regress.plugin.value_display import show
 
             self._node.add_report_section("call", f"regress: {name}", show(call.new.value))
             raise AssertionError(
@@ -122,7 +122,7 @@ class Regress:
     ) -> None:
         """Compare two values by the rules of `check`; raises `AssertionError` whose first line is the verdict."""
         __tracebackhide__ = True
-        from regress.plugin.closeness import verdicts_on
+        from regress.plugin.value_comparison import verdicts_on
 
         try:
             verdicts = verdicts_on(actual, expected, rtol, atol, why, self._settings.tolerance_scale)
@@ -166,8 +166,8 @@ class Regress:
     ) -> Call:
         from regress.golden.stored_checks import StoredCheck
         from regress.golden.value_tree import Tree
-        from regress.plugin.checking import Call
-        from regress.plugin.comparing import tolerance_of
+        from regress.plugin.check_call import Call
+        from regress.plugin.golden_comparison import tolerance_of
 
         tolerance = tolerance_of(rtol, atol, why, self._settings.tolerance_scale)
         new = StoredCheck(owner(self._node), name, Tree.of(value), float(rtol), float(atol), why, {})
@@ -188,7 +188,7 @@ class Regress:
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.golden_provenance import differences
-            from regress.plugin.failing import explain_check
+            from regress.plugin.check_failure_message import explain_check
 
             environment = (
                 [] if golden is None else differences(golden.provenance, provenance_of(self._config))

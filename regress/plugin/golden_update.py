@@ -19,7 +19,7 @@ import numpy as np
 from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden.golden_files import CHECKS, changing, read, unwritable
-from regress.plugin.rows import UpdateRow
+from regress.plugin.worker_rows import UpdateRow
 from regress.report.numbers import pair
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def check_row(new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verd
         verdicts: verdicts on the new value against the old one; empty if there is no old one.
     """
     from regress.golden.value_tree import CONTAINERS
-    from regress.plugin.showing import show_briefly
+    from regress.plugin.value_display import show_briefly
 
     failed = [verdict for verdict in verdicts if not verdict.ok] or [v for v in verdicts if v.max_error]
     leaves = sum(node[0] not in CONTAINERS for node in new.value.nodes.values())

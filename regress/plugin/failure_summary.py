@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from regress.plugin.options import reproduce
-from regress.plugin.rows import FAILED, failed_row
-from regress.plugin.state import SESSION
-from regress.plugin.summary import SUMMARY
+from regress.plugin.pytest_options import reproduce
+from regress.plugin.session_state import SESSION
+from regress.plugin.update_summary import SUMMARY
+from regress.plugin.worker_rows import FAILED, failed_row
 
 if TYPE_CHECKING:
     from regress.report.groups import Group

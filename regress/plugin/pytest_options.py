@@ -111,7 +111,7 @@ def said(config: pytest.Config) -> list[str]:
 
 
 def reproduce(config: pytest.Config, test: str, selector: str) -> str:
-    """Return the command that judges one quantity of a test again; see `regress.plugin.selection.selector`."""
+    """Return the command that judges one quantity of a test again; see `regress.plugin.quantity_selection.selector`."""
     run = redacted(shlex.join(["pytest", *said(config)]))
     return f"{run} {shlex.quote(test)} -k {shlex.quote(selector)}"
 

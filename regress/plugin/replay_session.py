@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import ConfigError, RegressError
-from regress.plugin.parts import ReplayPart
-from regress.plugin.replays import DETAILS, MARKER, SUITE, parametrize
-from regress.plugin.selection import chosen, misspelt, parts_of
-from regress.plugin.settings import SETTINGS
-from regress.plugin.state import SESSION
-from regress.plugin.suite import REPLAYS, STAGED, Suite
-from regress.plugin.summary import SUMMARY
+from regress.plugin.quantity_selection import chosen, misspelt, parts_of
+from regress.plugin.replay_parts import ReplayPart
+from regress.plugin.replay_suite import REPLAYS, STAGED, Suite
+from regress.plugin.replay_tests import DETAILS, MARKER, SUITE, parametrize
+from regress.plugin.session_settings import SETTINGS
+from regress.plugin.session_state import SESSION
+from regress.plugin.update_summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
-    from regress.plugin.update import TestStage
+    from regress.plugin.golden_update import TestStage
     from regress.replay.adapter import Adapter
 
 _SHARED = "regress_shared"
@@ -59,7 +59,7 @@ class ReplaySession:
 
     def stage(self, item: pytest.Item) -> TestStage:
         """Return the staging folder for the new goldens of one run of a test."""
-        from regress.plugin.update import TestStage
+        from regress.plugin.golden_update import TestStage
 
         worker = "main" if self._worker is None else str(self._worker["workerid"])
         return TestStage(self.shared / STAGED, worker, item.nodeid)
@@ -206,7 +206,7 @@ class ReplaySession:
         if exitstatus not in _ENDED or self._crashed or cut_short:
             summary.note("no golden was written, because the session broke off: run the update again")
             return
-        from regress.plugin.update import Told, apply_staged
+        from regress.plugin.golden_update import Told, apply_staged
 
         told = Told([*summary.told_updates()], self._failed)
         found = apply_staged(staged, settings.golden_dir, told)

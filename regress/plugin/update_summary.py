@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.foreign import foreign_lines
-from regress.plugin.rows import (
+from regress.plugin.foreign_replays import foreign_lines
+from regress.plugin.session_settings import SETTINGS
+from regress.plugin.session_state import SESSION
+from regress.plugin.worker_rows import (
     CALL,
     FOREIGN,
     JUDGED,
@@ -22,8 +24,6 @@ from regress.plugin.rows import (
     told_call,
     update_row,
 )
-from regress.plugin.settings import SETTINGS
-from regress.plugin.state import SESSION
 
 if TYPE_CHECKING:
     from regress.report.call import Call
@@ -134,7 +134,7 @@ class Summary:
     def _report(self, calls: list[Call]) -> Report:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
         from regress.golden.golden_provenance import told
-        from regress.plugin.provenance import provenance_of
+        from regress.plugin.check_provenance import provenance_of
         from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables
         from regress.report.model import Report

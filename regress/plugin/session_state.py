@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from regress.plugin.suite import Suite
-    from regress.plugin.update import TestStage
+    from regress.plugin.golden_update import TestStage
+    from regress.plugin.replay_suite import Suite
 
 
 class SessionState(Protocol):

@@ -4,7 +4,7 @@
         regress_record.check()
 
 ``@pytest.mark.regress(cases="dense*", variants="packed*")`` narrows it, and so does ``-k``, down to single quantities:
-see `regress.plugin.selection`.
+see `regress.plugin.quantity_selection`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.parts import Broken, ReplayPart
-from regress.plugin.rows import (
+from regress.plugin.quantity_selection import FIXTURE, asked, chosen, selector, starts_of
+from regress.plugin.replay_parts import Broken, ReplayPart
+from regress.plugin.replay_suite import Suite
+from regress.plugin.session_state import owner
+from regress.plugin.worker_rows import (
     NOTE,
     FailedRow,
     ForeignRow,
@@ -26,9 +29,6 @@ from regress.plugin.rows import (
     tell_judged,
     tell_properties,
 )
-from regress.plugin.selection import FIXTURE, asked, chosen, selector, starts_of
-from regress.plugin.state import owner
-from regress.plugin.suite import Suite
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Item
@@ -114,7 +114,7 @@ class RecordCheck:
     def _explained(
         self, item: Item, part: ReplayPart, outcome: Outcome, found: ReplayOutcome
     ) -> tuple[str, str]:
-        from regress.plugin.failures import explain_replay
+        from regress.plugin.replay_failure_message import explain_replay
 
         updates = self._suite.adapter is None
         return explain_replay(item, part, outcome, found, self._node, updates=updates)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from regress.errors import DumpError
-from regress.plugin.options import EXTENTS, TIERS
+from regress.plugin.pytest_options import EXTENTS, TIERS
 
 MODES = ("drifted", "all", "force")
 

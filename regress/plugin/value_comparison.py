@@ -34,7 +34,7 @@ def verdicts_on(
 ) -> list[Verdict]:
     """Return one verdict for each leaf of either value, the gravest first; ``scale`` multiplies the tolerance."""
     from regress.golden.value_tree import Tree
-    from regress.plugin.comparing import compare, tolerance_of
+    from regress.plugin.golden_comparison import compare, tolerance_of
 
     tolerance = tolerance_of(rtol, atol, why, scale)
     return compare(Tree.of(actual), Tree.of(expected), tolerance, "assert_close")

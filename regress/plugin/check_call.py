@@ -12,10 +12,10 @@ from regress.errors import GoldenError
 from regress.golden.golden_directory import GoldenStore
 from regress.golden.stored_checks import StoredCheck, read_check
 from regress.golden.value_tree import Tree
-from regress.plugin.comparing import compare
-from regress.plugin.rows import UpdateRow
-from regress.plugin.settings import Settings
-from regress.plugin.update import TestStage, check_row, refuse_nonfinite, refuse_unrepeatable
+from regress.plugin.golden_comparison import compare
+from regress.plugin.golden_update import TestStage, check_row, refuse_nonfinite, refuse_unrepeatable
+from regress.plugin.session_settings import Settings
+from regress.plugin.worker_rows import UpdateRow
 
 
 @dataclass(frozen=True)

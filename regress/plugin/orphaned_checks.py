@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.rows import ASKED
-from regress.plugin.settings import SETTINGS
-from regress.plugin.state import owner
-from regress.plugin.summary import Summary
+from regress.plugin.session_settings import SETTINGS
+from regress.plugin.session_state import owner
+from regress.plugin.update_summary import Summary
+from regress.plugin.worker_rows import ASKED
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController

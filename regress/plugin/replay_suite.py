@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, RegressError
-from regress.plugin.parts import Broken, ReplayPart, parts
+from regress.plugin.replay_parts import Broken, ReplayPart, parts
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.tolerance_overrides import Overrides
     from regress.dump.dump_reader import DumpReader
     from regress.golden.golden_case import GoldenCase
     from regress.golden.golden_directory import GoldenStore
-    from regress.plugin.settings import Settings
+    from regress.plugin.session_settings import Settings
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
     from regress.replay.matrix import Replay

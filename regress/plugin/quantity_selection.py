@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.parts import ReplayPart
+from regress.plugin.replay_parts import ReplayPart
 
 if TYPE_CHECKING:
     from _pytest.mark.expression import Expression

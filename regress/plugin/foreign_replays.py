@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from regress.plugin.rows import ForeignRow
+from regress.plugin.worker_rows import ForeignRow
 
 _SHOWN = 5
 
