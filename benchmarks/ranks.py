@@ -20,10 +20,10 @@ from benchmarks.timing import Side, alternate, timed
 from regress.dump.bitwise_difference import compare_bitwise
 from regress.golden.golden_directory import GoldenStore
 from regress.parallel.launch.cluster_launchers import Launch
-from regress.replay.pool import close_shared_pool, shared_pool
-from regress.replay.run import replay
-from regress.replay.session import variant_table
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.command_replays import variant_table
+from regress.replay.replay_pool import close_shared_pool, shared_pool
+from regress.replay.variant import Precision
 
 ROUNDS = 3
 CASE = "dense"

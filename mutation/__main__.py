@@ -24,7 +24,7 @@ from mutation.scopes import PATHS, SCOPES
 from mutation.suite import Reached
 from mutation.unit_tests import Test, files
 from mutation.worker import Worker
-from regress.replay.variants import Extent
+from regress.replay.variant import Extent
 
 Found = dict[str, list[tuple[Mutant, Outcome]]]
 

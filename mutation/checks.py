@@ -15,11 +15,11 @@ from regress.dump.dump_reader import DumpReader
 from regress.engine.config.config_schema import Config
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import replay_config
-from regress.replay.judge import Truth, stored_tolerances, verdicts_in_order
-from regress.replay.matrix import Replay, replays
-from regress.replay.table import VARIANTS
-from regress.replay.variants import LOCAL, Extent, Precision
+from regress.replay.replay_configuration import replay_config
+from regress.replay.replay_judge import Truth, stored_tolerances, verdicts_in_order
+from regress.replay.test_matrix import Replay, replays
+from regress.replay.variant import LOCAL, Extent, Precision
+from regress.replay.variant_table import VARIANTS
 
 _COMPOSING = threading.Lock()
 """Hydra composes one configuration of a process at a time."""

@@ -20,7 +20,7 @@ from mutation.unit_tests import Ran, Test, ran
 from regress.dump.dump_reader import DumpReader
 from regress.engine.config.config_schema import Config
 from regress.errors import lost_connection
-from regress.replay.run import run_steps
+from regress.replay.case_run import run_steps
 
 Lines = dict[str, list[int]]
 """Lines of each file, from the root of the repository."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mutation.mutants import ROOT, Mutant, mutants
-from regress.replay.variants import Extent
+from regress.replay.variant import Extent
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import regress.replay.warm
+import regress.replay.forkserver_warmup
 from mutation.force import remember
 from mutation.mutants import ROOT
 from mutation.scopes import PATHS
 from mutation.unit_tests import collect
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import replay_config
-from regress.replay.run import run_steps
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import run_steps
+from regress.replay.replay_configuration import replay_config
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 FIRST = "dense"
 """Case that is replayed once, since a first replay of a process takes three times the time of a second."""

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from regress.live.guard import Guard as Guard
     from regress.live.guard import guard as guard
     from regress.plugin.value_comparison import assert_close as assert_close
-    from regress.replay.export import export_case as export_case
-    from regress.replay.variants import Variant as Variant
+    from regress.replay.case_export import export_case as export_case
+    from regress.replay.variant import Variant as Variant
 
 _HOMES = {
     "Comparison": "compare.dumps.comparison",
@@ -58,7 +58,7 @@ _HOMES = {
     "TokenLayout": "layout.token_layout",
     "Tolerance": "compare.verdicts.tolerance",
     "Trajectory": "dump.trajectory",
-    "Variant": "replay.variants",
+    "Variant": "replay.variant",
     "Verdict": "compare.verdicts.verdict",
     "assert_close": "plugin.value_comparison",
     "assert_objective": "check.loss_check",
@@ -66,7 +66,7 @@ _HOMES = {
     "check_dump": "compare.comparison_request",
     "compare_sources": "compare.comparison_request",
     "explain_dump": "explain.explanation",
-    "export_case": "replay.export",
+    "export_case": "replay.case_export",
     "guard": "live.guard",
     "record": "capture.recording",
     "recording": "dump.taps",

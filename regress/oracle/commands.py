@@ -134,7 +134,7 @@ def _command(given: Mapping[str, Any]) -> str:
 
 def _folder(keep: Path | None, resources: ExitStack) -> Path:
     """Return the folder of the true values: a new one that is kept, or a temporary one."""
-    from regress.replay.workspace import Workspace
+    from regress.replay.temporary_workspace import Workspace
 
     if keep is None:
         return resources.enter_context(Workspace())

@@ -9,8 +9,8 @@ from typing import Any
 from regress.errors import ConfigError, GoldenError
 from regress.grpo.objective_presets import preset_values
 from regress.oracle.float64_engine import Program, run_program
-from regress.replay.configure import compose, dump_everything
-from regress.replay.exported import ExportedCase
+from regress.replay.exported_case import ExportedCase
+from regress.replay.replay_configuration import compose, dump_everything
 
 ADVANTAGES = "advantages"
 """Key of an override that is no key of the configuration: one advantage for every loss token."""

@@ -25,7 +25,7 @@ from regress.engine.run_construction import recorded
 from regress.engine.run_models import build_policy, build_reference
 from regress.engine.run_provenance import provenance, trajectory_meta
 from regress.engine.training_step import StepOutcome
-from regress.replay.run import torch_settings
+from regress.replay.case_run import torch_settings
 
 
 @dataclass(frozen=True)

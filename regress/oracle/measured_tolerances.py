@@ -1,6 +1,6 @@
 """Tolerances of a coarse precision, measured on the very updates that are judged.
 
-The rule is that of golden cases (`regress.replay.calibrate`): ``kappa`` times the largest of the response to weights
+The rule is that of golden cases (`regress.replay.tolerance_calibration`): ``kappa`` times the largest of the response to weights
 that are moved by one unit in the last place of the dtype, over several seeds, and of the error of the engine in that
 precision; both against true float64. Weights are moved for the forward and backward pass only, so that parameters
 answer to what their gradients do.
@@ -27,7 +27,7 @@ from regress.engine.config.config_schema import Config
 from regress.golden.case_manifest import ToleranceEntry
 from regress.oracle.update_repetition import Repetition
 from regress.replay.noise_floor import Floor, Response
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 
 SEEDS = 3
 """Perturbations that are measured, as by TTrace (arXiv 2506.09280)."""

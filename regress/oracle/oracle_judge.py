@@ -27,7 +27,7 @@ from regress.oracle.observed_updates import Recorded, require_complete
 from regress.oracle.old_log_probs import PASSES
 from regress.oracle.update_repetition import Repetition, judged_types
 from regress.oracle.update_samples import FROM_GRADIENTS
-from regress.replay.configure import compose, dump_everything
+from regress.replay.replay_configuration import compose, dump_everything
 
 INITIAL = "initial"
 """Name of the initial weights as reference model."""

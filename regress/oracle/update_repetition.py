@@ -45,7 +45,7 @@ from regress.oracle.recorded_inputs import Known, advantages_of
 from regress.oracle.recorded_routing import forced
 from regress.oracle.update_samples import named
 from regress.oracle.withheld_records import without
-from regress.replay.run import torch_settings
+from regress.replay.case_run import torch_settings
 
 
 @dataclass

@@ -82,7 +82,7 @@ class FailedReplays:
         return [Failure(test, row.replay, selector) for test, row in rows for selector in row.quantities]
 
     def _groups(self, failed: list[Failure]) -> list[Group]:
-        from regress.replay.outcome import read_outcomes
+        from regress.replay.replay_outcome import read_outcomes
         from regress.report.groups import grouped
 
         quantities = _quantities(failed)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from regress.durable_files import Batch
     from regress.golden.stored_checks import StoredCheck
     from regress.golden.value_tree import Tree
-    from regress.replay.update import Staged
+    from regress.replay.drift_update import Staged
 
 _SHOWN = 5
 
@@ -154,7 +154,7 @@ def _staged_cases(staged_dir: Path) -> dict[str, Staged]:
     """Return the cases that an update changes; without any, torch is not needed here."""
     if not any(staged_dir.glob("*.json")):
         return {}
-    from regress.replay.update import read_staged, staged_names
+    from regress.replay.drift_update import read_staged, staged_names
 
     found = {name: read_staged(staged_dir, name) for name in staged_names(staged_dir)}
     return {name: staged for name, staged in found.items() if staged.case is not None and staged.changes}

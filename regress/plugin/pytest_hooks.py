@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from regress.replay.variants import Precision, Variant
+    from regress.replay.variant import Precision, Variant
 
 
 @pytest.hookspec
 def pytest_regress_variants(config: pytest.Config) -> Iterable[Variant]:  # type: ignore[empty-body]  # a specification
-    """Return further variants under which golden cases are replayed (`regress.replay.variants.Variant`)."""
+    """Return further variants under which golden cases are replayed (`regress.replay.variant.Variant`)."""
 
 
 @pytest.hookspec(firstresult=True)
@@ -27,7 +27,7 @@ def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, fo
 
     Args:
         case: folder of the export (``regress golden export``); its README.md explains every file.
-        variant: name and configuration overrides (`regress.replay.variants.Variant`), such as the mesh; the process
+        variant: name and configuration overrides (`regress.replay.variant.Variant`), such as the mesh; the process
             group has as many ranks as it asks for.
         precision: precision to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
         folder: folder for the dump, which does not exist yet.

@@ -19,7 +19,7 @@ from regress.plugin.replay_parts import ReplayPart
 if TYPE_CHECKING:
     from _pytest.mark.expression import Expression
 
-    from regress.replay.matrix import Item
+    from regress.replay.test_matrix import Item
 
 FIXTURE = "regress_record"
 """Fixture whose parameter is the part of a replay that a test is about."""

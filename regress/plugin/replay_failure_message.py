@@ -17,8 +17,8 @@ from regress.report.text import explain, headline
 
 if TYPE_CHECKING:
     from regress.golden.golden_case import GoldenCase
-    from regress.replay.matrix import Item
-    from regress.replay.outcome import Outcome, ReplayOutcome
+    from regress.replay.replay_outcome import Outcome, ReplayOutcome
+    from regress.replay.test_matrix import Item
 
 _ENVIRONMENT = pytest.StashKey[dict[str, list[str]]]()
 
@@ -61,7 +61,7 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
     found = config.stash.setdefault(_ENVIRONMENT, {})
     if case.name not in found:
         from regress.golden.golden_provenance import differences
-        from regress.replay.truth import provenance_of
+        from regress.replay.case_truth import provenance_of
 
         now = provenance_of(case)
         found[case.name] = [] if case.manifest is None else differences(case.manifest.provenance, now)

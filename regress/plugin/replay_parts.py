@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regress.replay.matrix import Item, Replay
+    from regress.replay.test_matrix import Item, Replay
 
 
 @dataclass(frozen=True, eq=False)

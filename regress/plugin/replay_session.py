@@ -19,11 +19,11 @@ from regress.plugin.replay_tests import DETAILS, MARKER, SUITE, parametrize
 from regress.plugin.session_settings import SETTINGS
 from regress.plugin.session_state import SESSION
 from regress.plugin.update_summary import SUMMARY
-from regress.replay.workspace import Workspace
+from regress.replay.temporary_workspace import Workspace
 
 if TYPE_CHECKING:
     from regress.plugin.golden_update import TestStage
-    from regress.replay.adapter import Adapter
+    from regress.replay.user_trainer import Adapter
 
 _SHARED = "regress_shared"
 _MADE = 200_000
@@ -68,13 +68,13 @@ class ReplaySession:
         """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
             from regress.compare.verdicts.tolerance_overrides import read_overrides
-            from regress.replay.settings import with_settings
-            from regress.replay.table import project_variants
+            from regress.replay.extra_settings import with_settings
+            from regress.replay.variant_table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)
             if not all(isinstance(rows, Iterable) for rows in added):
                 raise ConfigError(
-                    f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variants.Variant"
+                    f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variant.Variant"
                 )
             adapter = self._adapter()
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
@@ -90,7 +90,7 @@ class ReplaySession:
         Raises:
             ConfigError: if one cannot be meant, or goldens are to be updated.
         """
-        from regress.replay.settings import parse_settings
+        from regress.replay.extra_settings import parse_settings
 
         given = self._config.getoption("--regress-set")
         found = parse_settings(self._config.getini("regress_set") if given is None else given)
@@ -107,7 +107,7 @@ class ReplaySession:
         Raises:
             ConfigError: if there are two, or goldens are to be updated.
         """
-        from regress.replay.adapter import hook_adapter, project_adapter
+        from regress.replay.user_trainer import hook_adapter, project_adapter
 
         name = "pytest_regress_replay"
         hooks = [impl.function for impl in getattr(self._config.hook, name).get_hookimpls()]
@@ -235,8 +235,8 @@ class ReplaySession:
 
     def pytest_unconfigure(self) -> None:
         """Stop the ranks' forkserver, and remove the shared directory."""
-        if "regress.replay.pool" in sys.modules:
-            from regress.replay.pool import close_shared_pool
+        if "regress.replay.replay_pool" in sys.modules:
+            from regress.replay.replay_pool import close_shared_pool
 
             close_shared_pool()
         if self._own is not None:
@@ -246,7 +246,7 @@ class ReplaySession:
 def _warm_ranks(parts: Iterable[ReplayPart]) -> None:
     """Make the ranks' forkserver import the modules of replays while the first tests run."""
     if any(part.replay.world_size > 1 for part in parts):
-        from regress.replay.pool import shared_pool
+        from regress.replay.replay_pool import shared_pool
 
         shared_pool().warm()
 

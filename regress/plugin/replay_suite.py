@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from regress.golden.golden_case import GoldenCase
     from regress.golden.golden_directory import GoldenStore
     from regress.plugin.session_settings import Settings
-    from regress.replay.adapter import Adapter
-    from regress.replay.cache import ReplayCache
-    from regress.replay.matrix import Replay
-    from regress.replay.replayers import Replayers
-    from regress.replay.update import Selection, Staging
-    from regress.replay.variants import Extent, Variant
+    from regress.replay.drift_update import Selection, Staging
+    from regress.replay.replay_cache import ReplayCache
+    from regress.replay.replayer_registry import Replayers
+    from regress.replay.test_matrix import Replay
+    from regress.replay.user_trainer import Adapter
+    from regress.replay.variant import Extent, Variant
 
 
 EVERY_VARIANT = "*"
@@ -100,8 +100,8 @@ class Suite:
     @cached_property
     def cache(self) -> ReplayCache:
         """Replays of this session, judged against the golden values or, in an update, the staged ones."""
-        from regress.replay.cache import ReplayCache
-        from regress.replay.replayers import Judging
+        from regress.replay.replay_cache import ReplayCache
+        from regress.replay.replayer_registry import Judging
 
         tokens = self.settings.report is not None
         return ReplayCache(
@@ -116,18 +116,18 @@ class Suite:
     @cached_property
     def replayers(self) -> Replayers:
         """Ways to compute and judge the replays: the registered ones, or a user's own trainer."""
-        from regress.replay.replayers import Replayers
+        from regress.replay.replayer_registry import Replayers
 
         if self.adapter is None:
             return Replayers()
-        from regress.replay.foreign import ForeignReplayer
+        from regress.replay.user_trainer_replays import ForeignReplayer
 
         return Replayers(own=ForeignReplayer(self.adapter, self.shared / EXPORTS))
 
     @cached_property
     def staging(self) -> Staging | None:
         """Updates of this session; None when nothing is updated."""
-        from regress.replay.update import Staging
+        from regress.replay.drift_update import Staging
 
         update = self.settings.update
         if update is None:
@@ -152,8 +152,8 @@ class Suite:
     def dump(self, case: str, variant: str, precision: str) -> DumpReader:
         """Return the dump of a replay, which runs unless another process of the session ran it."""
         from regress.golden.golden_directory import GoldenStore
-        from regress.replay.matrix import Replay
-        from regress.replay.variants import Precision
+        from regress.replay.test_matrix import Replay
+        from regress.replay.variant import Precision
 
         if variant not in self.variants:
             raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(self.variants)}")
@@ -176,8 +176,8 @@ class Suite:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
                 tolerance is set for what nobody recorded.
         """
-        from regress.replay.names import select
-        from regress.replay.variants import Extent
+        from regress.replay.variant import Extent
+        from regress.replay.variant_names import select
 
         if self.overrides.rows:
             self.overrides.check(self.cases)
@@ -210,8 +210,8 @@ class Suite:
         whole: bool,
     ) -> list[Replay]:
         """Return the replays of the cases that can be opened; ``whole`` says that these are all that are named."""
-        from regress.replay.matrix import combinations, left_out
-        from regress.replay.variants import TIERS
+        from regress.replay.test_matrix import combinations, left_out
+        from regress.replay.variant import TIERS
 
         (cases_named, named), reasons = patterns, dict[str, str | None]()
         cases = [case for case in opened if not isinstance(case, Broken)]
@@ -231,8 +231,8 @@ class Suite:
         self, found: Sequence[Replay], opened: Sequence[GoldenCase], table: Mapping[str, Variant]
     ) -> Iterator[Replay]:
         """Yield the replays of variants that are asked for by name and that the matrix has on none of the cases."""
-        from regress.replay.matrix import combinations
-        from regress.replay.variants import TIERS, Extent
+        from regress.replay.test_matrix import combinations
+        from regress.replay.variant import TIERS, Extent
 
         met = {replay.variant.name for replay in found}
         rows = {name: row for name, row in table.items() if name not in met and row.follows_traits}
@@ -240,8 +240,8 @@ class Suite:
 
     def _parts(self, replay: Replay, extent: Extent) -> Iterator[ReplayPart | Broken]:
         """Yield the tests of a replay; for one that cannot be made, the test that reports it."""
-        from regress.replay.matrix import belongs, left_out
-        from regress.replay.settings import conflict
+        from regress.replay.extra_settings import conflict
+        from regress.replay.test_matrix import belongs, left_out
 
         try:
             if not belongs(replay):

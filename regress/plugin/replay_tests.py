@@ -31,8 +31,8 @@ from regress.plugin.worker_rows import (
 )
 
 if TYPE_CHECKING:
-    from regress.replay.matrix import Item
-    from regress.replay.outcome import Outcome, ReplayOutcome
+    from regress.replay.replay_outcome import Outcome, ReplayOutcome
+    from regress.replay.test_matrix import Item
 
 MARKER = "regress"
 SUITE = pytest.StashKey[Suite]()

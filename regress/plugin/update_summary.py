@@ -135,8 +135,8 @@ class Summary:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
         from regress.golden.golden_provenance import told
         from regress.plugin.check_provenance import provenance_of
-        from regress.replay.outcome import read_outcomes
-        from regress.replay.token_tables import chosen_tables
+        from regress.replay.replay_outcome import read_outcomes
+        from regress.replay.token_value_tables import chosen_tables
         from regress.report.model import Report
 
         replays = self._config.stash[SESSION].replays

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from regress.replay.outcome import ReplayOutcome
+    from regress.replay.replay_outcome import ReplayOutcome
     from regress.report.call import Call
 
 UPDATE = "regress_update"

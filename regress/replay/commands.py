@@ -21,7 +21,7 @@ from regress.replay.export_commands import export
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.replay.validation import Validation
+    from regress.replay.tolerance_validation import Validation
 
 
 _WIDTH = 160  # columns of a table where there is no terminal
@@ -86,10 +86,10 @@ def calibrate(
       the widest healthy variant that it was not measured with,
       the smallest known fault that begins in the quantity.
     """
-    from regress.replay.calibrate import replays_of
-    from regress.replay.proof import rows_of, run_count
-    from regress.replay.record import keep, measure
-    from regress.replay.spread import workers
+    from regress.replay.case_recording import keep, measure
+    from regress.replay.job_spread import workers
+    from regress.replay.tolerance_calibration import replays_of
+    from regress.replay.tolerance_proof import rows_of, run_count
     from regress.report.calibration import notes, table, write
 
     if accept:
@@ -153,8 +153,8 @@ def validate(
 
     Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.
     """
-    from regress.replay.validation import replays_of_seed
-    from regress.replay.validation import validate as run
+    from regress.replay.tolerance_validation import replays_of_seed
+    from regress.replay.tolerance_validation import validate as run
     from regress.report.calibration import faults_table, headroom_table
 
     console = Console()
@@ -176,7 +176,7 @@ def validate(
 
 
 def _written(folder: Location, found: Validation) -> Location:
-    from regress.replay.validation import to_json
+    from regress.replay.tolerance_validation import to_json
 
     text = json.dumps(to_json(found), indent=1, allow_nan=False) + "\n"
     return write_outputs(folder, {f"validation-{found.case}.json": text})[0]
@@ -208,11 +208,11 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     one that shows them all is stored in its case.yaml; where none does, the key to change is named, and nothing on
     disk changes. Measure the tolerances of the case next: regress golden calibrate CASE.
     """
-    from regress.replay.judged_by import layouts_of
-    from regress.replay.recipe import has_inputs
-    from regress.replay.record import add
-    from regress.replay.record import record as run
-    from regress.replay.session import variant_table
+    from regress.replay.case_recipe import has_inputs
+    from regress.replay.case_recording import add
+    from regress.replay.case_recording import record as run
+    from regress.replay.command_replays import variant_table
+    from regress.replay.judging_layouts import layouts_of
 
     if inputs and quantities:
         raise click.UsageError(

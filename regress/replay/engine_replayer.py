@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from regress.dump.dump_location import Location, address
 from regress.dump.dump_reader import DumpReader
 from regress.parallel.launch.forkserver_imports import imported_for_good
-from regress.replay.configure import unmet, unusable_tracker
-from regress.replay.data_ranks import truth_of_ranks
-from regress.replay.matrix import Item, Replay, items
-from regress.replay.replayers import Judged, Judging, Machine, Replayer
-from regress.replay.run_context import run_context_of
-from regress.replay.variants import Precision, Variant
+from regress.replay.data_parallel_truth import truth_of_ranks
+from regress.replay.replay_configuration import unmet, unusable_tracker
+from regress.replay.replay_context import run_context_of
+from regress.replay.replayer_registry import Judged, Judging, Machine, Replayer
+from regress.replay.test_matrix import Item, Replay, items
+from regress.replay.variant import Precision, Variant
 
 if TYPE_CHECKING:
-    from regress.replay.outcome import ReplayOutcome
+    from regress.replay.replay_outcome import ReplayOutcome
 
 
 @cache
@@ -27,7 +27,7 @@ def import_engine() -> None:
     """Import what replays in this process need."""
     with imported_for_good():
         import regress.engine.run_construction
-        import regress.replay.run  # noqa: F401  # both stay loaded; no name of them is used here
+        import regress.replay.case_run  # noqa: F401  # both stay loaded; no name of them is used here
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EngineReplayer(Replayer):
             self.machine.launch is None and replay.world_size == 1
         ):  # several ranks need no torch in this process
             import_engine()
-        from regress.replay.run import replay as run
+        from regress.replay.case_run import replay as run
 
         run(
             replay.case,
@@ -79,7 +79,7 @@ class EngineReplayer(Replayer):
 
     def judge(self, replay: Replay, folder: Path, judging: Judging, reference: DumpReader | None) -> Judged:
         """Judge a dump by golden values within measured tolerances, or by the bytes of its reference."""
-        from regress.replay.judge import judge_replay, judge_twin, stored_tolerances
+        from regress.replay.replay_judge import judge_replay, judge_twin, stored_tolerances
 
         dump = DumpReader(self.dump_of(replay, folder))
         scene = run_context_of(replay, dump.manifest.provenance.config)
@@ -91,7 +91,7 @@ class EngineReplayer(Replayer):
         verdicts = judge_replay(golden, dump, replay.plan, replay.precision, truth=truth, tolerance=tolerance)
 
         def keep(outcome: ReplayOutcome) -> None:
-            from regress.replay.token_tables import keep_tables
+            from regress.replay.token_value_tables import keep_tables
 
             keep_tables(folder, replay, golden, dump, outcome, tolerance)
 

@@ -35,7 +35,7 @@ def export(case: str, folder: Path, golden_dir: Path | None, derived: bool, over
 
     Exit codes: 0 written, 2 the case is damaged or the folder is not free.
     """
-    from regress.replay.export import export_case
+    from regress.replay.case_export import export_case
 
     opened = open_store(golden_dir).case(case)
     written = export_case(opened, folder, derived=derived, overwrite=overwrite)

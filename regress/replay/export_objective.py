@@ -10,7 +10,7 @@ from regress.engine.config.config_schema import Config
 from regress.grpo.objective import Objective
 from regress.grpo.objective_catalogue import ADVANTAGES, KL_ESTIMATORS
 from regress.grpo.policy_losses import LOSSES
-from regress.replay.plan import PlannedUpdate
+from regress.replay.replay_plan import PlannedUpdate
 
 _WRITTEN = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators whose formula is written out here."""

@@ -22,7 +22,7 @@ from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
 from regress.engine.numeric_types import DTYPES
 from regress.golden.case_manifest import ToleranceEntry
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 
 KAPPA: Mapping[Precision, float] = {Precision.FLOAT64: 4.0, Precision.FLOAT32: 4.0, Precision.BFLOAT16: 3.0}
 """Factor on the noise floor. Held-out measurement: no healthy float32 run exceeded 3.0, no bfloat16 run 2.2."""

@@ -22,13 +22,13 @@ from regress.golden.golden_files import CASE_FILE
 from regress.golden.golden_options import code_option, directory_option
 from regress.parallel.launch.cluster_launchers import LAUNCHERS, Launch
 from regress.printable_text import echo
-from regress.replay.variants import TIERS, Extent, Precision, Variant
+from regress.replay.variant import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 from regress.report.table import Table
 
 if TYPE_CHECKING:
-    from regress.replay.matrix import Replay
-    from regress.replay.session import Results, Session
+    from regress.replay.command_replays import Results, Session
+    from regress.replay.test_matrix import Replay
 
 POOL = "pool"
 EVERYTHING = "*"
@@ -161,17 +161,17 @@ def replay(
     Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
     from regress.dump.dump_location import location
-    from regress.replay.jobs import run_all
-    from regress.replay.judged_by import told_layouts
-    from regress.replay.replayers import Machine
-    from regress.replay.session import (
+    from regress.replay.command_replays import (
         Session,
         adapter_around,
         chosen_replays,
         project_overrides,
         variant_table,
     )
-    from regress.replay.settings import parse_settings, with_settings
+    from regress.replay.extra_settings import parse_settings, with_settings
+    from regress.replay.judging_layouts import told_layouts
+    from regress.replay.replay_jobs import run_all
+    from regress.replay.replayer_registry import Machine
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     if launch is not None and jobs > 1:
@@ -229,7 +229,7 @@ def _launch(
 
 
 def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:
-    from regress.replay.record import surroundings
+    from regress.replay.case_recording import surroundings
     from regress.report.github import annotated, annotation
     from regress.report.groups import GROUPS
     from regress.report.headroom import STAGES, variant_rows, variants_table
@@ -333,9 +333,9 @@ def variants(pattern: str) -> None:
 
     Lists those of this package, and those of [tool.regress.variants] in pyproject.toml.
     """
-    from regress.replay.names import choose
-    from regress.replay.plan import mesh_sizes
-    from regress.replay.session import variant_table
+    from regress.replay.command_replays import variant_table
+    from regress.replay.replay_plan import mesh_sizes
+    from regress.replay.variant_names import choose
 
     table = variant_table()
     rows = []

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from regress.dump.trajectory import Trajectory
 from regress.golden.golden_case import GoldenCase
-from regress.replay.signal import SignalError, by_group
+from regress.replay.case_signal import SignalError, by_group
 
 
 def require_rollout_signal(case: GoldenCase) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.golden.golden_case import GoldenCase
-from regress.replay.fits import keeps_microbatches
+from regress.replay.case_run import replay
 from regress.replay.interprocess_lock import stated
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
 from regress.replay.probes import Probe
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_requirements import keeps_microbatches
+from regress.replay.variant_table import VARIANTS
 
 HELD_OUT = (
     *("left", "mbs3", "packed", "packed-dynamic", "varlen", "eager", "reversed", "chunked", "threads2"),

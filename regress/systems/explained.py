@@ -12,7 +12,7 @@ from regress.dump.dump_reader import DumpReader
 from regress.errors import RegressError
 from regress.explain.explanation import explain_update
 from regress.explain.update_tokens import Update, read_update
-from regress.replay.exported import ExportedCase, Sample
+from regress.replay.exported_case import ExportedCase, Sample
 
 
 def explained(dump: Path, case: ExportedCase, claimed: Mapping[str, Any]) -> dict[str, str]:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from regress.replay.exported import ExportedCase, Sample
+from regress.replay.exported_case import ExportedCase, Sample
 
 __all__ = ["ExportedCase", "Sample"]

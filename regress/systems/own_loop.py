@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from regress.replay.exported import ExportedCase, Sample
+from regress.replay.exported_case import ExportedCase, Sample
 
 
 def group_advantages(samples: Sequence[Sample]) -> list[float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from regress.replay.exported import ExportedCase
+    from regress.replay.exported_case import ExportedCase
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Workspace:
 
     def export(self, case: str, batches: Sequence[int] = (), without: Sequence[int] = ()) -> Path:
         """Return the folder of an exported case, cut into other batches if asked for, written once."""
-        from regress.replay.export import export_case
+        from regress.replay.case_export import export_case
         from regress.systems.recut import recut
 
         name = "-".join([case, *map(str, batches), *(f"without{token}" for token in without)])
@@ -185,7 +185,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
-    from regress.replay.exported import ExportedCase
+    from regress.replay.exported_case import ExportedCase
     from regress.systems.explained import explained
 
     try:

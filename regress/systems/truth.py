@@ -30,7 +30,7 @@ def truth(
     """
     from regress.oracle.exported_truth import program_of
     from regress.oracle.float64_engine import run_program
-    from regress.replay.exported import ExportedCase
+    from regress.replay.exported_case import ExportedCase
 
     program = program_of(ExportedCase(export), {**WHOLE, **objective}, updates, folder)
     return run_program(program if warm else replace(program, state=None))

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from regress.dump.tensor_placements import of
 from regress.errors import SystemsError
-from regress.replay.exported import ExportedCase
+from regress.replay.exported_case import ExportedCase
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

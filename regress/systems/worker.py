@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import SystemsError
-from regress.replay.exported import ExportedCase
+from regress.replay.exported_case import ExportedCase
 from regress.systems.protocol import Cell
 from regress.systems.registry import load
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from regress import Comparison, compare_sources
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 from tests.examples.scripts import run_script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from regress.errors import ReplayError
-from regress.replay.probes.model import adapter_in_the_reference, factors_in_bfloat16
+from regress.replay.probes.model_probes import adapter_in_the_reference, factors_in_bfloat16
 from tests.faults.fault import fault, met_in
 
 

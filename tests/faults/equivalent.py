@@ -9,8 +9,8 @@ from regress.engine import training_passes
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.grpo import token_losses
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.loss import valued
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.loss_probes import valued
 from tests.faults.advantages import with_groups
 from tests.faults.fault import equivalent, met_in
 from tests.faults.normalization import weighed

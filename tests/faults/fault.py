@@ -1,6 +1,6 @@
 """A fault: a small, reversible change of the engine, and what is known of it before it is tried.
 
-How one is written says `regress.replay.injection`; its name decides whether it is held out, so a name stays.
+How one is written says `regress.replay.fault_injection`; its name decides whether it is held out, so a name stays.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from regress.replay.around import Prepare
-from regress.replay.injection import Inject, injected, of_run
+from regress.replay.fault_injection import Inject, injected, of_run
+from regress.replay.run_changes import Prepare
 
 KINDS: Mapping[str, str] = {
     "semantic": "other mathematics: judged in float64",

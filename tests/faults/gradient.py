@@ -4,8 +4,8 @@ import torch
 
 from regress.grpo import token_losses
 from regress.grpo.segment_sums import segment_sum
-from regress.replay.injection import around, by
-from regress.replay.probes.loss import (
+from regress.replay.fault_injection import around, by
+from regress.replay.probes.loss_probes import (
     before_backward,
     entropy_detached,
     gradient_through_the_clip,

@@ -9,8 +9,12 @@ from regress.engine.attention import VarlenSegments, visible
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import TokenBatch
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import columns_as_positions, order_not_restored, tool_tokens_in_the_loss
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import (
+    columns_as_positions,
+    order_not_restored,
+    tool_tokens_in_the_loss,
+)
 from tests.faults.fault import Shown, fault, met_in
 
 fault(

@@ -2,8 +2,8 @@
 
 import torch
 
-from regress.replay.injection import by
-from regress.replay.probes.model import in_logits_gradient, normalization_without_gradient
+from regress.replay.fault_injection import by
+from regress.replay.probes.model_probes import in_logits_gradient, normalization_without_gradient
 from tests.faults.fault import fault, met_in
 
 fault("R", "logit_gradient logit_gradient", "log-softmax-backward", place="step0/rank0/micro0")(

@@ -9,8 +9,8 @@ from regress.grpo import policy_losses, token_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.kl_divergence import kl_estimate
 from regress.grpo.segment_sums import segment_lengths, segment_sum
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.loss import (
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.loss_probes import (
     another_estimator,
     clip_range_off,
     coefficients_off,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from regress.engine import grpo_trainer, step_metrics, training_passes, training_step
 from regress.grpo.update_metrics import Metric, token_metrics
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 
 Metrics = Mapping[str, Metric]

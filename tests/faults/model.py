@@ -11,8 +11,8 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import TokenBatch
 from regress.errors import ReplayError
 from regress.grpo import token_losses
-from regress.replay.injection import around
-from regress.replay.probes.model import (
+from regress.replay.fault_injection import around
+from regress.replay.probes.model_probes import (
     logits_one_late,
     no_sampler_correction,
     norm_epsilon,

@@ -6,8 +6,8 @@ import torch
 
 from regress.engine import grpo_trainer
 from regress.engine.training_step import weigh
-from regress.replay.injection import around, by
-from regress.replay.probes.loss import last_token_not_counted
+from regress.replay.fault_injection import around, by
+from regress.replay.probes.loss_probes import last_token_not_counted
 from tests.faults.fault import Shown, fault, met_in
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from regress.engine import optimizer as optim
 from regress.engine import run_construction
 from regress.engine.optimizer import adamw
-from regress.replay.injection import around, by
-from regress.replay.probes.update import (
+from regress.replay.fault_injection import around, by
+from regress.replay.probes.update_probes import (
     counter_one_ahead,
     epsilon_inside_the_correction,
     learning_rate_off,

@@ -15,7 +15,7 @@ from functools import cache
 
 import tests.faults
 from regress.errors import ReplayError
-from regress.replay.around import Prepare
+from regress.replay.run_changes import Prepare
 from tests.faults.fault import REGISTERED, Fault
 
 

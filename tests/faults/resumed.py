@@ -1,7 +1,7 @@
 """Faults between two processes, of which the second goes on from the checkpoint of the first."""
 
 from regress.engine.checkpoint import checkpoint_resume
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import fault, met_in
 
 UNTIL_THE_END = {"steps": None, "variants": ("resume-at2",)}

@@ -9,8 +9,8 @@ from regress.engine import causal_lm_policy, grpo_trainer
 from regress.engine import optimizer as optim
 from regress.errors import ReplayError
 from regress.grpo import token_losses
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import (
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import (
     logits_in_bfloat16,
     old_in_bfloat16,
     products_in_tensorfloat32,

@@ -11,7 +11,7 @@ from regress.engine.dialogue_rollouts import Conversation
 from regress.engine.rollout_worker import VAL, SampledRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, OwnDraws
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from regress.tasks.draws import generator
 from tests.faults.fault import fault, met_in
 

@@ -2,8 +2,8 @@
 
 from regress.engine import causal_lm_policy
 from regress.grpo.token_log_probs import token_log_probs
-from regress.replay.injection import around, by
-from regress.replay.probes.loss import temperature_off
+from regress.replay.fault_injection import around, by
+from regress.replay.probes.loss_probes import temperature_off
 from tests.faults.fault import fault, met_in
 
 

@@ -5,8 +5,8 @@ from torch import nn
 
 from regress.engine import grpo_trainer
 from regress.engine.causal_lm_policy import LocalPolicy
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.update import (
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.update_probes import (
     after_each_backward,
     gradients_in_bfloat16,
     last_microbatch_left_out,

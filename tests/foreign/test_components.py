@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError
-from regress.replay.settings import conflict, parse_settings, told, with_settings
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Variant
+from regress.replay.extra_settings import conflict, parse_settings, told, with_settings
+from regress.replay.variant import Variant
+from regress.replay.variant_table import VARIANTS
 from tests.foreign.foreign_project import ForeignProject
 
 RIGHT = (

@@ -17,8 +17,8 @@ from regress.engine.config.config_schema import Config
 from regress.errors import GoldenError
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective import Objective
-from regress.replay import export
-from regress.replay.export import export_case
+from regress.replay import case_export
+from regress.replay.case_export import export_case
 from regress.replay.export_objective import formulas, objective_of
 from tests.as_subtests import as_subtests
 
@@ -155,7 +155,7 @@ def test_an_export_that_breaks_off_leaves_what_was_there(
     def breaks(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "readme", breaks)
+    monkeypatch.setattr(case_export, "readme", breaks)
     with pytest.raises(GoldenError, match=r"cannot be written \(No space left on device\)"):
         export_case(STORE.case("dapo"), folder, overwrite=True)
     assert (folder / "export.json").read_bytes() == before
@@ -170,4 +170,4 @@ def test_learning_rates_are_those_of_the_schedule() -> None:
     config = Config()
     config.optimizer.lr_scheduler, config.optimizer.warmup_steps = "linear", 2
     rate = config.optimizer.learning_rate
-    assert export.learning_rates(config, 4) == pytest.approx([0, rate / 2, rate, rate / 2])
+    assert case_export.learning_rates(config, 4) == pytest.approx([0, rate / 2, rate, rate / 2])

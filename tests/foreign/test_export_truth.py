@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.export import export_case
+from regress.replay.case_export import export_case
 
 ROOT = Path(__file__).parents[2]
 STORE = GoldenStore(ROOT / "golden")

@@ -172,7 +172,7 @@ def test_a_dump_without_anything_of_weight_fails(project: ForeignProject) -> Non
 )
 def test_an_adapter_that_cannot_be_meant_is_refused_at_once(replay: str, says: str, tmp_path: Path) -> None:
     from regress.errors import ConfigError
-    from regress.replay.adapter import project_adapter
+    from regress.replay.user_trainer import project_adapter
 
     (tmp_path / "pyproject.toml").write_text(f"[tool.regress]\nreplay = {replay}\n")
     with pytest.raises(ConfigError, match=says):
@@ -181,7 +181,7 @@ def test_an_adapter_that_cannot_be_meant_is_refused_at_once(replay: str, says: s
 
 def test_a_function_of_other_arguments_is_refused(tmp_path: Path) -> None:
     from regress.errors import ConfigError
-    from regress.replay.adapter import Adapter
+    from regress.replay.user_trainer import Adapter
 
     (tmp_path / "odd_adapter.py").write_text("def run(case, folder): pass\n")
     adapter = Adapter("odd_adapter:run", "odd_adapter", "run", str(tmp_path / "odd_adapter.py"))
@@ -196,7 +196,7 @@ def test_a_function_of_other_arguments_is_refused(tmp_path: Path) -> None:
 
 def test_a_method_cannot_be_a_hook() -> None:
     from regress.errors import ConfigError
-    from regress.replay.adapter import hook_adapter
+    from regress.replay.user_trainer import hook_adapter
 
     class Plugin:
         def pytest_regress_replay(self, **_: Any) -> None: ...

@@ -48,7 +48,7 @@ def resumed_metrics(path: Path, whole: Path) -> None:
 
 
 def outcome(path: Path, whole: Path) -> None:
-    from regress.replay.outcome import read_outcomes
+    from regress.replay.replay_outcome import read_outcomes
 
     for found in read_outcomes(path, ["."]).values():
         found.dumps()
@@ -59,8 +59,8 @@ def project(path: Path, whole: Path) -> None:
     from regress.errors import RegressError
     from regress.golden.golden_directory import golden_directory
     from regress.import_trust import allowed_modules
-    from regress.replay.adapter import project_adapter
-    from regress.replay.table import project_variants as variant_table
+    from regress.replay.user_trainer import project_adapter
+    from regress.replay.variant_table import project_variants as variant_table
 
     refused: list[RegressError] = []
     for read in (golden_directory, variant_table, read_overrides, project_adapter, allowed_modules):

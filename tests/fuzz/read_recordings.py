@@ -107,7 +107,7 @@ def golden_side(path: Path, whole: Path) -> None:
 
 
 def exported(path: Path, whole: Path) -> None:
-    from regress.replay.exported import ExportedCase
+    from regress.replay.exported_case import ExportedCase
 
     case = ExportedCase(path)
     case.optimizer_state()
@@ -118,7 +118,7 @@ def exported(path: Path, whole: Path) -> None:
 
 
 def systems(path: Path, whole: Path) -> None:
-    from regress.replay.exported import ExportedCase
+    from regress.replay.exported_case import ExportedCase
 
     case = ExportedCase(path)
     case.samples(1)

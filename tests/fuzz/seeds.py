@@ -217,7 +217,7 @@ def exported(folder: Path) -> None:
     """An exported case, as far as its documents go."""
     from safetensors.numpy import save_file
 
-    from regress.replay.export import FORMAT, INDEX
+    from regress.replay.case_export import FORMAT, INDEX
 
     (folder / "rollouts").mkdir(parents=True)
     (folder / INDEX).write_text(json.dumps({"format": FORMAT, "case": "tiny"}))
@@ -281,7 +281,7 @@ def metrics(folder: Path) -> None:
 def outcome(folder: Path) -> None:
     """Verdicts of a replay as a worker leaves them."""
     from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-    from regress.replay.outcome import Outcome, ReplayOutcome
+    from regress.replay.replay_outcome import Outcome, ReplayOutcome
 
     folder.mkdir(parents=True)
     worst = Worst((0, 1), "sample g0/0, position 1", 1.0, float("nan"), 0.5, 3.0)

@@ -188,11 +188,11 @@ def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> Projec
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dump of the case of `GoldenProject` in float64."""
-    import regress.replay.calibrate
-    import regress.replay.record  # with torch, see above
-    from regress.replay.run import replay
-    from regress.replay.table import BASE
-    from regress.replay.variants import Precision
+    import regress.replay.case_recording  # with torch, see above
+    import regress.replay.tolerance_calibration
+    from regress.replay.case_run import replay
+    from regress.replay.variant import Precision
+    from regress.replay.variant_table import BASE
 
     case = regress.golden.golden_directory.GoldenStore(GOLDEN).case(GoldenProject.CASE)
     return replay(case, BASE, Precision.FLOAT64, tmp_path_factory.mktemp("made")).folder

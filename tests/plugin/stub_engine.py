@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+import regress.replay.case_run
+import regress.replay.case_truth
 import regress.replay.engine_replayer
-import regress.replay.run
-import regress.replay.truth
 from regress.dump.dump_reader import DumpReader
 from regress.dump.record import replace_tensors
 from regress.dump.recorder import Recorder
@@ -57,8 +57,8 @@ def pytest_configure() -> None:
     PATCH.setattr(
         regress.replay.engine_replayer, "import_engine", lambda: None
     )  # seconds, and nobody computes
-    PATCH.setattr(regress.replay.run, "replay", replay)
-    PATCH.setattr(regress.replay.truth, "replay", replay)
+    PATCH.setattr(regress.replay.case_run, "replay", replay)
+    PATCH.setattr(regress.replay.case_truth, "replay", replay)
 
 
 def pytest_unconfigure() -> None:

@@ -34,15 +34,15 @@ from pathlib import Path
 
 import pytest
 import regress.replay.engine_replayer
-import regress.replay.run
+import regress.replay.case_run
 from regress.dump.dump_reader import DumpReader
 
 sys.path.insert(0, {targets!r})
 import rank_targets
-import regress.replay.pool
-from regress.replay.pool import shared_pool
+import regress.replay.replay_pool
+from regress.replay.replay_pool import shared_pool
 
-regress.replay.pool.MODULES = ("torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")  # no model here
+regress.replay.replay_pool.MODULES = ("torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")  # no model here
 
 HERE = Path(__file__).parent
 FAULTS = {{
@@ -68,7 +68,7 @@ def replay(case, variant, precision, folder, **_):
 
 
 regress.replay.engine_replayer.import_engine = lambda: None  # seconds, and only ranks compute here
-regress.replay.run.replay = replay
+regress.replay.case_run.replay = replay
 """
 
 

@@ -48,7 +48,7 @@ def test_a_session_whose_golden_tests_judge_nothing_fails(everywhere: Any) -> No
 
 def test_a_quantity_that_could_not_be_judged_fails(stubbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the reason: an outcome without it is no outcome that holds."""
-    from regress.replay.cache import ReplayCache
+    from regress.replay.replay_cache import ReplayCache
 
     outcome = ReplayCache.outcome
 

@@ -119,8 +119,8 @@ def test_a_marker_that_cannot_be_meant_stops_the_collection(stubbed: Any, mark: 
 @pytest.mark.parametrize(
     ("hook", "says"),
     [
-        ("[3]", "pytest_regress_variants gave 3; give a list of regress.replay.variants.Variant"),
-        ("Variant('mine', 'x')", "gave [*Variant(name='mine'*]; give a list of regress.replay.variants.Variant"),
+        ("[3]", "pytest_regress_variants gave 3; give a list of regress.replay.variant.Variant"),
+        ("Variant('mine', 'x')", "gave [*Variant(name='mine'*]; give a list of regress.replay.variant.Variant"),
         ("[Variant('a/b', 'x')]", "pytest_regress_variants: variant 'a/b' cannot stand in a test id"),
         ("[Variant('base-fp32', 'x')]", "variant 'base-fp32' ends with -fp32, which test ids add for the precision"),
         ("[Variant('a', 'x'), Variant('a', 'y')]", "two variants are called 'a'; rename one"),
@@ -130,7 +130,7 @@ def test_a_marker_that_cannot_be_meant_stops_the_collection(stubbed: Any, mark: 
 def test_variants_that_cannot_be_meant_stop_the_collection(stubbed: Any, hook: str, says: str) -> None:
     stubbed.write(
         "conftest.py",
-        "from regress.replay.variants import Variant\n"
+        "from regress.replay.variant import Variant\n"
         f"def pytest_regress_variants(config):\n    return {hook}\n",
     )
     result = stubbed.run()
@@ -154,7 +154,7 @@ def test_overrides_that_cannot_be_planned_are_one_failing_test(
 ) -> None:
     stubbed.write(
         "conftest.py",
-        "from regress.replay.variants import Variant\n"
+        "from regress.replay.variant import Variant\n"
         f"def pytest_regress_variants(config):\n    return [Variant('mine', 'x', {overrides!r})]\n",
     )
     stubbed.suite('variants="mine"')
@@ -213,7 +213,7 @@ def test_a_failing_replay_reaches_the_report(everywhere: Any) -> None:
 def test_the_environment_is_looked_at_once_for_all_failures(
     stubbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regress.replay import truth
+    from regress.replay import case_truth
 
     calls: list[str] = []
 
@@ -221,7 +221,7 @@ def test_the_environment_is_looked_at_once_for_all_failures(
         calls.append(case.name)
         return case.manifest.provenance | {"versions": {}}
 
-    monkeypatch.setattr(truth, "provenance_of", counted)
+    monkeypatch.setattr(case_truth, "provenance_of", counted)
     stubbed.fault(base=DRIFT)
     result = stubbed.run(SEMANTICS, "-k", "advantages")
     assert failed_quantities(result) == [f"step{step}/rank0/micro0/advantages" for step in range(3)]

@@ -16,15 +16,15 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
 from regress.parallel.launch.rank_pool import RankPool
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.plan import PlannedUpdate
-from regress.replay.pool import shared_pool
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.replay_judge import judge_replay
+from regress.replay.replay_plan import PlannedUpdate
+from regress.replay.replay_pool import shared_pool
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 if TYPE_CHECKING:
-    from regress.replay.around import Prepare
+    from regress.replay.run_changes import Prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -109,7 +109,7 @@ def judge(tmp_path: Path) -> Callable[..., Judged]:
     def run(
         case: str, variant: str, *, precision: Precision = Precision.FLOAT64, prepare: Prepare | None = None
     ) -> Judged:
-        from regress.replay.run import (
+        from regress.replay.case_run import (
             replay,  # loads torch, which golden tests on several ranks need in these only
         )
 

@@ -24,11 +24,11 @@ from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.run_context import run_context_of
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.replay_context import run_context_of
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
 from regress.report.comparison import run_context_of as run_context_of_comparison
 from tests.faults.registry import corpus, installed
 from tests.faults.trials.trial import variant_named

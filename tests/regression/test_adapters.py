@@ -11,11 +11,11 @@ import pytest
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay, replays
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import SEMANTICS, Extent, Precision, Variant
+from regress.replay.case_run import replay
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay, replays
+from regress.replay.variant import SEMANTICS, Extent, Precision, Variant
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASE = "lora"
@@ -59,7 +59,7 @@ def test_a_peft_loop_of_somebody_else_agrees_with_the_golden_values_by_name(tmp_
     from transformers import AutoModelForCausalLM
 
     from regress import compare_sources, record
-    from regress.replay.export import export_case
+    from regress.replay.case_export import export_case
 
     folder = export_case(GoldenStore(GOLDEN).case(CASE), tmp_path / "export", derived=False)
     source = (GOLDEN.parent / "examples" / "foreign_trainer.py").read_text()

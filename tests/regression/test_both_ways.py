@@ -20,9 +20,9 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record, replace_tensors
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 from tests.faults.registry import installed
 from tests.regression.test_compared_dumps import rewritten
 

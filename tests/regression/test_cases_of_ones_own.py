@@ -179,7 +179,7 @@ def test_mistakes_of_the_project_have_no_traceback(project: Path) -> None:
     (project / "pyproject.toml").unlink()
     (project / "conftest.py").write_text("def pytest_regress_variants(config):\n    return ['wide']\n")
     said = run()
-    assert "pytest_regress_variants gave 'wide'; give a list of regress.replay.variants.Variant" in said
+    assert "pytest_regress_variants gave 'wide'; give a list of regress.replay.variant.Variant" in said
     assert "session.py" not in said
 
 

@@ -19,9 +19,9 @@ from regress.dump.dump_reader import DumpReader
 from regress.dump.formats import FORMATS
 from regress.dump.record import Record, replace_tensors
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.run import replay
-from regress.replay.session import spelled_out, variant_table
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.command_replays import spelled_out, variant_table
+from regress.replay.variant import Precision
 from regress.report.comparison import comparison_tables, run_context_of
 from regress.report.tokens import TokenTable
 

@@ -17,11 +17,11 @@ from regress.dump.recorder import Recorder
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
-from regress.replay.judge import judge_replay, judge_twin
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.replay_judge import judge_replay, judge_twin
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Mutation = Callable[[list[Record]], list[Record]]

@@ -11,12 +11,12 @@ from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.run_context import run_context_of
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.replay_context import run_context_of
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 from tests.regression.changes.change import Change
 from tests.regression.diagnosed_faults import CHANGES
 

@@ -16,13 +16,13 @@ import pytest
 from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
 from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.injection import Inject, injected
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.run_context import run_context_of
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.fault_injection import Inject, injected
+from regress.replay.replay_context import run_context_of
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 from tests.faults import (
     advantages,
     inputs,

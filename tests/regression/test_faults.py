@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Place, Status
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.matrix import Replay
-from regress.replay.plan import world_size
-from regress.replay.variants import Precision
+from regress.replay.replay_plan import world_size
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
 from tests.faults.fault import REFUSED, Fault, Shown
 from tests.faults.registry import corpus
 from tests.faults.trials.common_practice import measured, noticed
@@ -216,8 +216,8 @@ HEALTHY = dict.fromkeys(
 @pytest.mark.one_in(16)
 @pytest.mark.parametrize(("case", "variant"), HEALTHY)
 def test_without_a_fault_everything_passes(case: str, variant: str, tmp_path: Path) -> None:
-    from regress.replay.judge import judge_replay
-    from regress.replay.run import replay
+    from regress.replay.case_run import replay
+    from regress.replay.replay_judge import judge_replay
 
     chosen = Replay(store().case(case), variant_named(variant), Precision.FLOAT64)
     steps = None if scheduled(chosen) or chosen.variant.resume_at else 1

@@ -16,11 +16,11 @@ import torch
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine.run_construction import Run
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.names import overrides_of
-from regress.replay.run import replay
-from regress.replay.variants import Precision, Variant
+from regress.replay.case_run import replay
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision, Variant
+from regress.replay.variant_names import overrides_of
 
 STORE = GoldenStore(Path(__file__).parents[2] / "golden")
 

@@ -15,11 +15,11 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.engine import causal_lm_policy
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo.token_log_probs import TokenLogProbs
-from regress.replay.judge import judge_replay, records_of
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.replay_judge import judge_replay, records_of
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GIVEN = "given_logits"

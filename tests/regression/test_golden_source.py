@@ -24,9 +24,9 @@ from regress.dump.formats import FORMATS
 from regress.dump.record import Record
 from regress.golden.case_update import commit
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.run import replay
-from regress.replay.session import spelled_out, variant_table
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.command_replays import spelled_out, variant_table
+from regress.replay.variant import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 Change = Callable[[Record], Record | None]

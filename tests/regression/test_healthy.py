@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import validation as module
-from regress.replay.calibrate import LAYOUTS
-from regress.replay.judge import stored_tolerances
-from regress.replay.validation import Exposure, ValidatedSeed, Validation, validate
+from regress.replay import tolerance_validation as module
+from regress.replay.replay_judge import stored_tolerances
+from regress.replay.tolerance_calibration import LAYOUTS
+from regress.replay.tolerance_validation import Exposure, ValidatedSeed, Validation, validate
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 from tests.faults.fault import Fault
 from tests.faults.registry import corpus
 

@@ -11,7 +11,7 @@ import pytest
 
 from regress.engine.tracking.tracker_state import read_sync_state
 from regress.parallel.launch.rank_pool import RankPool
-from regress.replay.pool import MODULES
+from regress.replay.replay_pool import MODULES
 from tests.regression.resumed import ONLY_MAIN, Bench, require_same
 
 pytest.importorskip("tensorboard")

@@ -10,12 +10,12 @@ import pytest
 
 from regress.dump.metrics_file import METRICS
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.judge import records_of
-from regress.replay.matrix import Replay
-from regress.replay.metrics_file import judge_metrics_file
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.metrics_judge import judge_metrics_file
+from regress.replay.replay_judge import records_of
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

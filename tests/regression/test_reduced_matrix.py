@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.matrix import Replay, replays
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Extent, Precision
+from regress.replay.test_matrix import Replay, replays
+from regress.replay.variant import Extent, Precision
+from regress.replay.variant_table import VARIANTS
 from tests.faults.fault import Fault, Shown
 from tests.faults.registry import corpus
 from tests.faults.trials.trial import Trial, judged, row_of

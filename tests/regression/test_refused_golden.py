@@ -10,7 +10,7 @@ import torch
 from regress.errors import ReplayError
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo import token_losses
-from regress.replay.truth import compute_truth
+from regress.replay.case_truth import compute_truth
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

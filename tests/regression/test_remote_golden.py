@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.cache import ReplayCache
-from regress.replay.injection import injected
-from regress.replay.matrix import Replay
-from regress.replay.table import project_variants
-from regress.replay.variants import Precision
+from regress.replay.fault_injection import injected
+from regress.replay.replay_cache import ReplayCache
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import project_variants
 from regress.service.replay.variants import REMOTE
 from tests.faults import loss
 

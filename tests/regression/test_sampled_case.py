@@ -12,14 +12,14 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError, ReplayError
 from regress.golden.golden_case import GREEDY
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import sampled
-from regress.replay.injection import injected
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.truth import require_rollouts
-from regress.replay.variants import Precision
+from regress.replay import sampled_rollouts
+from regress.replay.case_run import replay
+from regress.replay.case_truth import require_rollouts
+from regress.replay.fault_injection import injected
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 from tests.faults.sampler import sampler_without_temperature
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -59,9 +59,9 @@ def test_the_mismatch_of_sampler_and_trainer_is_a_quantity_of_its_own(tmp_path: 
 def test_a_decision_near_its_boundary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(GOLDEN / "rollout", tmp_path / "rollout")
     case = GoldenStore(tmp_path).case("rollout")
-    monkeypatch.setattr(sampled, "MARGIN", 0.5)
+    monkeypatch.setattr(sampled_rollouts, "MARGIN", 0.5)
     with pytest.raises(ReplayError, match="a decision of the sampler lies within"):
-        sampled.sample_rollouts(case, tmp_path / "work")
+        sampled_rollouts.sample_rollouts(case, tmp_path / "work")
     assert (tmp_path / "rollout" / GREEDY).is_dir()
 
 

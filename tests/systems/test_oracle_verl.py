@@ -12,7 +12,7 @@ from plants.catalogue import FAULTS
 from regress.compare.dumps.comparison import Comparison
 from regress.golden.golden_directory import GoldenStore
 from regress.oracle.oracle_judge import judge_dump
-from regress.replay.exported import ExportedCase
+from regress.replay.exported_case import ExportedCase
 from regress.systems.environments import environment_of
 from regress.systems.launch import run_jobs
 from regress.systems.protocol import Cell

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import regress
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 SIGNATURES = Path(__file__).with_name("door.txt")
 ROOMS = {module.name for module in pkgutil.iter_modules(regress.__path__)}

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from regress.errors import ReplayError
-from regress.replay.around import Prepare
-from regress.replay.injection import Inject, injected
+from regress.replay.fault_injection import Inject, injected
+from regress.replay.run_changes import Prepare
 
-_MODULES = ("loss", "model", "update")
+_MODULES = ("loss_probes", "model_probes", "update_probes")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from regress.compare.verdicts.tolerance_overrides import Overrides
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import CompareError
 from regress.golden.golden_case import GoldenCase
-from regress.replay.matrix import Replay
-from regress.replay.run_context import commands
-from regress.replay.variants import Precision
+from regress.replay.replay_context import commands
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
 from regress.report.comparison import run_context_of
 from regress.service.replay.remote import RemoteReplay
 from regress.service.replay.variants import quantities

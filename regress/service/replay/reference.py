@@ -21,10 +21,10 @@ from regress.golden.golden_case import GoldenCase
 from regress.interop.foreign_payloads import read_payload
 from regress.layout import BatchPlan
 from regress.parallel.distributed_ranks import opened_world
-from regress.replay.configure import replay_config
-from regress.replay.run import no_progress, torch_settings
-from regress.replay.table import BASE
-from regress.replay.variants import Precision
+from regress.replay.case_run import no_progress, torch_settings
+from regress.replay.replay_configuration import replay_config
+from regress.replay.variant import Precision
+from regress.replay.variant_table import BASE
 from regress.service.api import Array, Datum, PassRequest
 from regress.service.host.datums import Limits, prepare
 from regress.service.host.losses import loss_of, objective_of

@@ -22,9 +22,9 @@ from regress.errors import NotInstalled, NotSupported, reason
 from regress.golden.golden_case import GoldenCase
 from regress.interop.foreign_payloads import read_payload
 from regress.optional_packages import install
-from regress.replay.configure import case_config, compose
-from regress.replay.run import torch_settings
-from regress.replay.variants import Precision, Variant
+from regress.replay.case_run import torch_settings
+from regress.replay.replay_configuration import case_config, compose
+from regress.replay.variant import Precision, Variant
 from regress.service.client.connect import connect
 from regress.service.client.run import train
 from regress.service.core.opening import executor_of

@@ -12,10 +12,10 @@ from regress.compare.verdicts.verdict import Place
 from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.optional_packages import missing
-from regress.replay.configure import unmet, unusable_tracker
-from regress.replay.matrix import Item, Replay, is_judged, place_of_test, require_recorded_plan
-from regress.replay.replayers import Judged, Judging, Machine, Replayer
-from regress.replay.variants import Precision
+from regress.replay.replay_configuration import unmet, unusable_tracker
+from regress.replay.replayer_registry import Judged, Judging, Machine, Replayer
+from regress.replay.test_matrix import Item, Replay, is_judged, place_of_test, require_recorded_plan
+from regress.replay.variant import Precision
 from regress.service.replay.variants import quantities
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from regress.replay.variants import BOTH, Precision, Variant
+from regress.replay.variant import BOTH, Precision, Variant
 
 SAME = ("batch_inputs", "log_probs", "entropy", "gradient", "grad_norm", "param")
 """Quantities that are the same whichever loss of a wire an objective became: the wires' losses have no denominators,

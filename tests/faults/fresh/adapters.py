@@ -8,8 +8,8 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.checkpoint import checkpoint_resume
 from regress.parallel import adapter_factor_styles
 from regress.parallel.adapter_factor_styles import InputFactor
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.harmless.model import modules_of
 from tests.faults.optimizer import around_the_update

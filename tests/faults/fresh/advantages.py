@@ -12,8 +12,8 @@ from regress.grpo.advantage_estimators import group_mean, grpo
 from regress.grpo.discounted_returns import padded, positions
 from regress.grpo.group_statistics import group_statistics
 from regress.grpo.reward_combination import deviation
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.advantages import with_groups
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import on_rank

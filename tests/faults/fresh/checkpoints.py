@@ -10,8 +10,8 @@ from regress.engine.checkpoint.checkpoint_tensors import load_weights
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.reference_policy import Reference
 from regress.grpo.coefficient_controllers import Coefficients
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.harmless.model import modules_of
 from tests.faults.optimizer import around_the_update

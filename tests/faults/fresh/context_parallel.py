@@ -11,8 +11,8 @@ from regress.grpo import token_losses
 from regress.parallel import context_columns, differentiable_collectives, ring_attention, ulysses_attention
 from regress.parallel.context_columns import ContextSegments
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION
 

@@ -11,8 +11,8 @@ from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel import parallel_policy as policy
 from regress.parallel.gradient_reduction import sum_gradients
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import EMBEDDED, before_the_second_backward_pass, on_rank, sums_of
 

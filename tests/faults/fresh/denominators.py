@@ -11,7 +11,7 @@ from regress.engine.mini_batch import LossTokens
 from regress.grpo import token_losses
 from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.parallel.pipeline_parallel import Pipeline
-from regress.replay.injection import around, by
+from regress.replay.fault_injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, LOG_PROB_CHECKS, fault, met_in
 
 

@@ -17,8 +17,8 @@ from regress.grpo import token_losses
 from regress.grpo.coefficient_controllers import Coefficients
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.segment_sums import segment_lengths
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
 from tests.faults.fresh.advantages import ADVANTAGES
 from tests.faults.ranks.helpers import on_rank

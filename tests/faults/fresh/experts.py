@@ -8,8 +8,8 @@ from torch.nn.functional import one_hot
 
 from regress.errors import ReplayError
 from regress.parallel import expert_parallel
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.harmless.model import modules_of
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EXPERTS, without

@@ -5,7 +5,7 @@ from torch import nn
 from transformers.models.qwen3 import modeling_qwen3
 
 from regress.engine import causal_lm_policy
-from regress.replay.injection import around
+from regress.replay.fault_injection import around
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION
 

@@ -9,7 +9,7 @@ from regress.engine import log_prob_projection
 from regress.errors import ReplayError
 from regress.grpo import token_log_probs, token_losses
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by
+from regress.replay.fault_injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.optimizer import EMBEDDING
 from tests.faults.ranks.helpers import EMBEDDED, DividedGradient, before_the_second_backward_pass

@@ -8,7 +8,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
 from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, SCALE_BLIND_CHECKS, fault, met_in
 from tests.faults.optimizer import EMBEDDING
 from tests.faults.ranks.helpers import MOMENTS

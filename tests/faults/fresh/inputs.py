@@ -10,7 +10,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import LossTokens, TokenBatch
 from regress.layout import TokenLayout, rank_layout_planner
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import fault, met_in
 from tests.faults.fresh.context_parallel import AFTER_BLOCK_0
 from tests.faults.inputs import masks

@@ -5,8 +5,8 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen3 import modeling_qwen3
 
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.harmless.model import modules_of
 from tests.faults.ranks.helpers import AFTER_ATTENTION, on_rank

@@ -12,8 +12,8 @@ from regress.errors import ReplayError
 from regress.grpo.token_log_probs import TokenLogProbs
 from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel import vocabulary_log_probs
-from regress.replay.injection import around
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
 from tests.faults.fresh.inputs import PADDING
 

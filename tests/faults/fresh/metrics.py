@@ -12,7 +12,7 @@ from regress.engine.step_metrics import rollout_metrics
 from regress.grpo import token_losses
 from regress.grpo.segment_sums import segment_lengths, segment_sum
 from regress.grpo.update_metrics import Metric, add_metrics
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 from tests.faults.metrics import changed
 from tests.faults.ranks.helpers import on_rank

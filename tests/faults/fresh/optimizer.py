@@ -12,8 +12,8 @@ from regress.engine import run_construction
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.local_tensor import local
-from regress.replay.injection import around, by
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 from tests.faults.optimizer import EMBEDDING, around_the_update, with_direction
 from tests.faults.ranks.helpers import on_rank

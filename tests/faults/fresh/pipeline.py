@@ -9,8 +9,8 @@ from regress.parallel import pipeline_parallel
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.parallel.pipeline_parallel import Pipeline
 from regress.parallel.pipeline_relay import relay
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.optimizer import EMBEDDING, around_the_update
 from tests.faults.ranks.helpers import EMBEDDED, DividedGradient, on_rank

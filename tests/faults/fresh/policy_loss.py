@@ -10,7 +10,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.grpo import policy_losses, sampler_corrections, token_losses
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.segment_sums import segment_lengths, segment_sum
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import LOG_PROB_CHECKS, fault, met_in
 
 

@@ -10,8 +10,8 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.log_prob_projection import chunked_log_probs
 from regress.engine.mini_batch import TokenBatch
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.fresh.gradient_norm import _scaled_by
 from tests.faults.optimizer import EMBEDDING, around_the_update

@@ -18,8 +18,8 @@ from regress.parallel import (
 from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel.conv1d_styles import RowwiseConv
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.fresh.context_parallel import AFTER_BLOCK_0
 from tests.faults.ranks.helpers import AFTER_ATTENTION

@@ -22,7 +22,7 @@ from regress.engine.rollout_worker import HFRolloutWorker
 from regress.engine.sampling import LogProbRecorder
 from regress.engine.training_passes import _Losses
 from regress.grpo import loss_aggregation
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import harmless
 from tests.faults.harmless.model import modules_of
 from tests.faults.inputs import projected

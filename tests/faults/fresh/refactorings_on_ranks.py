@@ -25,7 +25,7 @@ from regress.parallel.context_columns import ContextSegments
 from regress.parallel.differentiable_collectives import gather, swap
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.parallel.pipeline_parallel import Pipeline
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import harmless
 
 

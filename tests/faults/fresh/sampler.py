@@ -15,8 +15,8 @@ from regress.engine.local_tensor import local
 from regress.engine.rollout_worker import HFRolloutWorker, SampledRollouts, SharedRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, sample
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by, in_place_of
-from regress.replay.probes.model import rounded
+from regress.replay.fault_injection import around, by, in_place_of
+from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import on_rank
 

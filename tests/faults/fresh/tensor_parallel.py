@@ -21,7 +21,7 @@ from regress.parallel import (
 from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel.conv1d_styles import RowwiseConv
 from regress.parallel.gradient_reduction import sum_gradients
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, LOG_PROB_CHECKS, fault, met_in
 from tests.faults.fresh.context_parallel import AFTER_BLOCK_0
 from tests.faults.fresh.precision_on_ranks import back_in_half

@@ -11,7 +11,7 @@ from regress.engine.training_step import weigh
 from regress.grpo import policy_losses, token_losses
 from regress.grpo.token_advantages import token_advantages
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by
+from regress.replay.fault_injection import around, by
 from tests.faults.fault import fault, met_in
 from tests.faults.normalization import weighed
 from tests.faults.optimizer import EMBEDDING, around_the_update

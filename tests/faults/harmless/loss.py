@@ -8,7 +8,7 @@ from regress.engine import grpo_trainer, training_passes
 from regress.grpo import advantage_estimators, importance_ratios, token_log_probs, token_losses
 from regress.grpo.group_statistics import GroupStatistics
 from regress.grpo.token_log_probs import TokenLogProbs
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.advantages import with_groups
 from tests.faults.fault import harmless
 from tests.faults.loss import policy_loss

@@ -13,7 +13,7 @@ from regress.engine import causal_lm_policy
 from regress.engine.attention import VarlenSegments
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.errors import ReplayError
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import harmless
 from tests.faults.inputs import projected
 

@@ -14,8 +14,8 @@ from regress.parallel import parallel_policy as policy
 from regress.parallel.context_columns import ContextSegments
 from regress.parallel.distributed_ranks import ProcessWorld
 from regress.parallel.pipeline_parallel import Pipeline
-from regress.replay.injection import around, in_place_of
-from regress.replay.probes.update import after_each_backward
+from regress.replay.fault_injection import around, in_place_of
+from regress.replay.probes.update_probes import after_each_backward
 from tests.faults.fault import harmless
 
 EVERY = ("float64", "float32", "bfloat16")

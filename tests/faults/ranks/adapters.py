@@ -5,7 +5,7 @@ from torch.nn.functional import linear
 from regress.engine.local_tensor import local
 from regress.parallel.adapter_factor_styles import OutputFactor
 from regress.parallel.model_families import Family
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults import adapter
 from tests.faults.fault import fault, met_in
 from tests.faults.ranks.helpers import on_rank, without

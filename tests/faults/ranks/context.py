@@ -11,7 +11,7 @@ from regress.engine.mini_batch import TokenBatch
 from regress.parallel import differentiable_collectives, ring_attention
 from regress.parallel.context_columns import ContextSegments
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, by, in_place_of
+from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, of_others
 

@@ -10,7 +10,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.local_tensor import local
 from regress.engine.mini_batch import TokenBatch
 from regress.parallel.distributed_ranks import ProcessWorld
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import Shown, fault, met_in
 from tests.faults.ranks.helpers import on_rank
 

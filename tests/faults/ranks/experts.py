@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from regress.parallel import expert_parallel
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EXPERTS, on_rank, sums_of
 

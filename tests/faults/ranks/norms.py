@@ -6,7 +6,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.local_tensor import local
 from regress.parallel import fsdp
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around
+from regress.replay.fault_injection import around
 from tests.faults.fault import EVERY_CHECK, fault, met_in
 from tests.faults.ranks.helpers import MOMENTS
 

@@ -2,7 +2,7 @@
 
 from regress.parallel import pipeline_parallel, pipeline_stages
 from regress.parallel.pipeline_parallel import Pipeline
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, on_rank
 

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from regress.engine.local_tensor import local
 from regress.parallel import fsdp, gradient_reduction, parallel_policy
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.replay.injection import around, in_place_of
+from regress.replay.fault_injection import around, in_place_of
 from tests.faults.fault import FORWARD_CHECKS, SCALE_BLIND_CHECKS, Shown, equivalent, fault, met_in
 from tests.faults.ranks.helpers import HEAD_NORMS, on_rank, sums_of
 

@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 from regress.engine.local_tensor import local
 from regress.parallel import parallel_policy, sequence_parallel, vocabulary_embedding
 from regress.parallel.tensor_parallel import TensorPlan
-from regress.replay.injection import in_place_of
+from regress.replay.fault_injection import in_place_of
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
 from tests.faults.ranks.helpers import AFTER_ATTENTION, EMBEDDED, without
 

@@ -256,7 +256,7 @@ def _chosen(names: Sequence[str]) -> list[Fault]:
 
 
 def _tried(trials: Sequence[Trial], store: GoldenStore, diagnosed: bool, hidden: bool) -> list[FaultRow]:
-    from regress.replay.pool import close_shared_pool, shared_pool
+    from regress.replay.replay_pool import close_shared_pool, shared_pool
     from tests.faults.trials.trial import tried
 
     rows = []

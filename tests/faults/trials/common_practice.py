@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.golden_case import GoldenCase
-from regress.replay.plan import PlannedUpdate
+from regress.replay.replay_plan import PlannedUpdate
 
 LIMITS: Mapping[str, tuple[str, float]] = {
     "loss 5 %": ("loss", 0.05),

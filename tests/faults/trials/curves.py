@@ -15,8 +15,8 @@ from regress.engine.config import load_config
 from regress.engine.run_construction import build
 from regress.errors import ReplayError, reason
 from regress.json_schema import IsFinite, conform
-from regress.replay.run import no_progress, torch_settings
-from regress.replay.workspace import Workspace
+from regress.replay.case_run import no_progress, torch_settings
+from regress.replay.temporary_workspace import Workspace
 from regress.untrusted_files import DOCUMENT, parse_json
 from tests.faults.registry import installed
 

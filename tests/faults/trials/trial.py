@@ -18,18 +18,18 @@ from regress.dump.dump_reader import DumpReader
 from regress.errors import ConfigError, RankError
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.data_ranks import truth_of_ranks
-from regress.replay.fits import keeps_microbatches
+from regress.replay.case_run import replay
+from regress.replay.data_parallel_truth import truth_of_ranks
 from regress.replay.interprocess_lock import stated
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay, belongs
-from regress.replay.names import overrides_of
-from regress.replay.plan import PlannedUpdate
-from regress.replay.run import replay
-from regress.replay.run_context import run_context_of
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision, Variant
-from regress.replay.workspace import Workspace
+from regress.replay.replay_context import run_context_of
+from regress.replay.replay_judge import judge_replay
+from regress.replay.replay_plan import PlannedUpdate
+from regress.replay.temporary_workspace import Workspace
+from regress.replay.test_matrix import Replay, belongs
+from regress.replay.variant import Precision, Variant
+from regress.replay.variant_names import overrides_of
+from regress.replay.variant_requirements import keeps_microbatches
+from regress.replay.variant_table import VARIANTS
 from tests.faults.fault import REFUSED, Fault, Shown
 from tests.faults.registry import installed
 from tests.faults.trials.common_practice import measured, noticed

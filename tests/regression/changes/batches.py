@@ -13,7 +13,7 @@ from regress.engine import grpo_trainer
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import TokenBatch
 from regress.grpo import advantage_estimators
-from regress.replay.injection import Patch
+from regress.replay.fault_injection import Patch
 from tests.regression.changes.change import Change
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regress.engine import training_passes
-from regress.replay.injection import Patch, injected
+from regress.replay.fault_injection import Patch, injected
 
 Objective = Any
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regress.grpo import token_losses
 from regress.grpo.fields import ObjectiveFields
-from regress.replay.injection import Patch
-from regress.replay.probes.loss import in_policy_loss
+from regress.replay.fault_injection import Patch
+from regress.replay.probes.loss_probes import in_policy_loss
 from tests.regression.changes.change import Change, Objective, in_token_loss, with_objective
 
 # terms of the loss

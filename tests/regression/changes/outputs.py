@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regress.engine import causal_lm_policy
 from regress.grpo import token_losses
-from regress.replay.injection import Patch
-from regress.replay.probes.loss import before_backward, in_policy_loss, valued
-from regress.replay.probes.model import in_logits_gradient
+from regress.replay.fault_injection import Patch
+from regress.replay.probes.loss_probes import before_backward, in_policy_loss, valued
+from regress.replay.probes.model_probes import in_logits_gradient
 from tests.regression.changes.change import Change
 
 # log-probs and entropies

@@ -11,8 +11,8 @@ from regress.engine import optimizer as optim
 from regress.engine import run_construction, step_taps
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.run_construction import Run
-from regress.replay.injection import Patch
-from regress.replay.probes.update import after_each_backward
+from regress.replay.fault_injection import Patch
+from regress.replay.probes.update_probes import after_each_backward
 from tests.regression.changes.change import Change
 
 # the model

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 
 def run_ranks(world: int, job: str, folder: Path) -> None:

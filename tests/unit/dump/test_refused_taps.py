@@ -11,7 +11,7 @@ import torch
 from regress.dump import Recorder, at, recording, tap
 from regress.dump.dump_manifest import MANIFEST
 from regress.errors import DumpError
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import the taps by name
 

@@ -251,7 +251,7 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("protocol", ["shelf", "file"])
 def test_ranks_of_a_pool_record_into_one_store(shelf: Any, tmp_path: Path, protocol: str) -> None:
-    from regress.replay.pool import shared_pool
+    from regress.replay.replay_pool import shared_pool
 
     url, pool = f"{protocol}://{tmp_path}/run", shared_pool()
     pool.run(shelf.record, {"url": url, "steps": 2}, 3)

@@ -35,7 +35,7 @@ from regress.engine.training_step import train_step, weigh
 from regress.errors import ConfigError
 from regress.grpo.objective_presets import make_objective
 from regress.layout import BatchPlan
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import the run by name
 

@@ -19,9 +19,9 @@ from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ReplayError
-from regress.replay.injection import Patch
+from regress.replay.fault_injection import Patch
 from regress.replay.probes import probes
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 from tests.faults import registry
 from tests.faults.fault import CATEGORIES, REGISTERED, Fault, Shown, fault
 from tests.faults.registry import corpus, fault_named, faults_named, installed

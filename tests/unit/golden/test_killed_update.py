@@ -126,7 +126,7 @@ def _watched(kill_at: int | None) -> list[str]:
 
 @pytest.fixture
 def update(recorded: Path, make_truth: Any, tmp_path: Path) -> Update:
-    import_module("regress.replay.update")  # here rather than in each child
+    import_module("regress.replay.drift_update")  # here rather than in each child
     return Update(recorded, make_truth, tmp_path)
 
 

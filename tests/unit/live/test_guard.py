@@ -16,7 +16,7 @@ from regress.errors import GuardError
 from regress.live.guard import GuardWarning, guard
 from regress.live.replica_checksums import checksum
 from regress.live.violation import CHECKS
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 
 @settings(max_examples=8, deadline=None)

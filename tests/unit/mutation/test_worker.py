@@ -16,7 +16,7 @@ from mutation.run import Cache, Suite, cheapest, decided, known, prove
 from mutation.scopes import Scope
 from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 PATH, FUNCTION = "regress/grpo/loss_aggregation.py", "token_weights"
 DIVISOR = "weights_K / max(counted, 1)"

@@ -11,7 +11,7 @@ from closing import opened_and_closed
 from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.parallel.distributed_ranks import opened_world
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

@@ -21,12 +21,12 @@ from regress.errors import ReplayError
 from regress.golden.case_manifest import ToleranceEntry
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import calibrate as module
-from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
+from regress.replay import tolerance_calibration as module
+from regress.replay.case_recording import Calibration, keep
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
-from regress.replay.record import Calibration, keep
-from regress.replay.rollouts import SAMPLED
-from regress.replay.variants import Precision
+from regress.replay.rollout_judge import SAMPLED
+from regress.replay.tolerance_calibration import calibrate, perturbation, precisions_of, replays_of
+from regress.replay.variant import Precision
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 OF_THE_SAMPLER = {"sampler_log_probs", "mismatch"}

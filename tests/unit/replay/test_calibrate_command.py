@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.golden.golden_directory import GoldenStore
+from regress.replay.case_recording import Calibration
 from regress.replay.noise_floor import Floor, Response
-from regress.replay.proof import Proof, rows_of
-from regress.replay.record import Calibration
+from regress.replay.tolerance_proof import Proof, rows_of
 from regress.replay.validation_run import ValidationRun
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 
 FLOORS = [
     Floor.of("loss", Precision.FLOAT64, {"loss": Response(1e-15, 0.0, 1e-15)}, 3),
@@ -51,7 +51,7 @@ def typed(store: GoldenStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def measure(_: GoldenStore, name: str, *, proof: bool, **__: object) -> Calibration:
         return Calibration(store.case(name), FLOORS, PROOF if proof else None)
 
-    monkeypatch.setattr("regress.replay.record.measure", measure)
+    monkeypatch.setattr("regress.replay.case_recording.measure", measure)
 
     def run(code: int, *arguments: str) -> list[str]:
         result = CliRunner().invoke(main, [*arguments, "--golden-dir", str(store.root)])

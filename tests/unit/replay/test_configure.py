@@ -15,9 +15,9 @@ from regress.engine.config import load_config, to_plain
 from regress.errors import ConfigError
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import overlaid, replay_config
-from regress.replay.table import BASE, flat
-from regress.replay.variants import Precision, Variant
+from regress.replay.replay_configuration import overlaid, replay_config
+from regress.replay.variant import Precision, Variant
+from regress.replay.variant_table import BASE, flat
 
 KEYS = st.sampled_from("abc")
 TREES = st.dictionaries(

@@ -15,12 +15,12 @@ from regress.engine.run_construction import Run
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
-from regress.replay.matrix import Replay, replays
-from regress.replay.plan import PlannedUpdate, mesh_sizes
-from regress.replay.run import replay
-from regress.replay.table import BASE, VARIANTS, project_variants
-from regress.replay.traits import facts_of, traits_of
-from regress.replay.variants import TIERS, Extent, Precision, Variant
+from regress.replay.case_run import replay
+from regress.replay.case_traits import facts_of, traits_of
+from regress.replay.replay_plan import PlannedUpdate, mesh_sizes
+from regress.replay.test_matrix import Replay, replays
+from regress.replay.variant import TIERS, Extent, Precision, Variant
+from regress.replay.variant_table import BASE, VARIANTS, project_variants
 
 ROOT = Path(__file__).parents[3]
 STORE = GoldenStore(ROOT / "golden")

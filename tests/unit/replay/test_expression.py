@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regress.errors import ConfigError
-from regress.replay.names import choose
+from regress.replay.variant_names import choose
 
 NAMES = ["base", "packed", "tp2", "tp2-packed", "dp2-tp2", "fsdp2"]
 

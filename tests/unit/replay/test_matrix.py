@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from regress.golden.golden_case import GoldenCase
-from regress.replay.matrix import Item, Replay, items
-from regress.replay.variants import Precision, Variant
+from regress.replay.test_matrix import Item, Replay, items
+from regress.replay.variant import Precision, Variant
 
 LOSS = {"advantages", "log_probs", "entropy", "ratio", "token_loss", "loss"}
 WHOLE = {"gradient", "grad_norm", "param", "optimizer", "metrics", "step_metrics"}

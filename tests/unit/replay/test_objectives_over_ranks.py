@@ -16,9 +16,9 @@ from regress.compare.dumps.comparison import Comparison
 from regress.dump.dump_reader import DumpReader
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.around import Prepare
-from regress.replay.run import replay
-from regress.replay.variants import Precision, Variant
+from regress.replay.case_run import replay
+from regress.replay.run_changes import Prepare
+from regress.replay.variant import Precision, Variant
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import the faults by name
 

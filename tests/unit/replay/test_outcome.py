@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.replay.outcome import Outcome, ReplayOutcome
+from regress.replay.replay_outcome import Outcome, ReplayOutcome
 
 PLACE = Place(1, None, 0, 2)
 

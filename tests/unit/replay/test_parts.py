@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import options
-from regress.replay.names import NUMBERS, WORDS, overrides_of
-from regress.replay.session import spelled_out
-from regress.replay.table import VARIANTS, check_name
+from regress.replay.command_replays import spelled_out
+from regress.replay.variant_names import NUMBERS, WORDS, overrides_of
+from regress.replay.variant_table import VARIANTS, check_name
 from tests.as_subtests import as_subtests
 
 

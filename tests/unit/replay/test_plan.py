@@ -14,7 +14,7 @@ from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.layout import DIMENSIONS
 from regress.parallel.pipeline_schedules import SCHEDULES, ranks_of_stages
-from regress.replay.plan import plan_replay
+from regress.replay.replay_plan import plan_replay
 
 LENGTHS = st.lists(st.integers(2, 9), min_size=1, max_size=9)
 

@@ -10,11 +10,11 @@ import pytest
 from regress.engine.tracking import tracker_availability
 from regress.golden.golden_directory import open_store
 from regress.replay.engine_replayer import EngineReplayer
-from regress.replay.foreign import ForeignReplayer
-from regress.replay.matrix import Replay
-from regress.replay.replayers import Replayer
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.replayer_registry import Replayer
+from regress.replay.test_matrix import Replay
+from regress.replay.user_trainer_replays import ForeignReplayer
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 
 def impossible(name: str, *, foreign: bool = False) -> str | None:

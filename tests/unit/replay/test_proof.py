@@ -9,12 +9,12 @@ import pytest
 
 from regress.compare.quantities import QUANTITIES as QUANTITIES_OF_ALL
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import proof as module
-from regress.replay.judge import stored_tolerances
+from regress.replay import tolerance_proof as module
 from regress.replay.noise_floor import KAPPA, Floor, Response
-from regress.replay.proof import Trial, prove, run_count, tried_faults, try_out
+from regress.replay.replay_judge import stored_tolerances
+from regress.replay.tolerance_proof import Trial, prove, run_count, tried_faults, try_out
 from regress.replay.validation_run import HELD_OUT, ValidationRun
-from regress.replay.variants import Precision
+from regress.replay.variant import Precision
 from tests.faults.fault import Fault
 from tests.faults.registry import fault_named
 

@@ -10,8 +10,8 @@ import pytest
 
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import read_once as module
-from regress.replay.read_once import trajectories_of, truth_of
+from regress.replay import case_reads as module
+from regress.replay.case_reads import trajectories_of, truth_of
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 WHERE = "step_000000"

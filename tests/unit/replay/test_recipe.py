@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from regress.errors import ConfigError
 from regress.golden.golden_case import GoldenCase
-from regress.replay.recipe import Recipe, make_inputs
-from regress.replay.run import replay
-from regress.replay.table import BASE
-from regress.replay.variants import Precision
+from regress.replay.case_recipe import Recipe, make_inputs
+from regress.replay.case_run import replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import BASE
 
 Tiny = Callable[..., GoldenCase]
 

@@ -18,12 +18,12 @@ from regress.golden.case_update import commit
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.golden.golden_verification import verify
-from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay, items
-from regress.replay.record import add, record
-from regress.replay.run import replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_recording import add, record
+from regress.replay.case_run import replay
+from regress.replay.replay_judge import judge_replay
+from regress.replay.test_matrix import Replay, items
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 
@@ -167,7 +167,7 @@ def test_inputs_without_signal_do_not_outlive_a_corrected_recipe(tiny: Callable[
 def test_inputs_are_made_again_only_when_asked_for(
     tiny: Callable[..., GoldenCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regress.replay.record.require_case_signal", lambda *_: None)
+    monkeypatch.setattr("regress.replay.case_recording.require_case_signal", lambda *_: None)
     case = tiny()
     store = GoldenStore(case.folder.parent)
     result = CliRunner().invoke(main, ["golden", "record", "tiny", "--golden-dir", str(store.root)])

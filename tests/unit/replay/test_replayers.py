@@ -11,18 +11,18 @@ import pytest
 
 from regress import plugins
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.cache import ReplayCache
-from regress.replay.matrix import Replay
-from regress.replay.table import project_variants
-from regress.replay.variants import Precision, Variant
+from regress.replay.replay_cache import ReplayCache
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision, Variant
+from regress.replay.variant_table import project_variants
 
 CASE = GoldenStore(Path(__file__).parents[3] / "golden").case("dense")
 REPLAYER = """
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.replay.matrix import Item
-from regress.replay.replayers import Judged, Replayer
-from regress.replay.variants import Precision, Variant
+from regress.replay.test_matrix import Item
+from regress.replay.replayer_registry import Judged, Replayer
+from regress.replay.variant import Precision, Variant
 
 ROWS = {
     "here": Variant("here", "what it could break", {"trainer.type": "mine"}),

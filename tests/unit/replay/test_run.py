@@ -14,9 +14,9 @@ import torch
 
 from regress.errors import ReplayError
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.run import replay, torch_settings
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay, torch_settings
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 

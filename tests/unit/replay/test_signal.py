@@ -17,11 +17,11 @@ from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
-from regress.replay.matrix import Replay
-from regress.replay.signal import check_signal, require_signal
-from regress.replay.table import BASE
-from regress.replay.truth import require_case_signal
-from regress.replay.variants import Precision
+from regress.replay.case_signal import check_signal, require_signal
+from regress.replay.case_truth import require_case_signal
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import BASE
 from tests.as_subtests import as_subtests
 from tests.unit.compare.diagnosis.synthetic_update import counterfactuals_of, made, objective_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from regress.errors import ReplayError
-from regress.replay.spread import spread
+from regress.replay.job_spread import spread
 
 
 @pytest.fixture(scope="module")

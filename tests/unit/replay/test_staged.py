@@ -10,10 +10,10 @@ from regress.engine.prompt_tokens import PromptSource
 from regress.errors import ReplayError
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import replay_config
-from regress.replay.program import run_program, staged
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay.program_replay import run_program, staged
+from regress.replay.replay_configuration import replay_config
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 

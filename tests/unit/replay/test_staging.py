@@ -8,7 +8,7 @@ from pathlib import Path
 
 from regress.golden.case_update import commit
 from regress.golden.golden_case import GoldenCase
-from regress.replay.update import _copy, _selected
+from regress.replay.drift_update import _copy, _selected
 
 
 def test_the_copy_of_a_write_protected_case_can_be_changed(case: GoldenCase, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import fits
-from regress.replay.matrix import Replay
-from regress.replay.table import VARIANTS
-from regress.replay.variants import Precision
+from regress.replay import variant_requirements
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import VARIANTS
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 
@@ -44,8 +44,11 @@ def test_nothing_is_left_out_where_nothing_is_tied(
 ) -> None:
     """Exact rewards tie exactly, the mean of a group takes nobody, and different rewards are different."""
     packed = Replay(GoldenStore(GOLDEN).case("geo_mean"), VARIANTS["packed"], Precision.FLOAT64)
-    assert not fits.keeps_ties(packed)
-    facts, steps = fits.facts_of(packed.case), fits.trajectories_of(packed.case)
+    assert not variant_requirements.keeps_ties(packed)
+    facts, steps = (
+        variant_requirements.facts_of(packed.case),
+        variant_requirements.trajectories_of(packed.case),
+    )
     (key, value) = next(iter(different.items()))
     section, _, name = key.partition(".")
     changed = replace(facts, config={**facts.config, section: {**facts.config.get(section, {}), name: value}})
@@ -55,6 +58,6 @@ def test_nothing_is_left_out_where_nothing_is_tied(
             step: [replace(one, reward=value + number) for number, one in enumerate(samples)]
             for step, samples in steps.items()
         }
-    monkeypatch.setattr(fits, "facts_of", lambda case: changed)
-    monkeypatch.setattr(fits, "trajectories_of", lambda case: steps)
-    assert fits.keeps_ties(packed)
+    monkeypatch.setattr(variant_requirements, "facts_of", lambda case: changed)
+    monkeypatch.setattr(variant_requirements, "trajectories_of", lambda case: steps)
+    assert variant_requirements.keeps_ties(packed)

@@ -15,8 +15,8 @@ from regress.errors import RegressError
 from regress.golden.golden_case import GoldenCase
 from regress.grpo.objective_presets import PRESETS
 from regress.grpo.token_advantages import token_advantages
-from regress.replay.truth import compute_truth, flat
-from regress.replay.update import propose
+from regress.replay.case_truth import compute_truth, flat
+from regress.replay.drift_update import propose
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import overlaid
-from regress.replay.names import select
-from regress.replay.table import VARIANTS, flat, parse_variants, project_variants
-from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.replay_configuration import overlaid
+from regress.replay.variant import Extent, Precision, Variant
+from regress.replay.variant_names import select
+from regress.replay.variant_table import VARIANTS, flat, parse_variants, project_variants
 from regress.service.replay.variants import REMOTE
 from tests.as_subtests import as_subtests
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from regress.replay.workspace import PREFIX, Workspace
+from regress.replay.temporary_workspace import PREFIX, Workspace
 
 PROGRAM = """
 import tempfile
 tempfile.tempdir = {folder!r}
-from regress.replay.workspace import Workspace
+from regress.replay.temporary_workspace import Workspace
 found = Workspace()
 (found.path / "replays").mkdir()
 print(found.path, flush=True)

@@ -12,11 +12,11 @@ from regress.compare.diagnosis.token_formulas import FORMULAS, TOKEN_GRADIENTS, 
 from regress.engine.config import to_plain
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.configure import replay_config
-from regress.replay.matrix import Replay
-from regress.replay.table import BASE
-from regress.replay.truth import formulas_of
-from regress.replay.variants import Precision
+from regress.replay.case_truth import formulas_of
+from regress.replay.replay_configuration import replay_config
+from regress.replay.test_matrix import Replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import BASE
 
 STORE = GoldenStore(Path(__file__).parents[4] / "golden")
 CASES = [case for name in STORE.names() if not (case := STORE.case(name)).sampled]

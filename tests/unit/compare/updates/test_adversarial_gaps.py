@@ -20,7 +20,7 @@ from regress.dump.recorded_trajectories import read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.errors import CompareError, DumpError, GoldenError
 from regress.layout import BatchPlan
-from regress.replay.signal import require_signal
+from regress.replay.case_signal import require_signal
 from tests.unit.compare.updates.pairs import LENGTHS, Edit, Write, without
 
 OBJECTIVE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from regress.engine.config.config_schema import options
 from regress.engine.config.model_config import ReferenceConfig
 from regress.engine.config.training_config import AlgorithmConfig, OptimizerConfig
 from regress.grpo.objective_catalogue import CATALOGUE, REJECTIONS
-from regress.replay.plan import section_values
+from regress.replay.replay_plan import section_values
 from tests.unit.replay.covering.traced import Reads
 
 CLASSES: Mapping[str, type] = {

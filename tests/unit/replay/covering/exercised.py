@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from regress.golden.golden_case import GoldenCase
-from regress.replay.matrix import replays
-from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.test_matrix import replays
+from regress.replay.variant import Extent, Precision, Variant
 from tests.unit.replay.covering.coverage import Alike, Missing, Pair, Setting, missing, settings_of, shown
 from tests.unit.replay.covering.possible import forbidden
 from tests.unit.replay.covering.traced import Reads

@@ -11,7 +11,7 @@ from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective_catalogue import CATALOGUE
 from regress.grpo.policy_losses import LOSSES
-from regress.replay.table import project_variants
+from regress.replay.variant_table import project_variants
 from tests.unit.replay.covering.coverage import Setting, missing, settings_of, shown, universe
 from tests.unit.replay.covering.exercised import Unexercised, exercised, unexercised
 from tests.unit.replay.covering.possible import forbidden

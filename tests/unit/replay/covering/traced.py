@@ -20,9 +20,9 @@ from regress.engine.config.training_config import AlgorithmConfig, OptimizerConf
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan, Mesh, RankPlan
-from regress.replay.run import replay
-from regress.replay.table import project_variants
-from regress.replay.variants import Precision
+from regress.replay.case_run import replay
+from regress.replay.variant import Precision
+from regress.replay.variant_table import project_variants
 
 SECTIONS: Mapping[type, str] = {
     **dict.fromkeys((AlgorithmConfig, Objective), "algorithm"),

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from regress.dump.request_index import read_requests
 from regress.interop.service_dumps import ServiceDump
 from regress.parallel.launch.rank_pool import RankPool
-from regress.replay.pool import shared_pool
+from regress.replay.replay_pool import shared_pool
 from regress.service.api import LoraSpec
 
 TOLERANCE = 1e-12

@@ -13,12 +13,12 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError, ConfigError, NotSupported
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.replay.cache import ReplayCache
-from regress.replay.foreign import ForeignReplayer
-from regress.replay.matrix import Replay
-from regress.replay.replayers import Machine, Replayers
-from regress.replay.table import VARIANTS, project_variants
-from regress.replay.variants import Extent, Precision, Variant
+from regress.replay.replay_cache import ReplayCache
+from regress.replay.replayer_registry import Machine, Replayers
+from regress.replay.test_matrix import Replay
+from regress.replay.user_trainer_replays import ForeignReplayer
+from regress.replay.variant import Extent, Precision, Variant
+from regress.replay.variant_table import VARIANTS, project_variants
 from regress.service.replay import remote
 from regress.service.replay.judge import judged
 from regress.service.replay.remote import RemoteReplay, inexpressible, replay_remote

@@ -1,0 +1,216 @@
+"""Recording of a golden case: its inputs if they are missing, its golden values, and its measured tolerances."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from regress.compare.quantities import quantity_named
+from regress.compare.verdicts.verdict import Status
+from regress.errors import GoldenError
+from regress.golden.case_manifest import ToleranceEntry
+from regress.golden.case_update import commit
+from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_directory import GoldenStore
+from regress.golden.golden_files import input_files
+from regress.golden.golden_provenance import differences, told
+from regress.replay.case_draft import HOPELESS, draft, seeds_of
+from regress.replay.case_recipe import Recipe, has_inputs, make_inputs
+from regress.replay.case_signal import SignalError
+from regress.replay.case_truth import Truth, compute_truth, provenance_of, require_case_signal
+from regress.replay.drift_update import propose as propose_values
+from regress.replay.noise_floor import Floor
+from regress.replay.sampled_rollouts import sample_rollouts
+from regress.replay.temporary_workspace import Workspace
+from regress.replay.tolerance_calibration import calibrate
+from regress.replay.tolerance_proof import Proof, prove
+
+
+def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool = True) -> list[Path]:
+    """Record a case anew from its ``case.yaml``; tolerances are left to `measure`.
+
+    Args:
+        inputs: make weights, optimizer state and rollouts again although they exist.
+        signal: refuse a case in which some faults could not show.
+
+    Returns:
+        The files written, none when nothing changes.
+
+    Raises:
+        RegressError: if it cannot be recorded, or has too little signal; what was recorded is then unchanged.
+    """
+    case = store.case(name, allow_changed_inputs=True)
+    makes = inputs or not has_inputs(case)
+    if makes and not case.recipe:
+        raise GoldenError(
+            f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
+            "optimizer.safetensors there, or say with a recipe how they are made"
+        )
+    if not makes and not case.sampled:
+        with Workspace() as workspace:
+            truth = _computed(case, workspace, signal)
+        return _keep(case, case, truth)
+    return _record_draft(case, makes, signal)
+
+
+def _record_draft(case: GoldenCase, makes: bool, signal: bool) -> list[Path]:
+    """Record a case whose inputs change, under the first of its seeds that has every signal."""
+    Recipe.of(case)
+    seeds = seeds_of(case) if makes else seeds_of(case)[:1]
+    refused: list[SignalError] = []
+    never: list[str] = []
+    for seed in seeds:
+        with Workspace() as workspace, draft(case, workspace / "golden", seed) as store:
+            try:
+                return _made(case, store, workspace, makes, signal)
+            except SignalError as error:
+                refused.append(error)
+                never = [key for key in error.keys if all(key in other.keys for other in refused)]
+                if not error.luck or (never and len(refused) >= HOPELESS):
+                    break
+    keys = ", ".join(never if len(refused) > 1 and never else dict.fromkeys(refused[0].keys))
+    tried = f"; no seed of {', '.join(map(str, seeds[: len(refused)]))} will do" if len(refused) > 1 else ""
+    raise GoldenError(f"{refused[0]}, such as {keys}{tried}")
+
+
+def _made(case: GoldenCase, store: GoldenStore, workspace: Path, makes: bool, signal: bool) -> list[Path]:
+    """Make the inputs of a draft, compute its values, and write both into the case."""
+    made = store.case(case.name)
+    if makes:
+        make_inputs(made, workspace / "inputs")
+        made = store.case(case.name)
+    if made.sampled:
+        sample_rollouts(made, workspace / "rollouts")
+        made = store.case(case.name)
+    return _keep(case, made, _computed(made, workspace, signal))
+
+
+def _computed(case: GoldenCase, workspace: Path, signal: bool) -> Truth:
+    truth = compute_truth(case, workspace)
+    if signal:
+        require_case_signal(case, truth)
+    return truth
+
+
+def _keep(case: GoldenCase, made: GoldenCase, truth: Truth) -> list[Path]:
+    """Write the golden values of a case, with the inputs of a draft of it: all or nothing."""
+    inputs = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(made.folder)})
+    source = None if made is case else made.folder
+    provenance = provenance_of(made)
+    return commit(
+        case.folder, truth=truth, inputs=inputs, inputs_from=source, provenance=provenance, replace=True
+    )
+
+
+def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path]:
+    """Record quantities that a case lacks or has with other values, and keep the recorded values of all others.
+
+    Returns:
+        The files written, none when nothing changes.
+
+    Raises:
+        RegressError: for a name that is no quantity, one that the case does not compute, or a recorded value
+            of another quantity that is computed differently now: the added values would belong to another
+            computation.
+    """
+    for quantity in quantities:
+        quantity_named(quantity)
+    case = store.case(name)
+    if case.manifest is None:
+        raise GoldenError(
+            f"{case.folder} has no golden values yet; record the case: regress golden record {name}"
+        )
+    with Workspace() as workspace:
+        found = propose_values(case, workspace, everything=False)
+    others = (change for change in found.changes if change.quantity not in quantities)
+    other = next((change for change in others if change.status is not Status.EXTRA), None)
+    if other is not None:
+        raise GoldenError(
+            f"case {name}: {other.quantity} {other.name} at {other.where} is not what was recorded "
+            f"({other.status}), so "
+            "nothing can be added beside it; find out why, or bring it up to date first: pytest --update-golden -k "
+            f"{shlex.quote(f'{name} and {other.quantity}')}"
+        )
+    for quantity in quantities:
+        if not any(quantity in row for row in found.truth.values()):
+            raise GoldenError(f"case {name} computes no {quantity}, so it cannot have golden values of it")
+    chosen = {
+        where: {quantity: tensors for quantity, tensors in row.items() if quantity in quantities}
+        for where, row in found.changed.items()
+    }
+    return commit(case.folder, truth=chosen, provenance=provenance_of(case))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measurements of a case; ``proof`` is None where it was not asked for, ``only`` for all quantities."""
+
+    case: GoldenCase
+    floors: list[Floor]
+    proof: Proof | None = None
+    only: Collection[str] | None = None
+
+    @property
+    def entries(self) -> dict[str, dict[str, ToleranceEntry]]:
+        """Tolerances in the form of the manifest."""
+        found: dict[str, dict[str, ToleranceEntry]] = {}
+        for floor in self.floors:
+            if self.only is not None and floor.quantity not in self.only:
+                continue
+            found.setdefault(floor.quantity, {})[str(floor.precision)] = floor.entry
+        return found
+
+
+def measure(
+    store: GoldenStore,
+    name: str,
+    *,
+    seeds: int,
+    proof: bool = False,
+    only: Collection[str] | None = None,
+    advance: Callable[[], None] = lambda: None,
+    processes: int = 1,
+) -> Calibration:
+    """Measure the tolerances of a recorded case; nothing is written.
+
+    Args:
+        proof: replay held-out variants and the corpus of faults, too.
+        only: keep the tolerances of these quantities; None for all.
+        advance: called after each replay.
+        processes: number of processes that replay, which changes no value.
+    """
+    case = store.case(name)
+    for quantity in only or ():
+        quantity_named(quantity)
+    with Workspace() as workspace:
+        measured = None if proof else only  # held-out variants are judged by all tolerances
+        floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance, processes=processes)
+        missing = sorted({*(only or ())} - {floor.quantity for floor in floors})
+        if missing:
+            raise GoldenError(
+                f"case {name} has no golden values of {missing[0]} to measure; add them: regress golden record {name} "
+                f"--quantity {missing[0]}"
+            )
+        shown = prove(case, floors, workspace, advance, processes) if proof else None
+        return Calibration(case, floors, shown, only)
+
+
+def keep(found: Calibration) -> list[Path]:
+    """Write the tolerances into the manifest; return the files written, none where they are those recorded."""
+    case = found.case
+    return commit(case.folder, tolerances=found.entries, provenance=provenance_of(case))
+
+
+def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
+    """Return the environment of replays of some cases, and its changes since each recording, as lines for a
+    reader.
+    """
+    lines: dict[str, str] = {}
+    for case in cases:
+        now = provenance_of(case)
+        lines = lines or told(now)
+        if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
+            lines[case.name] = ", ".join(changed)
+    return lines
