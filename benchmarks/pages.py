@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from benchmarks.report import Report as Told
 from benchmarks.timing import alternate, timed
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
-from regress.report.call import Call
-from regress.report.model import Report
-from regress.report.page import to_html
-from regress.report.terminal import whole
-from regress.report.write import JSON_NAME, write_report
+from regress.report.html_report import to_html
+from regress.report.report_files import JSON_NAME, write_report
+from regress.report.report_model import Report
+from regress.report.terminal_report import whole
+from regress.report.verdict_entries import Call
 
 RECORDS = int(os.environ.get("REGRESS_BENCH_RECORDS", "100000"))
 QUANTITIES = ("log_probs", "token_loss", "gradient", "param", "activations")

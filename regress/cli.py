@@ -185,9 +185,9 @@ def check(ctx: click.Context, path: str, json_file: Output | None, json_calls: O
 
     Exit codes: 0 all that was checked holds, 1 something does not, 2 nothing could be checked.
     """
-    from regress.report.comparison import CHECK, checked, refused
-    from regress.report.text import headline
-    from regress.report.write import write_report_files
+    from regress.report.comparison_report import CHECK, checked, refused
+    from regress.report.report_files import write_report_files
+    from regress.report.verdict_text import headline
 
     with errors_written(refused, json_file, json_calls):
         report = checked(path)

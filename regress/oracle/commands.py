@@ -91,7 +91,7 @@ def oracle(
     from regress.oracle.claimed_objective import resolved
     from regress.oracle.oracle_judge import judge_dump
     from regress.report.compare_commands import tell
-    from regress.report.comparison import refused
+    from regress.report.comparison_report import refused
 
     with ExitStack() as resources:
         resources.enter_context(errors_written(refused, json_file, json_calls))

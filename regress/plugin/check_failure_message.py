@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.report.call import link
-from regress.report.text import explain, headline
+from regress.report.verdict_entries import link
+from regress.report.verdict_text import explain, headline
 
 
 def explain_check(

@@ -13,7 +13,7 @@ from regress.plugin.update_summary import SUMMARY
 from regress.plugin.worker_rows import FAILED, failed_row
 
 if TYPE_CHECKING:
-    from regress.report.groups import Group
+    from regress.report.failure_groups import Group
 
 _IN_FULL = 2
 """Verbosity from which all failures are printed in full, as pytest prints long differences."""
@@ -69,7 +69,7 @@ class FailedReplays:
         yield
         self._tell(terminalreporter, failed, groups, firsts)
         if repeats:
-            from regress.report.numbers import plural
+            from regress.report.number_format import plural
 
             count = plural(len(repeats), "failed quantity")
             terminalreporter.line(f"{count} repeat these; -vv prints each of them in full")
@@ -83,7 +83,7 @@ class FailedReplays:
 
     def _groups(self, failed: list[Failure]) -> list[Group]:
         from regress.replay.replay_outcome import read_outcomes
-        from regress.report.groups import grouped
+        from regress.report.failure_groups import grouped
 
         quantities = _quantities(failed)
         replays = self._config.stash[SESSION].replays
@@ -103,9 +103,9 @@ class FailedReplays:
         firsts: list[Failure],
     ) -> None:
         from regress.printable_text import printable
-        from regress.report.github import annotated, annotation
-        from regress.report.groups import GROUPS
-        from regress.report.numbers import plural
+        from regress.report.failure_groups import GROUPS
+        from regress.report.github_summary import annotated, annotation
+        from regress.report.number_format import plural
 
         terminal.section("golden replays")
         count = plural(len(failed), "failed quantity")

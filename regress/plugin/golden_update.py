@@ -20,7 +20,7 @@ from regress.durable_files import write
 from regress.errors import GoldenError
 from regress.golden.golden_files import CHECKS, changing, read, unwritable
 from regress.plugin.worker_rows import UpdateRow
-from regress.report.numbers import pair
+from regress.report.number_format import pair
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict

@@ -177,7 +177,7 @@ class Regress:
     def _judge(self, verdicts: list[Verdict], name: str, golden: StoredCheck | None) -> None:
         """Raise `AssertionError` if a verdict is bad; pass all of them to the report of the session."""
         __tracebackhide__ = True
-        from regress.report.call import Call
+        from regress.report.verdict_entries import Call
 
         test = owner(self._node)
         told = [Call(test, "", verdict, test=test) for verdict in verdicts]

@@ -12,8 +12,8 @@ from regress.plugin.pytest_options import reproduce, said
 from regress.plugin.quantity_selection import selector
 from regress.plugin.replay_parts import ReplayPart
 from regress.plugin.session_settings import SETTINGS
-from regress.report.call import link
-from regress.report.text import explain, headline
+from regress.report.verdict_entries import link
+from regress.report.verdict_text import explain, headline
 
 if TYPE_CHECKING:
     from regress.golden.golden_case import GoldenCase

@@ -26,8 +26,8 @@ from regress.plugin.worker_rows import (
 )
 
 if TYPE_CHECKING:
-    from regress.report.call import Call
-    from regress.report.model import Report
+    from regress.report.report_model import Report
+    from regress.report.verdict_entries import Call
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
 _UNFOLDED = 1000  # logs are searched, so nothing in them is folded
@@ -92,7 +92,7 @@ class Summary:
         for line in foreign_lines(foreign_row(text) for _, text in self.properties(FOREIGN)):
             terminalreporter.line(f"regress: {line}")
         if found := self.judged():
-            from regress.report.numbers import plural
+            from regress.report.number_format import plural
 
             fails = ", so the session fails" if self.judged_nothing() else ""
             told = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
@@ -112,8 +112,8 @@ class Summary:
         folder = self._config.stash[SETTINGS].report
         if folder is None:
             return
-        from regress.report.terminal import HEIGHT, colourful, screen
-        from regress.report.write import in_order, write_report
+        from regress.report.report_files import in_order, write_report
+        from regress.report.terminal_report import HEIGHT, colourful, screen
 
         report = self._report(in_order(self.calls()))
         writer = terminalreporter._tw
@@ -137,7 +137,7 @@ class Summary:
         from regress.plugin.check_provenance import provenance_of
         from regress.replay.replay_outcome import read_outcomes
         from regress.replay.token_value_tables import chosen_tables
-        from regress.report.model import Report
+        from regress.report.report_model import Report
 
         replays = self._config.stash[SESSION].replays
         command = shlex.join(["pytest", *self._config.invocation_params.args])
@@ -167,8 +167,8 @@ SUMMARY = pytest.StashKey[Summary]()
 
 def _table(rows: list[UpdateRow], width: int) -> str:
     """Return the rows as text: old and new value of each golden where it changed most."""
-    from regress.report.table import Table
-    from regress.report.terminal import printed
+    from regress.report.terminal_report import printed
+    from regress.report.text_table import Table
 
     words = ("golden of", "name", "status")
     titles = (*words, "changed", "max change", "x tolerance", "old", "new")

@@ -22,7 +22,7 @@ def assert_close(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float =
         CheckError: the values or the tolerance cannot be meant so.
     """
     __tracebackhide__ = True
-    from regress.report.text import explain, headline
+    from regress.report.verdict_text import explain, headline
 
     failed = [verdict for verdict in verdicts_on(actual, expected, rtol, atol, why) if not verdict.ok]
     if failed:

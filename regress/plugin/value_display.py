@@ -8,7 +8,7 @@ import numpy as np
 
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.golden.value_tree import CONTAINERS, Tree, describe
-from regress.report.numbers import short
+from regress.report.number_format import short
 
 _LINES = 40
 

@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from regress.replay.replay_outcome import ReplayOutcome
-    from regress.report.call import Call
+    from regress.report.verdict_entries import Call
 
 UPDATE = "regress_update"
 CALL = "regress_call"
@@ -146,7 +146,7 @@ def tell_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None 
         "regress_reason": verdict.reason,
     }
     if not verdict.ok and replay is not None and replay.divergence is not None:
-        from regress.report.text import headline
+        from regress.report.verdict_text import headline
 
         found["regress_first_divergence"] = headline(replay.divergence.first, call.where)
         found["regress_cause"] = next((f"{one.cause} (rule {one.rule})" for one in replay.diagnoses), "")
@@ -169,6 +169,6 @@ def update_row(text: str) -> UpdateRow:
 def told_call(text: str) -> Call:
     """Return the verdict that `tell_calls` sent."""
     from regress.dump.canonical_json import loads
-    from regress.report.call import Call
+    from regress.report.verdict_entries import Call
 
     return Call.from_json(loads(text))

@@ -28,9 +28,9 @@ from regress.replay.user_trainer import Adapter, project_adapter
 from regress.replay.variant import EVERY, TIERS, Extent, Variant
 from regress.replay.variant_names import choose, overrides_of, select
 from regress.replay.variant_table import project_variants
-from regress.report.call import Call
-from regress.report.groups import Group, grouped
-from regress.report.tokens import TokenTable
+from regress.report.failure_groups import Group, grouped
+from regress.report.token_values import TokenTable
+from regress.report.verdict_entries import Call
 
 
 @dataclass

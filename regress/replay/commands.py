@@ -18,7 +18,7 @@ from regress.golden.golden_options import code_option, directory_option
 from regress.printable_text import echo, hint_at
 from regress.progress_bar import progress
 from regress.replay.export_commands import export
-from regress.report.numbers import plural
+from regress.report.number_format import plural
 
 if TYPE_CHECKING:
     from regress.replay.tolerance_validation import Validation
@@ -90,7 +90,7 @@ def calibrate(
     from regress.replay.job_spread import workers
     from regress.replay.tolerance_calibration import replays_of
     from regress.replay.tolerance_proof import rows_of, run_count
-    from regress.report.calibration import notes, table, write
+    from regress.report.calibration_report import notes, table, write
 
     if accept:
         hint_at("golden calibrate --accept", "regress golden calibrate")
@@ -155,7 +155,7 @@ def validate(
     """
     from regress.replay.tolerance_validation import replays_of_seed
     from regress.replay.tolerance_validation import validate as run
-    from regress.report.calibration import faults_table, headroom_table
+    from regress.report.calibration_report import faults_table, headroom_table
 
     console = Console()
     opened = open_store(golden_dir).case(case)

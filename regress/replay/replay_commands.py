@@ -23,8 +23,8 @@ from regress.golden.golden_options import code_option, directory_option
 from regress.parallel.launch.cluster_launchers import LAUNCHERS, Launch
 from regress.printable_text import echo
 from regress.replay.variant import TIERS, Extent, Precision, Variant
-from regress.report.numbers import plural
-from regress.report.table import Table
+from regress.report.number_format import plural
+from regress.report.text_table import Table
 
 if TYPE_CHECKING:
     from regress.replay.command_replays import Results, Session
@@ -230,13 +230,13 @@ def _launch(
 
 def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:
     from regress.replay.case_recording import surroundings
-    from regress.report.github import annotated, annotation
-    from regress.report.groups import GROUPS
+    from regress.report.failure_groups import GROUPS
+    from regress.report.github_summary import annotated, annotation
     from regress.report.headroom import STAGES, variant_rows, variants_table
-    from regress.report.model import Report
-    from regress.report.terminal import first_failing
-    from regress.report.text import told
-    from regress.report.write import write_report
+    from regress.report.report_files import write_report
+    from regress.report.report_model import Report
+    from regress.report.terminal_report import first_failing
+    from regress.report.verdict_text import told
 
     rows = variant_rows(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console

@@ -16,7 +16,7 @@ from regress.compare.quantities import NEW
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import ReplayError, reason
 from regress.json_schema import conform
-from regress.report.call import Call
+from regress.report.verdict_entries import Call
 from regress.untrusted_files import DOCUMENT, parse_json, read_bytes
 
 FILE = "outcome.json"

@@ -16,8 +16,8 @@ from regress.golden.golden_case import GoldenCase
 from regress.replay.replay_judge import records_of
 from regress.replay.replay_outcome import ReplayOutcome
 from regress.replay.test_matrix import Replay
-from regress.report.call import Call
-from regress.report.tokens import TokenTable, token_table
+from regress.report.token_values import TokenTable, token_table
+from regress.report.verdict_entries import Call
 
 FILE = "tokens.json"
 REPLAYS, UPDATES = 6, 2

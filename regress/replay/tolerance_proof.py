@@ -14,8 +14,8 @@ from regress.replay.probes import Probe, probe_named, probes
 from regress.replay.tolerance_calibration import precisions_of
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variant import Precision
-from regress.report.calibration import Row
-from regress.report.numbers import multiple
+from regress.report.calibration_report import Row
+from regress.report.number_format import multiple
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from regress.replay.tolerance_calibration import calibrate, replays_of
 from regress.replay.tolerance_proof import bounds_of
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variant import Precision
-from regress.report.calibration import Faulty, Healthy
-from regress.report.numbers import plural
+from regress.report.calibration_report import Faulty, Healthy
+from regress.report.number_format import plural
 
 SEEDS = 3
 

@@ -27,16 +27,16 @@ from regress.report.judge_options import (
     ranks_average_option,
     report_option,
 )
-from regress.report.numbers import plural
+from regress.report.number_format import plural
 
 if TYPE_CHECKING:
     from regress.compare.dumps.comparison import Comparison, Engine
     from regress.compare.dumps.comparison_options import Options
     from regress.compare.dumps.tolerance_bounds import Bounds
     from regress.compare.verdicts.verdict import Verdict
-    from regress.report.model import Report
-    from regress.report.modes import Directories, Modes
-    from regress.report.tokens import TokenTable
+    from regress.report.mode_comparison import Directories, Modes
+    from regress.report.report_model import Report
+    from regress.report.token_values import TokenTable
 
 _WIDTH = 110  # where there is no terminal
 _SHOWN = 8
@@ -157,8 +157,8 @@ def compare(
     from regress.compare.comparison_request import bounds_of
     from regress.compare.dumps.golden_source import located
     from regress.compare.dumps.rank_averaged_loss import averaged
-    from regress.report.comparison import refused
-    from regress.report.modes import modes_of
+    from regress.report.comparison_report import refused
+    from regress.report.mode_comparison import modes_of
 
     with errors_written(refused, json_file, json_calls):
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
@@ -188,7 +188,7 @@ def _pairs(
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """Return the pairs of golden and actual sources, by name."""
     from regress.compare.dumps.golden_source import located
-    from regress.report.modes import Directories
+    from regress.report.mode_comparison import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
     if self_hosted is None:
@@ -250,7 +250,7 @@ def _beside_noise(found: Comparison, noise: str, options: Options, engine: Engin
 
 
 def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTable]:
-    from regress.report.comparison import comparison_tables
+    from regress.report.comparison_report import comparison_tables
 
     return [table for name, one in found.items() for table in comparison_tables(name, one, options)]
 
@@ -275,10 +275,10 @@ def tell(
         again: command that makes the golden dump and compares again, where that dump is not kept.
     """
     from regress.compare.dumps.different_runs import APART
-    from regress.report.comparison import MODES, report_of
-    from regress.report.lens import lens_lines
-    from regress.report.terminal import colourful, screen
-    from regress.report.write import write_report, write_report_files
+    from regress.report.comparison_report import MODES, report_of
+    from regress.report.lens_report import lens_lines
+    from regress.report.report_files import write_report, write_report_files
+    from regress.report.terminal_report import colourful, screen
 
     sections = {} if modes is None else modes.sections()
     between = None if modes is None else modes.found()
@@ -319,7 +319,7 @@ def tell(
 
 def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:
     """Yield each tensor that differs, at the place where it differs most, in the order of computation."""
-    from regress.report.text import headline, placed
+    from regress.report.verdict_text import headline, placed
 
     for verdict in failed[:_SHOWN]:
         yield f"✗ {placed(name, verdict)}: {headline(verdict)}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regress.compare.quantities import order_of
-from regress.report.call import Call
-from regress.report.numbers import short
-from regress.report.table import Table
+from regress.report.number_format import short
+from regress.report.text_table import Table
+from regress.report.verdict_entries import Call
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def history(reports: tuple[Path, ...], file: Path, last: int, json_file: Output 
     A report that was added before is not added again. What used more than twice as much as in any earlier run, or
     failed, comes first.
     """
-    from regress.report.history import add_reports, courses, history_json
+    from regress.report.headroom_history import add_reports, courses, history_json
 
     added = add_reports(file, reports)
     found = courses(file, last)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from regress.report.html import Card, Chart, Line, Page, Panel, script_json
-from regress.report.numbers import plural, short
+from regress.report.html_pages import Card, Chart, Line, Page, Panel, script_json
+from regress.report.number_format import plural, short
 from regress.report.run_data import Point, RunData, Segment, columns_of
-from regress.report.table import Table
+from regress.report.text_table import Table
 
 
 class MetricChart(NamedTuple):

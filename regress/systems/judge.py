@@ -12,8 +12,8 @@ from regress.compare.diagnosis.first_divergence import Divergence, find_divergen
 from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
 from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.report.comparison import run_context_of
-from regress.report.text import headline
+from regress.report.comparison_report import run_context_of
+from regress.report.verdict_text import headline
 from regress.systems.protocol import Declared
 from regress.systems.row import Error, Result
 

@@ -12,10 +12,10 @@ import pytest
 
 from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.report.call import Call
-from regress.report.model import Report
-from regress.report.tokens import TokenTable, TokenValues
-from regress.report.write import in_order, write_report
+from regress.report.report_files import in_order, write_report
+from regress.report.report_model import Report
+from regress.report.token_values import TokenTable, TokenValues
+from regress.report.verdict_entries import Call
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -17,8 +17,8 @@ def _compare(golden: Path, actual: Path, *, only: str = "") -> None:
     from regress.compare.dumps.comparison import compare_dumps
     from regress.compare.dumps.comparison_options import Options
     from regress.compare.dumps.tensor_selection import Selection
-    from regress.report.comparison import report_of
-    from regress.report.terminal import screen, whole
+    from regress.report.comparison_report import report_of
+    from regress.report.terminal_report import screen, whole
 
     found = compare_dumps(str(golden), str(actual), Options(only=Selection.of(only)))
     report = report_of({"compare": found})
@@ -57,7 +57,7 @@ def show(path: Path, whole: Path) -> None:
 
 def check(path: Path, whole: Path) -> None:
     from regress import check_dump
-    from regress.report.text import headline
+    from regress.report.verdict_text import headline
 
     for verdict in check_dump(str(path)):
         headline(verdict, "x").encode()

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from regress.cli import main
 from regress.compare.dumps.comparison_options import Options
 from regress.interop.modes.three_modes import comparable, found_between
-from regress.report.modes import Directories
+from regress.report.mode_comparison import Directories
 
 HERE = ("--engine", "local", "--step", "0")
 

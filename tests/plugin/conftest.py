@@ -16,7 +16,7 @@ import regress.golden.golden_directory
 import regress.golden.golden_provenance
 import regress.plugin.check_call
 import regress.plugin.check_failure_message
-import regress.report.write
+import regress.report.report_files
 
 if TYPE_CHECKING:
     from regress.golden.case_manifest import Manifest

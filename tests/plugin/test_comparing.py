@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.golden.value_tree import Tree
 from regress.plugin.golden_comparison import compare, tolerance_of
-from regress.report.text import headline
+from regress.report.verdict_text import headline
 
 GOLDEN = {
     "loss": 0.5,

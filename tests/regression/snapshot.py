@@ -29,7 +29,7 @@ from regress.replay.replay_context import run_context_of
 from regress.replay.replay_judge import judge_replay
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
-from regress.report.comparison import run_context_of as run_context_of_comparison
+from regress.report.comparison_report import run_context_of as run_context_of_comparison
 from tests.faults.registry import corpus, installed
 from tests.faults.trials.trial import variant_named
 

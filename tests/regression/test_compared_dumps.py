@@ -22,8 +22,8 @@ from regress.golden.golden_directory import GoldenStore
 from regress.replay.case_run import replay
 from regress.replay.command_replays import spelled_out, variant_table
 from regress.replay.variant import Precision
-from regress.report.comparison import comparison_tables, run_context_of
-from regress.report.tokens import TokenTable
+from regress.report.comparison_report import comparison_tables, run_context_of
+from regress.report.token_values import TokenTable
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LAYOUTS = ("packed", "cp2-zigzag-packed")

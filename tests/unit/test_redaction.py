@@ -20,7 +20,7 @@ from regress.dump import DumpReader, Recorder, at, recording, tap
 from regress.dump.dump_location import address, location
 from regress.dump.dump_manifest import Provenance
 from regress.errors import DumpError, RegressError, reason
-from regress.report.model import Report
+from regress.report.report_model import Report
 from tests.as_subtests import as_subtests
 
 SECRET = "hunter2"

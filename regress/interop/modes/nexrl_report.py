@@ -27,7 +27,7 @@ from regress.dump.trajectory import from_record
 from regress.errors import RegressError
 from regress.interop.modes.nexrl_report_text import with_statistics
 from regress.layout import SampleKey
-from regress.report.modes import Directories
+from regress.report.mode_comparison import Directories
 
 ATOL, RTOL, SCALAR = 1e-5, 1e-4, 1e-5
 """Thresholds of the script."""

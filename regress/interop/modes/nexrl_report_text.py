@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from regress.report.numbers import plural, short
+from regress.report.number_format import plural, short
 
 SHOWN = 32
 """Most lines of a section; those that are not close come first where there are more."""

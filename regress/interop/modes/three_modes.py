@@ -15,7 +15,7 @@ from regress.interop.modes.nexrl_report import sections, steps_in
 from regress.interop.modes.nexrl_report_text import lines_of
 from regress.interop.modes.step_context import is_indexed
 from regress.interop.modes.wire_format import flags_for, is_custom
-from regress.report.modes import Directories
+from regress.report.mode_comparison import Directories
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"
 

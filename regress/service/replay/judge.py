@@ -17,7 +17,7 @@ from regress.golden.golden_case import GoldenCase
 from regress.replay.replay_context import commands
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
-from regress.report.comparison import run_context_of
+from regress.report.comparison_report import run_context_of
 from regress.service.replay.remote import RemoteReplay
 from regress.service.replay.variants import quantities
 

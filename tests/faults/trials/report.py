@@ -12,7 +12,7 @@ from rich.text import Text
 
 from regress.dump.command_outputs import write_outputs
 from regress.dump.dump_location import Location
-from regress.report.numbers import plural, short
+from regress.report.number_format import plural, short
 from tests.faults.trials.rows import FaultRow, FaultScore, score, to_json
 
 _PAGE = """<!doctype html>

@@ -16,8 +16,8 @@ from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
-from regress.report import tokens
-from regress.report.tokens import TokenTable, token_table
+from regress.report import token_values
+from regress.report.token_values import TokenTable, token_table
 
 PLANS = [
     BatchPlan(micro_batch_size=2),
@@ -95,7 +95,7 @@ def test_the_samples_that_are_furthest_off_stay(
         replace_tensors(r, {"entropy": r.tensors["entropy"] + r.micro}) if r.type == "forward_data" else r
         for r in records
     ]
-    monkeypatch.setattr(tokens, "LIMIT", 13)
+    monkeypatch.setattr(token_values, "LIMIT", 13)
     found = table(world, changed, tolerances)
     assert (found.samples, found.left_out) == (["001/0", "001/1"], 2)
     assert len(found.ids) == len(found.values[0].golden) == 12

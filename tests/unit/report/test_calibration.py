@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regress.report.calibration import Row, charts_of, notes, table, write
+from regress.report.calibration_report import Row, charts_of, notes, table, write
 
 ROW = Row(
     *("gradient", "float32", 2e-6, "weights moved by one ulp", 8e-6),

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.report.call import Call
 from regress.report.headroom import COLUMNS, closest_calls
-from regress.report.terminal import headroom_table, printed
+from regress.report.terminal_report import headroom_table, printed
+from regress.report.verdict_entries import Call
 
 
 def call(

@@ -17,10 +17,10 @@ import regress.report
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.dump.canonical_json import loads
 from regress.errors import DumpError
-from regress.report.call import Call
-from regress.report.model import Report
-from regress.report.tokens import TokenTable, TokenValues
-from regress.report.write import write_report
+from regress.report.report_files import write_report
+from regress.report.report_model import Report
+from regress.report.token_values import TokenTable, TokenValues
+from regress.report.verdict_entries import Call
 
 
 def call(quantity: str, multiple: float, *, micro: int = 0, where: str = "dense/packed") -> Call:

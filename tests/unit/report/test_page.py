@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
 from regress.printable_text import printable
-from regress.report.call import Call
-from regress.report.model import Report
-from regress.report.page import LISTED, page_data, to_html
-from regress.report.tokens import TokenTable, TokenValues
+from regress.report.html_report import LISTED, page_data, to_html
+from regress.report.report_model import Report
+from regress.report.token_values import TokenTable, TokenValues
+from regress.report.verdict_entries import Call
 
 TEXTS = st.text(max_size=9) | st.sampled_from(["</script>", "<!--", "&amp;", "'\"", "\u2028"])
 FIGURES = st.floats(0) | st.just(math.inf) | st.just(math.nan)

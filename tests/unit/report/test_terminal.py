@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.report import github
-from regress.report.call import Call
-from regress.report.github import LIMIT, append_step_summary, step_summary
-from regress.report.model import Report
-from regress.report.terminal import HEIGHT, WIDTH, colourful, first_failing, rank_tables, screen, whole
+from regress.report import github_summary
+from regress.report.github_summary import LIMIT, append_step_summary, step_summary
+from regress.report.report_model import Report
+from regress.report.terminal_report import HEIGHT, WIDTH, colourful, first_failing, rank_tables, screen, whole
+from regress.report.verdict_entries import Call
 
 QUANTITIES = ("batch_inputs", "log_probs", "ratio", "loss", "gradient")
 
@@ -122,7 +122,7 @@ def test_the_summary_of_a_step_stays_within_githubs_limit(
 ) -> None:
     path = tmp_path / "summary.md"
     path.write_bytes(b"x" * before)
-    monkeypatch.setenv(github.VARIABLE, str(path))
+    monkeypatch.setenv(github_summary.VARIABLE, str(path))
     report = Report("ä" * 9, calls(64, 8, wrong=3), {f"case/{n}": "ü" * 900 for n in range(700)})
     assert append_step_summary(report) == path
     data = path.read_bytes()
@@ -134,7 +134,7 @@ def test_the_summary_of_a_step_stays_within_githubs_limit(
 
 
 def test_without_github_nothing_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(github.VARIABLE, raising=False)
+    monkeypatch.delenv(github_summary.VARIABLE, raising=False)
     assert append_step_summary(Report("x")) is None
 
 

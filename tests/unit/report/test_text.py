@@ -14,8 +14,8 @@ from regress.compare.diagnosis.probable_cause import Diagnosis
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.report.numbers import multiple, pair, plural
-from regress.report.text import explain, headline
+from regress.report.number_format import multiple, pair, plural
+from regress.report.verdict_text import explain, headline
 
 PLACE = Place(0, None, 0, 1)
 DRIFT = Verdict(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.report.call import Call
 from regress.report.headroom import STAGES, VariantRow, variant_rows, variants_table
-from regress.report.model import Report
+from regress.report.report_model import Report
+from regress.report.verdict_entries import Call
 
 
 def call(where: str, quantity: str, multiple: float, status: Status = Status.OK) -> Call:

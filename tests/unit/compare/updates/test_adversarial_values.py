@@ -16,7 +16,7 @@ from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import BITWISE
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record
-from regress.report.comparison import report_of
+from regress.report.comparison_report import report_of
 from tests.unit.compare.updates.pairs import PACKED, Pair, Write, at, loss_place, on, quantities
 
 

@@ -13,10 +13,10 @@ from regress.compare.verdicts.verdict_sequence import Verdicts
 from regress.credential_redaction import redacted_tree
 from regress.dump.canonical_json import strict
 from regress.printable_text import printable_tree
-from regress.report.call import Call
 from regress.report.headroom import Closest, VariantRow, closest_calls
-from regress.report.numbers import plural
-from regress.report.tokens import TokenTable
+from regress.report.number_format import plural
+from regress.report.token_values import TokenTable
+from regress.report.verdict_entries import Call
 
 if TYPE_CHECKING:
     import pandas as pd

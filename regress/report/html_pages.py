@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from regress.printable_text import printable
-from regress.report.table import Table
+from regress.report.text_table import Table
 
 
 class Card(NamedTuple):

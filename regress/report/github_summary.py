@@ -8,8 +8,8 @@ from pathlib import Path
 
 from regress.printable_text import printable
 from regress.report.headroom import COLUMNS
-from regress.report.model import Report
-from regress.report.text import headline
+from regress.report.report_model import Report
+from regress.report.verdict_text import headline
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 """Environment variable that names the summary file; appended text appears on the page of the run."""

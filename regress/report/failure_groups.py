@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from regress.compare.diagnosis.first_divergence import Divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis
 from regress.compare.verdicts.verdict import Verdict
-from regress.report.numbers import plural
-from regress.report.text import headline
+from regress.report.number_format import plural
+from regress.report.verdict_text import headline
 
 GROUPS = 5
 """Groups that are told; the others are counted."""

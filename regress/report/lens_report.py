@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from regress.report.table import Table
+from regress.report.text_table import Table
 
 if TYPE_CHECKING:
     from regress.compare.logit_lens import LogitLens

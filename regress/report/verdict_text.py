@@ -10,7 +10,7 @@ from regress.compare.replica_agreement import QUANTITY as REPLICAS
 from regress.compare.updates.invariant_counts import QUANTITY as INVARIANTS
 from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.printable_text import printable
-from regress.report.numbers import multiple, pair, plural, short
+from regress.report.number_format import multiple, pair, plural, short
 
 WIDTH = 159
 """Maximum length of a first line: summaries and CI logs cut off what exceeds 160 characters."""

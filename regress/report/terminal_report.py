@@ -15,12 +15,12 @@ from rich.text import Text
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Verdict
 from regress.printable_text import printable
-from regress.report.call import Call
 from regress.report.headroom import COLUMNS, Closest, closest_table
-from regress.report.model import Report
-from regress.report.numbers import plural, short
-from regress.report.table import Table
-from regress.report.text import headline
+from regress.report.number_format import plural, short
+from regress.report.report_model import Report
+from regress.report.text_table import Table
+from regress.report.verdict_entries import Call
+from regress.report.verdict_text import headline
 
 WIDTH, HEIGHT = 80, 24
 """Columns and lines of a terminal of the default size."""

@@ -11,9 +11,9 @@ from typing import Any
 from regress.dump.command_outputs import write_outputs
 from regress.dump.dump_location import Location
 from regress.report.headroom import in_order_of_computation
-from regress.report.html import Chart, Line, Page, Panel, script_json
-from regress.report.numbers import short
-from regress.report.table import Table
+from regress.report.html_pages import Chart, Line, Page, Panel, script_json
+from regress.report.number_format import short
+from regress.report.text_table import Table
 
 _NAMED = 3
 

@@ -9,11 +9,11 @@ from typing import Any
 from regress.compare.diagnosis.dataflow import dataflow_key
 from regress.dump.command_outputs import Output, write_output, write_outputs
 from regress.dump.dump_location import Location
-from regress.report.call import PAGE, Call
-from regress.report.github import append_step_summary
-from regress.report.model import Report
-from regress.report.page import to_html
-from regress.report.terminal import whole
+from regress.report.github_summary import append_step_summary
+from regress.report.html_report import to_html
+from regress.report.report_model import Report
+from regress.report.terminal_report import whole
+from regress.report.verdict_entries import PAGE, Call
 
 JSON_NAME, TEXT_NAME = "report.json", "report.txt"
 

@@ -32,10 +32,10 @@ from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import RegressError
 from regress.explain.trainer_differences import SUBJECTS, differences
 from regress.layout import SampleKey, TokenFrame
-from regress.report.call import Call
-from regress.report.model import Report, Told
-from regress.report.modes import Found
-from regress.report.tokens import Columns, TokenTable, table_of
+from regress.report.mode_comparison import Found
+from regress.report.report_model import Report, Told
+from regress.report.token_values import Columns, TokenTable, table_of
+from regress.report.verdict_entries import Call
 
 EXPLAINED = "explained"
 """Rule of a cause that the explanations of both dumps tell."""

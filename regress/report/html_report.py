@@ -12,14 +12,14 @@ from regress.compare.verdicts.affected_elements import Affected
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.canonical_json import dumps, float_name, strict
 from regress.printable_text import printable
-from regress.report.call import Call
 from regress.report.headroom import closest_table, in_order_of_computation, variants_table
-from regress.report.html import Card, Chart, Line, Page, Panel, packed_json, script_json
-from regress.report.lens import LENS, lens_table
-from regress.report.model import Report
-from regress.report.numbers import multiple, short
-from regress.report.text import headline
-from regress.report.tokens import TokenTable, TokenValues
+from regress.report.html_pages import Card, Chart, Line, Page, Panel, packed_json, script_json
+from regress.report.lens_report import LENS, lens_table
+from regress.report.number_format import multiple, short
+from regress.report.report_model import Report
+from regress.report.token_values import TokenTable, TokenValues
+from regress.report.verdict_entries import Call
+from regress.report.verdict_text import headline
 
 PROGRAM = ("plot.js", "records.js", "table.js", "details.js", "charts.js", "tokens.js", "main.js")
 

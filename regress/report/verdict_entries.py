@@ -11,7 +11,7 @@ from urllib.parse import quote
 from regress.compare.diagnosis.first_divergence import name_of
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.canonical_json import strict
-from regress.report.text import placed
+from regress.report.verdict_text import placed
 
 PAGE = "index.html"
 """File name of the page in the folder of a report."""

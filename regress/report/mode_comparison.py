@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from regress.compare.dumps.comparison_options import Options
 from regress.plugins import MODES, load, named
-from regress.report.model import Told
+from regress.report.report_model import Told
 
 
 @dataclass(frozen=True)
