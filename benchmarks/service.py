@@ -43,10 +43,10 @@ from regress.engine.tokenizer import train_tokenizer
 from regress.engine.training_step import train_step
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
-from regress.service.api import AdamParams, Datum
-from regress.service.client import tinker, weaver
-from regress.service.client.settings import Endpoint
-from regress.service.host.bases import TOKENS
+from regress.service.client import tinker_client, weaver_client
+from regress.service.client.client_settings import Endpoint
+from regress.service.host.base_models import TOKENS
+from regress.service.service_api import AdamParams, Datum
 
 ROUNDS = 5
 EMPTY, CLIENTS, SMALL = 300, 8, 60
@@ -66,7 +66,7 @@ def run(sdks: Sequence[str] = ()) -> Report:
         sdks: Python interpreters of environments with nex-weaver or tinker.
     """
     os.environ["NO_PROXY"] = "127.0.0.1"
-    weaver.POLL = 0.5
+    weaver_client.POLL = 0.5
     report = Report("service", "steps through the training service")
     rows = _rows(make_trajectories(TEN_MILLION, prompts=2, group_size=4))
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -75,7 +75,7 @@ def run(sdks: Sequence[str] = ()) -> Report:
         _saved(TINY, folder / "tiny")
         url, service = stack.enter_context(_served(folder))
         steps: dict[str, Step] = {"self-hosted": own}
-        for wire, client in (("weaver", weaver.WeaverModel), ("tinker", tinker.TinkerModel)):
+        for wire, client in (("weaver", weaver_client.WeaverModel), ("tinker", tinker_client.TinkerModel)):
             endpoint = Endpoint(wire, url, KEY, "big", None, 0, "own", 600.0)
             model = stack.enter_context(closing(client(endpoint)))
             small = stack.enter_context(closing(client(replace(endpoint, base_model="tiny"))))

@@ -53,13 +53,16 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "track": "regress.engine.tracking.commands:track",
         "variants": "regress.replay.replay_commands:variants",
     },
-    TRAINERS: {"local": "regress.parallel.parallel_run:train", "remote": "regress.service.client.run:train"},
+    TRAINERS: {
+        "local": "regress.parallel.parallel_run:train",
+        "remote": "regress.service.client.remote_run:train",
+    },
     RESUME_CHECKS: {"doctor": "regress.doctor.examination:before_resume"},
     REPLAYERS: {
         "local": "regress.replay.engine_replayer:EngineReplayer",
-        "remote": "regress.service.replay.replayer:RemoteReplayer",
+        "remote": "regress.service.replay.remote_replayer:RemoteReplayer",
     },
-    VARIANTS: {"remote": "regress.service.replay.variants:REMOTE"},
+    VARIANTS: {"remote": "regress.service.replay.remote_variants:REMOTE"},
     MODES: {"nexrl": "regress.interop.modes.three_modes:ThreeModes"},
     SOURCES: {
         "nexrl": "regress.interop.nexrl_dumps:READER",

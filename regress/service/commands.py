@@ -13,8 +13,8 @@ import click
 from regress.choice_option import Choice
 from regress.errors import ConfigError
 from regress.golden.golden_options import code_option
-from regress.service.core.limits import FORMATS, Limits
-from regress.service.wires.settings import Limits as RequestLimits
+from regress.service.core.service_limits import FORMATS, Limits
+from regress.service.wires.app_settings import Limits as RequestLimits
 
 if TYPE_CHECKING:
     from regress.engine.config.config_schema import Config
@@ -164,13 +164,13 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
       regress serve --config-name big --request-tokens 16000000 --request-bytes 268435456
     """
     from regress.engine.determinism_environment import export_environment
-    from regress.service.keys import api_keys
+    from regress.service.api_keys import api_keys
 
     keys = api_keys(options["api_key"], options["api_key_file"])
     configs = _configs(options["config_path"], options["config_name"], options["named"], options["overrides"])
     export_environment(next(iter(configs.values())).system_envs)
     sys.path.append(str(Path.cwd()))  # functions of one's own that a configuration names
-    from regress.service.serve import Serving, serve
+    from regress.service.serve_run import Serving, serve
 
     wires = options["wires"]
     code = serve(

@@ -137,9 +137,9 @@ def results(path: Path, whole: Path) -> None:
 
 
 def state(path: Path, whole: Path) -> None:
-    from regress.service.core.limits import Limits
-    from regress.service.core.state import State
-    from regress.service.keys import api_keys
+    from regress.service.api_keys import api_keys
+    from regress.service.core.service_limits import Limits
+    from regress.service.core.service_state import State
 
     api_keys(None, str(path / "keys.txt"))
     found = State(path, Limits())

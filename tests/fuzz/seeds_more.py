@@ -114,7 +114,17 @@ def results(folder: Path) -> None:
 def state(folder: Path) -> None:
     """State directory of a service: a model, a step, a save, a sampler, an operation that had not ended, and keys."""
     from regress.engine.checkpoint.checkpoint_manifest import stamps_of, write_manifest
-    from regress.service.api import (
+    from regress.service.core.ledger_entries import (
+        Failure,
+        ModelEntry,
+        OperationEntry,
+        Point,
+        SamplerEntry,
+        SaveEntry,
+        SessionEntry,
+    )
+    from regress.service.core.sqlite_ledger import FILE, Ledger
+    from regress.service.service_api import (
         AdamParams,
         LoraSpec,
         ModelInfo,
@@ -124,16 +134,6 @@ def state(folder: Path) -> None:
         SaveKind,
         ServiceError,
     )
-    from regress.service.core.entries import (
-        Failure,
-        ModelEntry,
-        OperationEntry,
-        Point,
-        SamplerEntry,
-        SaveEntry,
-        SessionEntry,
-    )
-    from regress.service.core.ledger import FILE, Ledger
 
     spec = ModelSpec("tiny", LoraSpec(4, 1))
     info = ModelInfo("m", "tiny", "/t", "q", spec.lora, 0, {"a": "b"})

@@ -6,10 +6,10 @@ import json
 from functools import cache
 from pathlib import Path
 
-from regress.service.api import ModelSpec, SaveKind, ServiceError
-from regress.service.wires.app import create_app
-from regress.service.wires.server import ThreadedServer
-from regress.service.wires.settings import Limits, Settings
+from regress.service.service_api import ModelSpec, SaveKind, ServiceError
+from regress.service.wires.app_settings import Limits, Settings
+from regress.service.wires.http_app import create_app
+from regress.service.wires.http_server import ThreadedServer
 from tests.unit.service.wires.http_client import Client
 from tests.unit.service.wires.mutations import message, templates
 from tests.unit.service.wires.unigram import Unigrams

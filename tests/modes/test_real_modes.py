@@ -19,14 +19,14 @@ from regress.dump.request_index import VARIABLES
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train
-from regress.service.api import Datum, PassResult
-from regress.service.client import datums, dumps, trainer
-from regress.service.client.local import LocalModel
-from regress.service.client.run import train as train_remotely
-from regress.service.core.executor import InProcess
-from regress.service.core.limits import Limits
-from regress.service.core.opening import opened_host
-from regress.service.core.service import CoreService
+from regress.service.client import microbatch_datums, remote_api_dumps, remote_trainer
+from regress.service.client.in_process_client import LocalModel
+from regress.service.client.remote_run import train as train_remotely
+from regress.service.core.executor_choice import opened_host
+from regress.service.core.host_executor import InProcess
+from regress.service.core.service_limits import Limits
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import Datum, PassResult
 
 QUIET = Console(quiet=True)
 COMMON = (
@@ -96,7 +96,7 @@ def compared(
     model: type[LocalModel] = LocalModel,
 ) -> Result:
     """Train through a service, and compare the three dumps."""
-    options = [f"debug.remote_api_dump_options.{name}=true" for name in dumps.TYPES]
+    options = [f"debug.remote_api_dump_options.{name}=true" for name in remote_api_dumps.TYPES]
     own = config(
         root / "client",
         "trainer.type=remote",
@@ -213,12 +213,12 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Let the client change the inputs of the loss before it dumps and sends them."""
-    whole = datums.datums_of
+    whole = microbatch_datums.datums_of
 
     def of(*arguments: Any) -> list[Datum]:
         return [Datum(d.tokens, change(dict(d.inputs)), d.id) for d in whole(*arguments)]
 
-    monkeypatch.setattr("regress.service.client.policy.datums_of", of)
+    monkeypatch.setattr("regress.service.client.remote_policy.datums_of", of)
 
 
 def moved(values: Any) -> Any:
@@ -235,17 +235,17 @@ def mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def entropy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "entropy_coefficient", lambda *_: None)
+    monkeypatch.setattr(remote_trainer, "entropy_coefficient", lambda *_: None)
 
 
 def loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = dumps.RemoteDumps.metrics
+    whole = remote_api_dumps.RemoteDumps.metrics
 
     def told(self: Any, step: int, update: int, result: PassResult, *rest: Any) -> None:
         known = {key: value for key, value in result.metrics.items() if key != "loss:sum"}
         whole(self, step, update, replace(result, metrics={**known, "loss": 0.0}), *rest)
 
-    monkeypatch.setattr(dumps.RemoteDumps, "metrics", told)
+    monkeypatch.setattr(remote_api_dumps.RemoteDumps, "metrics", told)
 
 
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None: ...

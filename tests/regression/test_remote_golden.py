@@ -12,7 +12,7 @@ from regress.replay.replay_cache import ReplayCache
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
 from regress.replay.variant_table import project_variants
-from regress.service.replay.variants import REMOTE
+from regress.service.replay.remote_variants import REMOTE
 from tests.faults import loss
 
 ROOT = Path(__file__).parents[2]

@@ -79,10 +79,10 @@ TORCH_FREE = [
     "regress.systems.protocol",
     "regress.systems.registry",
     "regress.systems.run",
-    "regress.service.api",
+    "regress.service.service_api",
     "regress.service.commands",
-    "regress.service.replay.replayer",
-    "regress.service.core.service",
+    "regress.service.replay.remote_replayer",
+    "regress.service.core.training_service",
 ]
 
 

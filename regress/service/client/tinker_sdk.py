@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.service.api import (
+from regress.service.client.client_settings import Endpoint, only_one
+from regress.service.client.official_sdk import SdkModel, SdkSampler, told
+from regress.service.client.service_backend import LossConfig, Opened
+from regress.service.client.tinker_client import RATIO_INPUTS
+from regress.service.service_api import (
     AdamParams,
     Array,
     Datum,
@@ -16,10 +20,6 @@ from regress.service.api import (
     SamplingRequest,
     SamplingResult,
 )
-from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.sdk import SdkModel, SdkSampler, told
-from regress.service.client.settings import Endpoint, only_one
-from regress.service.client.tinker import RATIO_INPUTS
 
 
 class TinkerSdkModel(SdkModel):

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.service.api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
-from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.datums import taken, with_array
-from regress.service.client.sdk import SdkModel, SdkSampler, told
-from regress.service.client.settings import Endpoint, only_one
-from regress.service.client.weaver import (
+from regress.service.client.client_settings import Endpoint, only_one
+from regress.service.client.microbatch_datums import taken, with_array
+from regress.service.client.official_sdk import SdkModel, SdkSampler, told
+from regress.service.client.service_backend import LossConfig, Opened
+from regress.service.client.weaver_client import (
     exported,
     inner,
     model_of,
@@ -19,6 +18,7 @@ from regress.service.client.weaver import (
     outputs_of,
     sampled,
 )
+from regress.service.service_api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
 
 
 class WeaverSdkModel(SdkModel):

@@ -8,16 +8,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from regress.service.api import Operation, ServiceError, Status
-from regress.service.core.content import size_of
-from regress.service.core.limits import Limits
+from regress.service.core.request_digest import size_of
+from regress.service.core.service_limits import Limits
+from regress.service.service_api import Operation, ServiceError, Status
 
 if TYPE_CHECKING:
-    from regress.service.core.entries import OperationEntry
+    from regress.service.core.ledger_entries import OperationEntry
 
 
 class Work(Protocol):
-    """Work of an operation, which `regress.service.core.jobs` has for each kind."""
+    """Work of an operation, which `regress.service.core.operation_kinds` has for each kind."""
 
     @property
     def kind(self) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 from regress.errors import RankError, RegressError
 from regress.parallel.launch.rank_pool import RankPool
-from regress.service.api import ServiceError
-from regress.service.core.executor import HostCall, HostLostError, OpenHost
+from regress.service.core.host_executor import HostCall, HostLostError, OpenHost
 from regress.service.core.rank_loop import Answer, agreed, named, serve_rank
+from regress.service.service_api import ServiceError
 
 MODULES = (
     "torch",

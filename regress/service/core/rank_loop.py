@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from regress.errors import lost_connection
-from regress.service.api import Host, OptimResult
-from regress.service.core.content import content_of
-from regress.service.core.executor import HostCall, HostLostError, OpenHost, as_service_error
+from regress.service.core.host_executor import HostCall, HostLostError, OpenHost, as_service_error
+from regress.service.core.request_digest import content_of
+from regress.service.service_api import Host, OptimResult
 
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 _ASKED, _WAITS, _BUSY = "asked", b"waits", b"busy"

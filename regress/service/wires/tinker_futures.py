@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from regress.service.api import (
+from regress.service.service_api import (
     Array,
     ModelInfo,
     Operation,
@@ -16,10 +16,19 @@ from regress.service.api import (
     SaveKind,
     Status,
 )
-from regress.service.wires import protobuf
-from regress.service.wires.message import LongText, Request
-from regress.service.wires.names import Addresses
-from regress.service.wires.wire import Call, Reply, Show, Wait, completions, json_reply, numbers, shown_result
+from regress.service.wires import tinker_protobuf
+from regress.service.wires.json_message import LongText, Request
+from regress.service.wires.save_names import Addresses
+from regress.service.wires.wire_protocol import (
+    Call,
+    Reply,
+    Show,
+    Wait,
+    completions,
+    json_reply,
+    numbers,
+    shown_result,
+)
 
 ADDRESSES = Addresses("tinker", {SaveKind.STATE: "weights", SaveKind.SAMPLER: "sampler_weights"})
 _EPHEMERAL = re.compile(r"(?P<operation>[^~]+)~sampler~(?P<number>\d{1,10})")
@@ -36,7 +45,7 @@ class RetrieveFuture(Request):
             return json_reply({"type": "unload_model", "model_id": model_id})
         ephemeral = _EPHEMERAL.fullmatch(self.request_id)
         operation = call.operation(ephemeral["operation"] if ephemeral else self.request_id)
-        binary = protobuf.MEDIA_TYPE in call.headers.get("accept", "")
+        binary = tinker_protobuf.MEDIA_TYPE in call.headers.get("accept", "")
 
         def then(found: Operation) -> Reply:
             if ephemeral and found.status is Status.DONE:
@@ -66,16 +75,16 @@ def _future_reply(operation: Operation, *, binary: bool) -> Reply:
         return json_reply(content, 408)
     result = operation.result
     if binary and isinstance(result, PassResult):
-        return Reply(protobuf.pass_output(result), media_type=protobuf.MEDIA_TYPE)
+        return Reply(tinker_protobuf.pass_output(result), media_type=tinker_protobuf.MEDIA_TYPE)
     if binary and isinstance(result, SamplingResult):
-        return Reply(protobuf.samples(result), media_type=protobuf.MEDIA_TYPE)
+        return Reply(tinker_protobuf.samples(result), media_type=tinker_protobuf.MEDIA_TYPE)
     return json_reply(shown_result(result, _RESULTS))
 
 
 def _pass_result(result: PassResult) -> dict[str, Any]:
     outputs = [{name: _tensor(array) for name, array in output.items()} for output in result.outputs]
     return {
-        "loss_fn_output_type": protobuf.OUTPUT_TYPE,
+        "loss_fn_output_type": tinker_protobuf.OUTPUT_TYPE,
         "loss_fn_outputs": outputs,
         "metrics": dict(result.metrics),
     }

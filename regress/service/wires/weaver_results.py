@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.service.api import (
+from regress.service.service_api import (
     ModelInfo,
     Operation,
     OptimResult,
@@ -18,8 +18,8 @@ from regress.service.api import (
     ServiceError,
     Status,
 )
-from regress.service.wires.names import Addresses
-from regress.service.wires.wire import (
+from regress.service.wires.save_names import Addresses
+from regress.service.wires.wire_protocol import (
     Reply,
     Show,
     completions,

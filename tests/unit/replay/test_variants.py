@@ -13,7 +13,7 @@ from regress.replay.replay_configuration import overlaid
 from regress.replay.variant import Extent, Precision, Variant
 from regress.replay.variant_names import select
 from regress.replay.variant_table import VARIANTS, flat, parse_variants, project_variants
-from regress.service.replay.variants import REMOTE
+from regress.service.replay.remote_variants import REMOTE
 from tests.as_subtests import as_subtests
 
 GOLDEN = Path(__file__).parents[3] / "golden"

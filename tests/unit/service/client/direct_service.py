@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regress.service.api import (
+from regress.service.service_api import (
     AdamParams,
     Array,
     Datum,

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from regress.engine.sampling import SamplingParams, sample
-from regress.service.api import SamplingRequest, ServiceError
-from regress.service.client.batches import BatchSampler, batches
-from regress.service.client.connect import open_model
-from regress.service.client.settings import Endpoint
+from regress.service.client.client_settings import Endpoint
+from regress.service.client.sampling_batches import BatchSampler, batches
+from regress.service.client.service_connection import open_model
+from regress.service.service_api import SamplingRequest, ServiceError
 from tests.unit.service.client.conftest import KEY, serving
 
 PROMPTS = [np.array(tokens) for tokens in ([3, 4, 5], [6, 7], [8, 9, 10, 11], [3], [5, 5])]
@@ -117,7 +117,7 @@ def test_a_reply_of_another_length_is_refused(fault: str) -> None:
             return None
 
         def _sampled(self, handle: Any, request: SamplingRequest) -> Any:
-            from regress.service.api import SampledSequence, SamplingResult
+            from regress.service.service_api import SampledSequence, SamplingResult
 
             one = SampledSequence(np.array([1]), np.zeros(1), "", "stop")
             count = len(request.prompts) - (fault == "too few")

@@ -12,11 +12,11 @@ import pytest
 
 from regress.engine.config import load_config, to_plain
 from regress.errors import ConfigError
-from regress.service.api import ServiceError
-from regress.service.client.connect import open_model
-from regress.service.client.settings import Endpoint, endpoint_of
-from regress.service.client.transport import Transport
+from regress.service.client.client_settings import Endpoint, endpoint_of
+from regress.service.client.http_transport import Transport
+from regress.service.client.service_connection import open_model
 from regress.service.client.weaver_sdk import WeaverSdkModel
+from regress.service.service_api import ServiceError
 
 KEY = "tml-very-secret"
 
@@ -128,7 +128,7 @@ def test_an_operation_that_never_ends(server: Server) -> None:
 
 
 def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regress.service.client.connect.find_spec", lambda name: None)
+    monkeypatch.setattr("regress.service.client.service_connection.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"client=sdk needs the package nex-weaver"):
         open_model(Endpoint("weaver", "http://127.0.0.1:1", KEY, None, None, 0, "sdk", 1.0))
 
@@ -152,7 +152,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     for name in [name for name in sys.modules if name.startswith(missing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    from regress.service.client.connect import open_model
+    from regress.service.client.service_connection import open_model
 
     with pytest.raises(ConfigError, match=rf"{missing}.*pip install 'fastapi>=.* 'httpx>=.* 'protobuf>="):
         open_model(Endpoint(wire, "http://127.0.0.1:9", KEY, "base", None, 0, "own", 1.0))

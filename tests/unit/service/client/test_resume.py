@@ -15,8 +15,8 @@ from rich.console import Console
 from regress.cli import main
 from regress.engine.checkpoint.checkpoint_saver import Stopped
 from regress.errors import CheckpointError, DumpError
-from regress.service.api import ServiceError
-from regress.service.client.run import train
+from regress.service.client.remote_run import train
+from regress.service.service_api import ServiceError
 from tests.unit.service.client.conftest import Sides, over_http, rows, serving
 
 TWO_UPDATES = ("trainer.mini_batch_size=4", "evaluation.every_n_steps=1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError
-from regress.service.api import AdamParams
+from regress.service.service_api import AdamParams
 from tests.unit.service.client.conftest import Sides, over_http, rows, serving, weights_differ
 
 DIRECT = {

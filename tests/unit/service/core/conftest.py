@@ -14,9 +14,9 @@ sys.path.insert(1, str(Path(__file__).parent.with_name("host")))
 
 from service_double import opened
 
-from regress.service.core.executor import InProcess
-from regress.service.core.limits import Limits
-from regress.service.core.service import CoreService
+from regress.service.core.host_executor import InProcess
+from regress.service.core.service_limits import Limits
+from regress.service.core.training_service import CoreService
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 from service_double import LORALESS, HistoryHost, request
 
-from regress.service.api import ServiceError
-from regress.service.core.executor import HostCall
-from regress.service.core.torchrun import LaunchedRanks, follow
+from regress.service.core.host_executor import HostCall
+from regress.service.core.torchrun_executor import LaunchedRanks, follow
+from regress.service.service_api import ServiceError
 
 
 @contextmanager

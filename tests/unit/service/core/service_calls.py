@@ -7,13 +7,13 @@ from typing import Any
 
 from service_double import LORALESS
 
-from regress.service.api import Operation, ServiceError, Status
-from regress.service.core.service import CoreService
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import Operation, ServiceError, Status
 
 # processes are forked from one that has imported the engine
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["regress.service.host.host", "regress.service.core.service", "host_requests"]
+    ["regress.service.host.engine_host", "regress.service.core.training_service", "host_requests"]
 )
 GUARD = 60.0
 """Seconds after which something hangs."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from service_double import opened
 
-from regress.service.core import ledger
-from regress.service.core.executor import HostCall, InProcess, OpenHost
-from regress.service.core.service import CoreService
+from regress.service.core import sqlite_ledger
+from regress.service.core.host_executor import HostCall, InProcess, OpenHost
+from regress.service.core.training_service import CoreService
 
 KEY = b"test"
 ADDRESS = "socket"
@@ -43,7 +43,7 @@ class Moments:
     def watch(self) -> None:
         """Count what happens in this process from now on."""
         sys.addaudithook(self._of_file)
-        ledger.sqlite3.connect = partial(_traced, self, ledger.sqlite3.connect)  # type: ignore[assignment]
+        sqlite_ledger.sqlite3.connect = partial(_traced, self, sqlite_ledger.sqlite3.connect)  # type: ignore[assignment]
         HostCall.on = _noted(self, HostCall.on, Path(self._root, "executed"))  # type: ignore[method-assign]
 
     def _of_file(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -81,7 +81,7 @@ def engine(root: Path) -> OpenHost:
     """Return what opens the engine's host on a tiny model."""
     from host_requests import offer
 
-    from regress.service.core.opening import opened_host
+    from regress.service.core.executor_choice import opened_host
 
     return partial(opened_host, {"tiny": offer()}, root / "host", {})
 

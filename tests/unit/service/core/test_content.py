@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from regress.service.api import Datum, PassRequest, SaveKind
-from regress.service.core.content import content_of, size_of
+from regress.service.core.request_digest import content_of, size_of
+from regress.service.service_api import Datum, PassRequest, SaveKind
 
 KINDS = st.sampled_from([np.dtype("<i8"), np.dtype("<f4"), np.dtype("<f8")])
 ARRAYS = arrays.arrays(KINDS, st.integers(0, 4), elements={"min_value": -2, "max_value": 2})

@@ -22,7 +22,9 @@ from service_double import LORALESS, PARAMS, opened, request
 from service_process import ADDRESS, KEY, engine, serve
 
 from regress.errors import ConfigError
-from regress.service.api import (
+from regress.service.core.host_executor import InProcess
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import (
     Datum,
     Host,
     Operation,
@@ -32,8 +34,6 @@ from regress.service.api import (
     ServiceError,
     Status,
 )
-from regress.service.core.executor import InProcess
-from regress.service.core.service import CoreService
 
 MOST = 150
 """Events up to which a service lives."""

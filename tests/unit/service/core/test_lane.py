@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.service.api import ServiceError
-from regress.service.core.lane import Lane
+from regress.service.core.operation_queue import Lane
 from regress.service.core.operations import Ticket
+from regress.service.service_api import ServiceError
 
 AHEAD = 30
 

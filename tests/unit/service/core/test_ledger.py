@@ -11,9 +11,9 @@ from service_calls import GUARD, ended, failure, new_model, result
 from service_double import LORALESS, PARAMS, opened, request
 
 from regress.errors import ConfigError, RegressError
-from regress.service.api import ModelSpec, SaveKind, ServiceError
-from regress.service.core.executor import InProcess
-from regress.service.core.service import CoreService
+from regress.service.core.host_executor import InProcess
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import ModelSpec, SaveKind, ServiceError
 
 Serve = Callable[..., CoreService]
 

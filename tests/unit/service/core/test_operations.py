@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from service_calls import GUARD, ended, failure, new_model, result
 from service_double import PARAMS, request
 
-from regress.service.api import SamplingRequest, SaveKind, ServiceError, Status
-from regress.service.core.service import CoreService
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import SamplingRequest, SaveKind, ServiceError, Status
 
 Serve = Callable[..., CoreService]
 KINDS = st.sampled_from(["pass", "forward", "refused", "optim", "unreadable", "cancelled"])

@@ -15,10 +15,10 @@ from service_calls import PROCESSES, failure, new_model, result
 from service_double import PARAMS, request
 
 from regress.errors import RegressError
-from regress.service.api import SaveKind
-from regress.service.core.limits import Limits
 from regress.service.core.rank_executor import RankExecutor
-from regress.service.core.service import CoreService
+from regress.service.core.service_limits import Limits
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import SaveKind
 
 MODULES = ("torch", "torch.distributed", "regress.parallel.launch.forked_rank", "service_double")
 TIMEOUT = 3.0

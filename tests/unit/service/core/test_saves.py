@@ -10,8 +10,8 @@ import pytest
 from service_calls import failure, new_model, result
 from service_double import PARAMS, HistoryHost, request
 
-from regress.service.api import SamplingRequest, SaveKind, ServiceError
-from regress.service.core.service import CoreService
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import SamplingRequest, SaveKind, ServiceError
 
 Serve = Callable[..., CoreService]
 

@@ -20,7 +20,7 @@ from service_calls import GUARD
 from regress.cli import main
 from regress.errors import ConfigError
 from regress.service import commands
-from regress.service.keys import api_keys
+from regress.service.api_keys import api_keys
 
 KEY = "tml-secret-of-a-test"
 LIMITS = {*commands._LIMITS, *commands._REQUEST_LIMITS}
@@ -85,7 +85,7 @@ def test_limits_of_the_options_are_those_of_the_service(
 ) -> None:
     """Each option sets its own limit, and nothing else."""
     found: list[Any] = []
-    monkeypatch.setattr("regress.service.serve.serve", lambda serving: found.append(serving) or 0)
+    monkeypatch.setattr("regress.service.serve_run.serve", lambda serving: found.append(serving) or 0)
     monkeypatch.chdir(tmp_path)
     options = [option for option in commands.serve.params if option.name in LIMITS]
     assert len(options) == len(LIMITS)

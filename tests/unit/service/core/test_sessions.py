@@ -11,9 +11,9 @@ import pytest
 from service_calls import GUARD, failure, new_model, result
 from service_double import LORALESS, opened, request
 
-from regress.service.api import ModelSpec, SamplingRequest, ServiceError
-from regress.service.core.executor import InProcess
-from regress.service.core.service import CoreService
+from regress.service.core.host_executor import InProcess
+from regress.service.core.training_service import CoreService
+from regress.service.service_api import ModelSpec, SamplingRequest, ServiceError
 
 Serve = Callable[..., CoreService]
 

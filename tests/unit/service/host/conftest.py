@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from regress.engine.engine_ranks import SingleProcess
-from regress.service.api import ModelSpec
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import ModelSpec
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests are imported by name, by ranks too
 

@@ -12,8 +12,15 @@ from host_requests import ADAM, datums, offer, several
 
 from regress.engine.local_tensor import local
 from regress.parallel.distributed_ranks import opened_world
-from regress.service.api import LoraSpec, ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import (
+    LoraSpec,
+    ModelSpec,
+    PassRequest,
+    SamplingRequest,
+    SaveKind,
+    ServiceError,
+)
 
 
 def served(folder: str, layout: list[str], lora: LoraSpec | None = None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
-from regress.service.api import AdamParams, Datum, PassRequest
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import AdamParams, Datum, PassRequest
 
 VOCABULARY = 14
 ADAM = AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, grad_clip_norm=1.0)

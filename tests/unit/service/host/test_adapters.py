@@ -12,8 +12,8 @@ from host_requests import ADAM, held, offer, ratio_pass, same
 
 from regress.engine.engine_ranks import SingleProcess
 from regress.engine.run_models import build_policy
-from regress.service.api import LoraSpec, ModelSpec, SamplingRequest, SaveKind, ServiceError
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import LoraSpec, ModelSpec, SamplingRequest, SaveKind, ServiceError
 
 MakeHost = Callable[..., EngineHost]
 SPEC = ModelSpec("tiny", LoraSpec(rank=2, seed=3, train_unembed=True))

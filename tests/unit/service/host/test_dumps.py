@@ -16,9 +16,9 @@ from regress.dump.request_index import INDEX, Part, read_requests
 from regress.engine.engine_ranks import SingleProcess
 from regress.errors import ConfigError
 from regress.interop.service_dumps import ServiceDump
-from regress.service.api import ModelSpec, PassRequest, SaveKind, ServiceError
-from regress.service.host.dumps import DumpSettings
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.host.request_dumps import DumpSettings
+from regress.service.service_api import ModelSpec, PassRequest, SaveKind, ServiceError
 
 EVERYTHING = "forward_data,loss,is_loss_debug,batch_inputs,param,gradient"
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regress.engine.engine_ranks import SingleProcess
-from regress.service.api import Datum, ModelSpec, PassRequest, ServiceError
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import Datum, ModelSpec, PassRequest, ServiceError
 
 Array = np.ndarray[Any, Any]
 LENGTHS = [9, 5, 12]

@@ -14,7 +14,7 @@ from regress.dump.request_index import read_requests
 from regress.interop.service_dumps import ServiceDump
 from regress.parallel.launch.rank_pool import RankPool
 from regress.replay.replay_pool import shared_pool
-from regress.service.api import LoraSpec
+from regress.service.service_api import LoraSpec
 
 TOLERANCE = 1e-12
 LAYOUTS = {

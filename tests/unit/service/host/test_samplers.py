@@ -16,9 +16,9 @@ from host_requests import ADAM, VOCABULARY, offer, ratio_pass
 from regress.engine.engine_ranks import SingleProcess
 from regress.engine.rollout_worker import TRAIN, HFRolloutWorker, Prompt
 from regress.engine.sampling import SamplingParams
-from regress.service.api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
-from regress.service.host.host import EngineHost
-from regress.service.host.samplers import KEPT
+from regress.service.host.engine_host import EngineHost
+from regress.service.host.weight_samplers import KEPT
+from regress.service.service_api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.tasks.draws import stream_seed
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward

@@ -18,8 +18,8 @@ from regress.engine.optimizer import adamw
 from regress.engine.training_step import train_step
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
-from regress.service.api import Datum, PassRequest, SaveKind, ServiceError
-from regress.service.host.host import EngineHost
+from regress.service.host.engine_host import EngineHost
+from regress.service.service_api import Datum, PassRequest, SaveKind, ServiceError
 
 MakeHost = Callable[..., EngineHost]
 

@@ -19,11 +19,11 @@ from regress.replay.test_matrix import Replay
 from regress.replay.user_trainer_replays import ForeignReplayer
 from regress.replay.variant import Extent, Precision, Variant
 from regress.replay.variant_table import VARIANTS, project_variants
-from regress.service.replay import remote
-from regress.service.replay.judge import judged
-from regress.service.replay.remote import RemoteReplay, inexpressible, replay_remote
-from regress.service.replay.replayer import RemoteReplayer
-from regress.service.replay.variants import REMOTE, quantities
+from regress.service.replay import remote_replay
+from regress.service.replay.remote_judge import judged
+from regress.service.replay.remote_replay import RemoteReplay, inexpressible, replay_remote
+from regress.service.replay.remote_replayer import RemoteReplayer
+from regress.service.replay.remote_variants import REMOTE, quantities
 
 STORE = GoldenStore(Path(__file__).parents[4] / "golden")
 CISPO = Replay(STORE.case("cispo"), REMOTE["remote-tinker"], Precision.FLOAT32)
@@ -128,7 +128,7 @@ def test_bytes_are_judged_without_a_second_run(tmp_path: Path, monkeypatch: pyte
         ran.append(Replay(case, variant, precision).name)
         raise ArithmeticError("far enough")
 
-    monkeypatch.setattr(remote, "replay_remote", serve)
+    monkeypatch.setattr(remote_replay, "replay_remote", serve)
     cache = ReplayCache(tmp_path, REMOTE)
     bitwise = Replay(CISPO.case, CISPO.variant, Precision.BITWISE)
     assert "far enough" in str(cache.outcome(bitwise).error)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from regress.service.wires.app import create_app
-from regress.service.wires.server import ThreadedServer
-from regress.service.wires.settings import Limits, Settings
+from regress.service.wires.app_settings import Limits, Settings
+from regress.service.wires.http_app import create_app
+from regress.service.wires.http_server import ThreadedServer
 from tests.unit.service.wires.http_client import Client
 from tests.unit.service.wires.unigram import Unigrams
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from regress.service.wires.server import ThreadedServer
+from regress.service.wires.http_server import ThreadedServer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.service.wires import protobuf
+from regress.service.wires import tinker_protobuf
 
 NAUGHTY: list[Any] = [
     None, True, 0, -1, 2**31, 2**63, 10**40, 1.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "\ud800", "a\x00b",
@@ -103,7 +103,7 @@ def templates(session: str, model: str, sampler: str, seq_id: int) -> list[tuple
 
 def message(model: str, seq_id: int, **arrays: bytes) -> Any:
     """A valid protobuf pass; arrays replace the bytes of tensors."""
-    found = protobuf.message_class("PassRequest")(
+    found = tinker_protobuf.message_class("PassRequest")(
         model_id=model, seq_id=seq_id, loss_fn="importance_sampling"
     )
     datum = found.data.add()
@@ -135,7 +135,7 @@ def shot(chance: random.Random, session: str, model: str, sampler: str, seq_id: 
         elif kind < 0.9:
             headers |= chance.choice(
                 [{"Content-Encoding": "zstd"}, {"Content-Encoding": "gzip"}, {"Content-Type": "multipart/form-data"},
-                 {"Content-Type": protobuf.MEDIA_TYPE}, {"Accept": protobuf.MEDIA_TYPE}, {"X-Idempotency-Key": "k"}]
+                 {"Content-Type": tinker_protobuf.MEDIA_TYPE}, {"Accept": tinker_protobuf.MEDIA_TYPE}, {"X-Idempotency-Key": "k"}]
             )  # fmt: skip
     data = b"" if body is None else json.dumps(body).encode()
     if chance.random() < 0.2:
@@ -170,7 +170,7 @@ def _binary(chance: random.Random, model: str, seq_id: int) -> Shot:
     data = found.SerializeToString()
     if kind == 8 or chance.random() < 0.2:
         data = _torn(chance, data)
-    return Shot("tinker", "POST", "forward_backward", data, {"Content-Type": protobuf.MEDIA_TYPE})
+    return Shot("tinker", "POST", "forward_backward", data, {"Content-Type": tinker_protobuf.MEDIA_TYPE})
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import zstandard
 
-from regress.service.api import Operation, ServiceError, Status
-from regress.service.wires import protobuf
-from regress.service.wires.app import Counters, create_app
-from regress.service.wires.bodies import expand
-from regress.service.wires.message import Message, Text, parse_json
-from regress.service.wires.server import ThreadedServer, listen
-from regress.service.wires.settings import Limits, Settings
-from regress.service.wires.tensors import from_bytes, from_rows
+from regress.service.service_api import Operation, ServiceError, Status
+from regress.service.wires import tinker_protobuf
+from regress.service.wires.app_settings import Limits, Settings
+from regress.service.wires.http_app import Counters, create_app
+from regress.service.wires.http_server import ThreadedServer, listen
+from regress.service.wires.json_message import Message, Text, parse_json
+from regress.service.wires.request_arrays import from_bytes, from_rows
+from regress.service.wires.request_bodies import expand
 from tests.unit.service.wires.conftest import KEYS, LIMITS
 from tests.unit.service.wires.http_client import Client
 from tests.unit.service.wires.mutations import message
@@ -206,10 +206,10 @@ def test_bodies_are_limited_as_sent_and_after_expansion(tinker: Client) -> None:
 def test_protobuf_that_is_no_message() -> None:
     for body in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f"):
         with pytest.raises(ServiceError, match="no valid protobuf"):
-            protobuf.parse_pass(body)
+            tinker_protobuf.parse_pass(body)
     data = message("m", 1, logprobs=struct.pack("<3f", 0, float("nan"), 0))
     with pytest.raises(ServiceError, match="has nan at position 1"):
-        protobuf.pass_request(data, Limits())
+        tinker_protobuf.pass_request(data, Limits())
 
 
 def test_a_full_queue_is_waited_for(tinker: Client, weaver: Client, unigrams: Unigrams) -> None:

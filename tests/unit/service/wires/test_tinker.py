@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.service.wires import protobuf
+from regress.service.wires import tinker_protobuf
 from tests.unit.service.wires.http_client import Client
 
 
@@ -86,7 +86,7 @@ def test_several_targets_at_a_position_keep_their_shape(tinker: Client, model: s
     answer = tinker.post("forward_backward", body)
     done = retrieve(tinker, answer).json
     assert {tensor["shape"][1] for tensor in done["loss_fn_outputs"][0].values()} == {2}
-    found = protobuf.message_class("PassOutput").FromString(
+    found = tinker_protobuf.message_class("PassOutput").FromString(
         retrieve(tinker, answer, "application/x-protobuf").body
     )
     log_probs = found.records[0].fields["logprobs"]

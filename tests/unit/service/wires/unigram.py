@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.service.api import (
+from regress.service.service_api import (
     AdamParams,
     Array,
     Json,
