@@ -72,7 +72,7 @@ OWN: Mapping[str, Mapping[str, str]] = {
     SYSTEMS: {
         "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
         "megatron": "regress.systems.adapters.megatron:Megatron",
-        "trainer": "regress.systems.adapters.trainer:Trainer",
+        "trainer": "regress.systems.adapters.transformers_trainer:Trainer",
         "trl": "regress.systems.adapters.trl:TRL",
         "verl": "regress.systems.adapters.verl:Verl",
         "verl-pins": "regress.systems.adapters.verl:VerlOnItsPins",

@@ -27,12 +27,12 @@ def list_(names: tuple[str, ...]) -> None:
     regress systems list
     regress systems list trainer
     """
-    from regress.systems.environments import lacking
-    from regress.systems.registry import load, locations
-    from regress.systems.run import chosen
+    from regress.systems.conformance_run import chosen
+    from regress.systems.system_environments import lacking
+    from regress.systems.system_registry import load, locations
 
     if names:
-        from regress.systems.registry import location_of
+        from regress.systems.system_registry import location_of
 
         for name in names:
             for cell in chosen(load(location_of(name))):
@@ -58,8 +58,8 @@ def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
     regress systems install deepspeed
     regress systems install deepspeed --newest
     """
-    from regress.systems.environments import install as make
-    from regress.systems.registry import load, location_of
+    from regress.systems.system_environments import install as make
+    from regress.systems.system_registry import load, location_of
 
     for name in names:
         made = make(load(location_of(name)), newest=newest, again=again)
@@ -119,7 +119,7 @@ def run(
     Exit codes: 0 exact, as declared or wrong as a known finding says, 1 a cell is wrong, or a known finding is gone,
     2 a cell could not be judged.
     """
-    from regress.systems.session import run_systems
+    from regress.systems.conformance_session import run_systems
 
     code = run_systems(
         names,
@@ -152,11 +152,11 @@ def table(ctx: click.Context, files: tuple[Path, ...], report: Output | None) ->
     Exit codes: 0 exact, as declared or wrong as a known finding says, 1 a cell is wrong, or a known finding is gone,
     2 a cell could not be judged.
     """
-    from regress.systems.environments import shared_size
-    from regress.systems.findings import marked
-    from regress.systems.page import page_of
-    from regress.systems.registry import load, locations
-    from regress.systems.table import exit_code, read_rows, text_of, together
+    from regress.systems.conformance_page import page_of
+    from regress.systems.conformance_table import exit_code, read_rows, text_of, together
+    from regress.systems.known_findings import marked
+    from regress.systems.system_environments import shared_size
+    from regress.systems.system_registry import load, locations
 
     rows = together(marked(row) for path in files for row in read_rows(path))
     for line in text_of(rows):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text()
-OF_PROCESSES = ("systems/adapters", "systems/worker.py")
+OF_PROCESSES = ("systems/adapters", "systems/cell_worker.py")
 """Code that only sets variables of the processes that it runs in."""
 LOOPS = (ast.For, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 

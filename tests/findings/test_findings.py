@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from regress.errors import SystemsError
-from regress.systems.environments import environment_of
-from regress.systems.findings import FINDINGS
-from regress.systems.registry import load, location_of
+from regress.systems.known_findings import FINDINGS
+from regress.systems.system_environments import environment_of
+from regress.systems.system_registry import load, location_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "findings.md").read_text()

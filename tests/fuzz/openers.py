@@ -85,10 +85,10 @@ OWN: Mapping[str, str] = {
     "service/host/base_models.py _for_older_clients": "a file that this process has just written",
     "service/host/request_dumps.py _append": "appends",
     "service/host/host_saves.py stamp": "a save that was checked before",
-    "systems/host.py main": "a job that the calling process has written",
-    "systems/launch.py run_jobs": "logs and jobs of this process",
-    "systems/recut.py recut": "an export that this process has just made",
-    "systems/environments.py _opened": "marks of an environment that this program has installed, checked by shape",
+    "systems/cell_host.py main": "a job that the calling process has written",
+    "systems/cell_launch.py run_jobs": "logs and jobs of this process",
+    "systems/rebatched_case.py recut": "an export that this process has just made",
+    "systems/system_environments.py _opened": "marks of an environment that this program has installed, checked by shape",
     "capture/forward_hooks.py _after_decoder": "no file",
     "compare/dumps/token_columns.py columns": "pieces of a file that was checked when it was opened",
     "compare/dumps/token_columns.py aligned": "pieces of a file that was checked when it was opened",
@@ -111,7 +111,7 @@ OWN: Mapping[str, str] = {
     "service/wires/tinker_wire.py unload_model": "the same parser; tests/unit/service/wires",
     "service/wires/tinker_wire.py cancel": "the same parser; tests/unit/service/wires",
     "service/wires/weaver_wire.py save_checkpoint": "the same parser; tests/unit/service/wires",
-    "systems/warm.py put_state": "an export that this process has just made",
+    "systems/optimizer_warmup.py put_state": "an export that this process has just made",
 }
 """File and function -> why no input of the fuzzer gets there."""
 

@@ -122,7 +122,7 @@ def adapter(path: Path, whole: Path) -> None:
 
 
 def results(path: Path, whole: Path) -> None:
-    from regress.systems.table import read_rows, text_of
+    from regress.systems.conformance_table import read_rows, text_of
     from tests.faults.fault import CATEGORIES, COMMON
     from tests.faults.trials.curves import read, verdicts
     from tests.faults.trials.report import markdown

@@ -77,9 +77,9 @@ def adapter(folder: Path) -> None:
 @seed
 def results(folder: Path) -> None:
     """Rows of a conformance table, rows of injected faults, and reward curves."""
+    from regress.systems.conformance_row import Error, Result, Row
+    from regress.systems.conformance_table import write_rows
     from regress.systems.protocol import Cell, Layout
-    from regress.systems.row import Error, Result, Row
-    from regress.systems.table import write_rows
     from tests.faults.trials.rows import FaultRow, to_json
 
     folder.mkdir(parents=True)

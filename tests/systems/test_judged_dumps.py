@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from regress.golden.golden_directory import GoldenStore
-from regress.systems.explained import explained
+from regress.systems.cell_judge import Judgement, judge
+from regress.systems.conformance_row import Result
+from regress.systems.conformance_run import Workspace
+from regress.systems.explained_rollouts import explained
 from regress.systems.exported import ExportedCase
-from regress.systems.judge import Judgement, judge
 from regress.systems.protocol import Cell, Declared, Layout
-from regress.systems.row import Result
-from regress.systems.run import Workspace
 
 DUMPS = Path(__file__).parent / "dumps"
 CLAIMED = {

@@ -13,12 +13,12 @@ from regress.compare.dumps.comparison import Comparison
 from regress.golden.golden_directory import GoldenStore
 from regress.oracle.oracle_judge import judge_dump
 from regress.replay.exported_case import ExportedCase
-from regress.systems.environments import environment_of
-from regress.systems.launch import run_jobs
+from regress.systems.cell_launch import run_jobs
+from regress.systems.cell_worker import Job
+from regress.systems.conformance_run import Workspace, chosen
 from regress.systems.protocol import Cell
-from regress.systems.registry import load, location_of
-from regress.systems.run import Workspace, chosen
-from regress.systems.worker import Job
+from regress.systems.system_environments import environment_of
+from regress.systems.system_registry import load, location_of
 
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(1800)]
 

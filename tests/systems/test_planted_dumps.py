@@ -11,10 +11,10 @@ from plants.catalogue import FAULTS, HARMLESS
 from plants.rewriting import rewritten
 
 from regress.golden.golden_directory import GoldenStore
-from regress.systems.judge import judge
-from regress.systems.registry import load, location_of
-from regress.systems.row import Result
-from regress.systems.run import Workspace, chosen
+from regress.systems.cell_judge import judge
+from regress.systems.conformance_row import Result
+from regress.systems.conformance_run import Workspace, chosen
+from regress.systems.system_registry import load, location_of
 
 HERE = Path(__file__).parent
 RECORDED = {

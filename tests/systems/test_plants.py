@@ -8,7 +8,7 @@ import pytest
 from plants.catalogue import FAULTS, HARMLESS, Plant
 from plants.runs import run
 
-from regress.systems.row import Result, Row
+from regress.systems.conformance_row import Result, Row
 
 pytestmark = pytest.mark.systems
 

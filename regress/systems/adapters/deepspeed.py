@@ -16,7 +16,7 @@ from typing import Any
 
 from regress.systems.adapters.deepspeed_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, told_config
+from regress.systems.loop_numbers import group_advantages, told_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -241,7 +241,7 @@ class DeepSpeed(System):
 
     def engaged(self) -> Engaged:
         """Return the stage, the optimizer's class and options, the split modules, and the collectives."""
-        from regress.systems.evidence import collectives
+        from regress.systems.layout_evidence import collectives
 
         whole = sum(_count(shape) for shape in self.shapes.values())
         facts: dict[str, Any] = {

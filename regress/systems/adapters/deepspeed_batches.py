@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regress.layout import Segment, TokenLayout
 from regress.systems.exported import Sample
-from regress.systems.own_loop import loss_mask, sampler_log_probs
+from regress.systems.loop_numbers import loss_mask, sampler_log_probs
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.adapters.megatron_evidence import SHIMS, SPLIT, lacking
 from regress.systems.adapters.megatron_ranges import finalized_gradients, moment
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
+from regress.systems.loop_numbers import group_advantages, loss_mask, sampler_log_probs, told_config
 from regress.systems.protocol import Cell, Engaged, System
 
 
@@ -346,7 +346,7 @@ class Megatron(System):
         """Return the modules of tensor parallelism, the held part, the schedule, the optimizer and the collectives."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        from regress.systems.evidence import collectives
+        from regress.systems.layout_evidence import collectives
 
         whole = sum(_count(shape) for shape in self.map.shapes.values())
         modules = [type(one).__name__ for chunk in self.chunks for one in chunk.modules()]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regress.systems.adapters.trainer import Trainer, fsdp_on_cpu, policy_of, warm
+from regress.systems.adapters.transformers_trainer import Trainer, fsdp_on_cpu, policy_of, warm
 from regress.systems.adapters.trl_cells import CELLS, SETTINGS, Setting
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.protocol import Cell, Shim

@@ -93,7 +93,7 @@ class Verl(System):
         from torch import distributed
         from torch._C._distributed_c10d import HashStore
 
-        from regress.systems.warm import put_state
+        from regress.systems.optimizer_warmup import put_state
 
         self.case, self.cell, self.folder = case, cell, folder
         self.setting, self.shapes, self.micros = SETTINGS[cell.objective], set[tuple[int, ...]](), 0
@@ -265,7 +265,7 @@ class Verl(System):
 
     def engaged(self) -> Engaged:
         """Return the types of parameters, the shapes of the model's inputs, the ranks and the collectives."""
-        from regress.systems.evidence import collectives, held, parameter_types
+        from regress.systems.layout_evidence import collectives, held, parameter_types
 
         settings, engine = self.cell.layout.settings, self.engine
         steps = {int(float(state["step"])) for state in engine.optimizer.state.values()}

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from plants.catalogue import FAULTS, HARMLESS, Plant
 from plants.runs import run
-from regress.systems.row import Row
-from regress.systems.table import write_rows
+from regress.systems.conformance_row import Row
+from regress.systems.conformance_table import write_rows
 
 
 def main(arguments: list[str]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from plants.catalogue import Plant
 from regress.golden.golden_directory import GoldenStore
-from regress.systems.environments import environment_of
-from regress.systems.registry import load, location_of
-from regress.systems.row import Row
-from regress.systems.run import Workspace, chosen, run_cells
+from regress.systems.conformance_row import Row
+from regress.systems.conformance_run import Workspace, chosen, run_cells
+from regress.systems.system_environments import environment_of
+from regress.systems.system_registry import load, location_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,9 +10,9 @@ from zipfile import ZipFile
 import pytest
 
 from regress.errors import SystemsError
-from regress.systems import environments
-from regress.systems.environments import environment_of, install
+from regress.systems import system_environments
 from regress.systems.protocol import System
+from regress.systems.system_environments import environment_of, install
 
 
 class Made(System):
@@ -45,7 +45,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for tool in ("PIP", "UV"):
         monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
         monkeypatch.setenv(f"{tool}_FIND_LINKS", str(folder))
-    monkeypatch.setenv(environments.VARIABLE, str(tmp_path / "systems"))
+    monkeypatch.setenv(system_environments.VARIABLE, str(tmp_path / "systems"))
     return folder
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from regress.errors import SystemsError
-from regress.systems import worker
+from regress.systems import cell_worker
+from regress.systems.cell_worker import Job, run_rank
+from regress.systems.conformance_row import Result, Row
+from regress.systems.conformance_table import line_of
 from regress.systems.protocol import Cell, Engaged, Layout, System
-from regress.systems.row import Result, Row
-from regress.systems.table import line_of
-from regress.systems.worker import Job, run_rank
 
 CELL = Cell(Layout("padded"), "sft")
 told: list[str] = []
@@ -60,7 +60,7 @@ def late(system: Noted) -> Iterator[None]:
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     told.clear()
     monkeypatch.setitem(sys.modules, "planting", sys.modules[__name__])
-    monkeypatch.setattr(worker, "ExportedCase", lambda folder: folder)
+    monkeypatch.setattr(cell_worker, "ExportedCase", lambda folder: folder)
 
 
 def job(plant: str) -> Job:

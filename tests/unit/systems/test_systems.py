@@ -11,18 +11,18 @@ import pytest
 
 from regress.errors import GoldenError, SystemsError
 from regress.golden.golden_directory import GoldenStore
-from regress.systems import environments, session
-from regress.systems.adapters.trainer import Trainer
-from regress.systems.environments import environment_of, lacking
+from regress.systems import conformance_session, system_environments
+from regress.systems.adapters.transformers_trainer import Trainer
+from regress.systems.conformance_page import page_of
+from regress.systems.conformance_row import Error, Result, Row
+from regress.systems.conformance_run import Workspace, chosen
+from regress.systems.conformance_table import exit_code, line_of, read_rows, together, write_rows
 from regress.systems.exported import ExportedCase
-from regress.systems.findings import FINDINGS, Finding, finding_named, gone, marked
-from regress.systems.page import page_of
+from regress.systems.known_findings import FINDINGS, Finding, finding_named, gone, marked
 from regress.systems.protocol import Cell, Declared, Layout, Shim, System
-from regress.systems.recut import recut
-from regress.systems.registry import load, location_of, locations
-from regress.systems.row import Error, Result, Row
-from regress.systems.run import Workspace, chosen
-from regress.systems.table import exit_code, line_of, read_rows, together, write_rows
+from regress.systems.rebatched_case import recut
+from regress.systems.system_environments import environment_of, lacking
+from regress.systems.system_registry import load, location_of, locations
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 CELL = Cell(
@@ -88,7 +88,7 @@ def test_pins_are_exact() -> None:
 def test_what_is_not_installed_is_told_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(environments.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(system_environments.VARIABLE, str(tmp_path))
     with pytest.raises(SystemsError, match="few is not installed: run regress systems install few"):
         environment_of(Twice())  # type: ignore[arg-type]
 
@@ -192,18 +192,20 @@ def test_a_run_writes_rows_as_they_come_and_goes_on_from_them(
             result = Result.ERROR if cell.layout.name == "two" and len(told) == 1 else Result.EXACT
             given["told"](replace(row(result), system=name, cell=cell, stamp=given["environment"].stamp))
 
-    monkeypatch.setattr(session, "run_system", run_system)
+    monkeypatch.setattr(conformance_session, "run_system", run_system)
     path = tmp_path / "rows.json"
     with pytest.raises(SystemsError, match="interrupted"):
-        session.run_systems(["trainer"], json_file=path, echo=lambda _: None)
+        conformance_session.run_systems(["trainer"], json_file=path, echo=lambda _: None)
     assert [one.cell.layout.name for one in read_rows(path)] == ["one", "two"]
-    code = session.run_systems(["trainer"], json_file=path, resume=True, echo=lambda _: None)
+    code = conformance_session.run_systems(["trainer"], json_file=path, resume=True, echo=lambda _: None)
     assert (code, told) == (0, [["one", "two", "three"], ["two", "three"]])
     assert [one.cell.layout.name for one in read_rows(path)] == ["one", "two", "three"]
-    session.run_systems(["trainer"], json_file=path, resume=True, plant="a:b", echo=lambda _: None)
+    conformance_session.run_systems(
+        ["trainer"], json_file=path, resume=True, plant="a:b", echo=lambda _: None
+    )
     assert told[-1] == ["one", "two", "three"]
     with pytest.raises(SystemsError, match="name it with --json"):
-        session.run_systems(["trainer"], resume=True, echo=lambda _: None)
+        conformance_session.run_systems(["trainer"], resume=True, echo=lambda _: None)
 
 
 def test_batches_are_cut_anew(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from regress.dump.command_outputs import Output, save_output
 from regress.dump.dump_location import Location, read_bytes
 from regress.errors import SystemsError
 from regress.json_schema import conform
-from regress.systems.findings import finding_named, gone
-from regress.systems.row import Result, Row
+from regress.systems.conformance_row import Result, Row
+from regress.systems.known_findings import finding_named, gone
 from regress.untrusted_files import parse_json
 
 FORMAT = 1

@@ -14,8 +14,8 @@ from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.report.comparison_report import run_context_of
 from regress.report.verdict_text import headline
+from regress.systems.conformance_row import Error, Result
 from regress.systems.protocol import Declared
-from regress.systems.row import Error, Result
 
 CLOSE = 0.1
 """Relative distance up to which a declared amount is met."""

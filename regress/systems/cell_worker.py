@@ -16,7 +16,7 @@ from typing import Any
 from regress.errors import SystemsError
 from regress.replay.exported_case import ExportedCase
 from regress.systems.protocol import Cell
-from regress.systems.registry import load
+from regress.systems.system_registry import load
 
 SHOWN = ("torch", "transformers", "accelerate")
 """Packages whose versions are kept beside the system's own."""

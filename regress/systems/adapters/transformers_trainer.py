@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regress.systems.adapters.trainer_cells import CELLS
+from regress.systems.adapters.transformers_trainer_cells import CELLS
 from regress.systems.exported import ExportedCase
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
@@ -137,7 +137,7 @@ class Trainer(System):
 
     def engaged(self) -> Engaged:
         """Return the wrapper, the types of parameters and the collectives, as far as they are expected."""
-        from regress.systems.evidence import collectives, held, parameter_types
+        from regress.systems.layout_evidence import collectives, held, parameter_types
 
         expected = self.cell.layout.settings.get("expected", {})
         facts: dict[str, Any] = {
@@ -190,7 +190,7 @@ def warm(model: Any, case: ExportedCase) -> Any:
     """Return a callback that puts the recorded state into the optimizer, once it is prepared."""
     from transformers import TrainerCallback
 
-    from regress.systems.warm import put_state
+    from regress.systems.optimizer_warmup import put_state
 
     class Warm(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:

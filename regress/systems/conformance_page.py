@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from regress.systems.findings import DOCUMENT, finding_named
+from regress.systems.conformance_row import Error, Result, Row
+from regress.systems.conformance_table import kind_of
+from regress.systems.known_findings import DOCUMENT, finding_named
 from regress.systems.protocol import SystemUnderTest
-from regress.systems.row import Error, Result, Row
-from regress.systems.table import kind_of
 
 
 def page_of(rows: Sequence[Row], systems: Iterable[SystemUnderTest], shared: int = 0) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import SystemsError
-from regress.systems.host import MARK
-from regress.systems.worker import Job
+from regress.systems.cell_host import MARK
+from regress.systems.cell_worker import Job
 
 TIMEOUT = 300.0
 """Seconds that one cell may take."""
@@ -69,7 +69,7 @@ def run_jobs(
     outcomes: list[Outcome] = []
     with (folder / "host.log").open("wb") as log:
         process = subprocess.Popen(
-            [str(python), "-m", "regress.systems.host", str(path)],
+            [str(python), "-m", "regress.systems.cell_host", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from regress.systems.row import RED, Row
+from regress.systems.conformance_row import RED, Row
 
 DOCUMENT = "findings.md"
 """Page of the documentation, beside that of the table, with a section for each finding."""
@@ -146,7 +146,7 @@ def gone(finding: Finding) -> str:
     """Return what is to be done about a finding that its cell does not show any more."""
     return (
         f"{finding.name} ({finding.title}), seen in {', '.join(finding.versions)}, is not there any more: say so in "
-        f"docs/{DOCUMENT}, and take its row out of regress/systems/findings.py"
+        f"docs/{DOCUMENT}, and take its row out of regress/systems/known_findings.py"
     )
 
 

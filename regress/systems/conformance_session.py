@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 from regress.dump.command_outputs import Output, StandardOutput, write_output
 from regress.errors import SystemsError, meant
 from regress.golden.golden_directory import open_store
-from regress.systems.environments import environment_of, shared_size
-from regress.systems.findings import marked
+from regress.systems.conformance_row import RED, Row
+from regress.systems.conformance_run import Workspace, chosen, run_system
+from regress.systems.conformance_table import exit_code, read_rows, text_of, together, write_rows
+from regress.systems.known_findings import marked
 from regress.systems.protocol import SystemUnderTest
-from regress.systems.registry import load, location_of, locations
-from regress.systems.row import RED, Row
-from regress.systems.run import Workspace, chosen, run_system
-from regress.systems.table import exit_code, read_rows, text_of, together, write_rows
+from regress.systems.system_environments import environment_of, shared_size
+from regress.systems.system_registry import load, location_of, locations
 
 
 def run_systems(
@@ -43,7 +43,7 @@ def run_systems(
     Raises:
         RegressError: if a system is not known or not installed, or nothing matches.
     """
-    from regress.systems.page import page_of
+    from regress.systems.conformance_page import page_of
 
     known = {name: load(location_of(name)) for name in names or locations()}
     if patterns and not any(chosen(system, patterns) for system in known.values()):

@@ -1,4 +1,4 @@
-"""Process of a system's environment that runs its cells: ``python -m regress.systems.host JOBS.json``.
+"""Process of a system's environment that runs its cells: ``python -m regress.systems.cell_host JOBS.json``.
 
 It imports the system once and forks the ranks of each cell from that, one cell after another. A line of JSON on its
 standard output tells the result of each, as soon as it is there.
@@ -15,7 +15,7 @@ from typing import Any
 
 from regress.errors import RegressError
 from regress.parallel.launch.rank_pool import RankPool
-from regress.systems.worker import Job, run_rank
+from regress.systems.cell_worker import Job, run_rank
 
 MARK = "regress-result "
 """Begin of a line with a result."""

@@ -12,14 +12,14 @@ from typing import Any
 
 from regress.errors import RegressError, SystemsError
 from regress.golden.golden_directory import GoldenStore
-from regress.systems.environments import Environment
-from regress.systems.findings import marked
-from regress.systems.judge import judge
-from regress.systems.launch import TIMEOUT, Outcome, run_jobs
+from regress.systems.cell_judge import judge
+from regress.systems.cell_launch import TIMEOUT, Outcome, run_jobs
+from regress.systems.cell_worker import Job
+from regress.systems.conformance_row import Result, Row
+from regress.systems.known_findings import marked
 from regress.systems.protocol import Cell, SystemUnderTest
-from regress.systems.registry import load, location_of
-from regress.systems.row import Result, Row
-from regress.systems.worker import Job
+from regress.systems.system_environments import Environment
+from regress.systems.system_registry import load, location_of
 
 Told = Callable[[Row], None]
 
@@ -41,7 +41,7 @@ class Workspace:
     def export(self, case: str, batches: Sequence[int] = (), without: Sequence[int] = ()) -> Path:
         """Return the folder of an exported case, cut into other batches if asked for, written once."""
         from regress.replay.case_export import export_case
-        from regress.systems.recut import recut
+        from regress.systems.rebatched_case import recut
 
         name = "-".join([case, *map(str, batches), *(f"without{token}" for token in without)])
         if name not in self._exports:
@@ -55,7 +55,7 @@ class Workspace:
 
     def truth(self, cell: Cell, objective: Mapping[str, Any]) -> Path:
         """Return the dump of the truth of a cell under an objective, computed once."""
-        from regress.systems.truth import truth
+        from regress.systems.cell_truth import truth
 
         facts = [cell.case, cell.batches, cell.without, cell.updates, cell.warm, objective]
         key = json.dumps(facts, sort_keys=True, default=str)
@@ -186,7 +186,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
     from regress.replay.exported_case import ExportedCase
-    from regress.systems.explained import explained
+    from regress.systems.explained_rollouts import explained
 
     try:
         truth = workspace.truth(cell, claimed)
