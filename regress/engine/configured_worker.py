@@ -30,7 +30,7 @@ from regress.engine.rollout_worker import (
 )
 from regress.engine.run_provenance import settings
 from regress.engine.sampling import SamplingParams
-from regress.tasks.rewards import make_rewards
+from regress.tasks.reward_functions import make_rewards
 
 
 def make_worker(

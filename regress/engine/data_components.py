@@ -16,12 +16,12 @@ from regress.engine.prompt_tokens import NoPrompts, Prompts, PromptSource
 from regress.engine.tokenizer import load_tokenizer, train_tokenizer
 from regress.errors import ConfigError, TaskError
 from regress.tasks.curriculum import Curriculum
-from regress.tasks.dataset import Dataset, make_dataset, make_graded_dataset, with_answer_tags
-from regress.tasks.environments import Environment, make_environment
-from regress.tasks.files import read_task
-from regress.tasks.registry import Task, make_task
-from regress.tasks.rows import RowFields
-from regress.tasks.stages import Stage, levels_of, problems_of
+from regress.tasks.curriculum_stages import Stage, levels_of, problems_of
+from regress.tasks.data_files import read_task
+from regress.tasks.data_rows import RowFields
+from regress.tasks.dialogue_environments import Environment, make_environment
+from regress.tasks.problem_split import Dataset, make_dataset, make_graded_dataset, with_answer_tags
+from regress.tasks.task_registry import Task, make_task
 
 
 @dataclass(frozen=True)

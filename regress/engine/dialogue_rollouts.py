@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from regress.engine.sampling import Completion
 from regress.engine.tokenizer import completion_ids, completion_text, turn_ids
 from regress.errors import ConfigError, TaskError, reason
-from regress.tasks.conversation import Turn
-from regress.tasks.environments import Environment
+from regress.tasks.conversation_turns import Turn
+from regress.tasks.dialogue_environments import Environment
 from regress.tasks.problem import Problem
 
 ROLES = ("tool", "user")

@@ -12,8 +12,8 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.config.config_schema import Config
 from regress.engine.rollout_worker import SAMPLES, VAL, Prompt, RolloutWorker
 from regress.errors import ConfigError, RegressError, ReplayError, reason
-from regress.tasks.difficulty import level_name
-from regress.tasks.passing import pass_at_k, pass_rate
+from regress.tasks.difficulty_vocabulary import level_name
+from regress.tasks.pass_rates import pass_at_k, pass_rate
 from regress.tasks.problem import Problem, is_correct
 
 PASS_RATE = "eval_avg_test_pass_rate"

@@ -14,9 +14,9 @@ from regress.engine.rollout_worker import Prompt
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
 from regress.errors import ConfigError, reason
 from regress.tasks.curriculum import Place
-from regress.tasks.dataset import Dataset, training_batch
-from regress.tasks.draws import distinct, generator
+from regress.tasks.portable_draws import distinct, generator
 from regress.tasks.problem import Problem, is_correct
+from regress.tasks.problem_split import Dataset, training_batch
 
 
 class Prompts(Protocol):

@@ -15,7 +15,7 @@ from torch import Tensor
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.config_schema import Config
 from regress.grpo.batch_resampling import resampling_weights
-from regress.tasks.draws import generator
+from regress.tasks.portable_draws import generator
 
 
 def drawn_counts(trajectories: Sequence[Trajectory], config: Config) -> Tensor | None:

@@ -21,10 +21,10 @@ from regress.engine.engine_ranks import World, raise_on_all_ranks
 from regress.engine.sampling import Completion, SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
 from regress.errors import DumpError, RegressError
-from regress.tasks.conversation import Turn
-from regress.tasks.draws import generator
+from regress.tasks.conversation_turns import Turn
+from regress.tasks.portable_draws import generator
 from regress.tasks.problem import Problem
-from regress.tasks.rewards import Reward
+from regress.tasks.reward_functions import Reward
 
 TRAIN, VAL, SAMPLES = "train", "val", "val_samples"
 """Uses of a rollout: training, greedy evaluation, and the samples of an evaluation."""
@@ -53,7 +53,7 @@ class RolloutWorker(Protocol):
 
 
 StreamKey = tuple[object, ...]
-"""Key of `regress.tasks.draws.generator`, which decides what is drawn for a completion."""
+"""Key of `regress.tasks.portable_draws.generator`, which decides what is drawn for a completion."""
 
 
 class SampledRollouts(ABC):

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from regress.engine.model_hub import local_folder
 from regress.errors import TaskError
-from regress.tasks.conversation import marks_in, without_marks
+from regress.tasks.conversation_turns import marks_in, without_marks
 from regress.tasks.problem import Problem
 
 PAD, END, UNKNOWN, USER, ASSISTANT, BEGIN = "<pad>", "<end>", "<unk>", "<user>", "<assistant>", "<begin>"

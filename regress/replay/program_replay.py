@@ -28,9 +28,9 @@ from regress.replay.replay_pool import shared_pool, standstill_of
 from regress.replay.run_changes import Around
 from regress.replay.variant import Precision, Variant
 from regress.tasks.curriculum import Place
-from regress.tasks.dataset import TRAIN_SIZE
 from regress.tasks.problem import Problem
-from regress.tasks.registry import make_task
+from regress.tasks.problem_split import TRAIN_SIZE
+from regress.tasks.task_registry import make_task
 
 FORMAT = format_named("safetensors")
 DRAWN = ("name", "level", "params", "train_size", "eval_size")

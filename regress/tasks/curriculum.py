@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regress.errors import TaskError
-from regress.tasks.stages import Stage, mean
+from regress.tasks.curriculum_stages import Stage, mean
 
 SCHEMA_VERSION = 1
 _DIGITS = 12  # of a pass rate and a threshold; 0.65 + 2 * 0.1 must be 0.85

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from regress.errors import TaskError
-from regress.tasks.conversation import parse_answer
+from regress.tasks.conversation_turns import parse_answer
 
 WHITESPACE = " \t\r\n"
 
@@ -17,7 +17,7 @@ class Problem:
     and the answer; empty where the answer alone is the completion.
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
     and in every run, whatever seed drew them. `level` is its difficulty from 1 up and `complexity` its own from 0 to
-    10 (see `regress.tasks.difficulty`); None where nobody has told. A prompt that was given as token ids has them in
+    10 (see `regress.tasks.difficulty_vocabulary`); None where nobody has told. A prompt that was given as token ids has them in
     `tokens`, and their numbers as its text.
     """
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from regress.errors import TaskError
 from regress.optional_packages import install
-from regress.tasks.difficulty import HIGHEST
-from regress.tasks.draws import below, generator
-from regress.tasks.names import nearest
+from regress.tasks.difficulty_vocabulary import HIGHEST
+from regress.tasks.name_suggestions import nearest
+from regress.tasks.portable_draws import below, generator
 from regress.tasks.problem import WHITESPACE, Problem
 
 ALLOWED = frozenset(

@@ -12,7 +12,7 @@ from regress.engine.rollout_worker import VAL, SampledRollouts
 from regress.engine.sampling import Completion, LogProbRecorder, OwnDraws
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.fault_injection import around, in_place_of
-from regress.tasks.draws import generator
+from regress.tasks.portable_draws import generator
 from tests.faults.fault import fault, met_in
 
 

@@ -87,8 +87,8 @@ def oracle(path: Path, whole: Path) -> None:
 
 
 def tasks(path: Path, whole: Path) -> None:
-    from regress.tasks.files import read_task
-    from regress.tasks.rows import RowFields
+    from regress.tasks.data_files import read_task
+    from regress.tasks.data_rows import RowFields
 
     for name in _changed(path, whole):
         read_task(path / name, RowFields())

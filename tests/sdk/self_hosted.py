@@ -17,7 +17,7 @@ from regress.dump import Trajectory, read_trajectories
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train
-from regress.tasks.draws import stream_seed
+from regress.tasks.portable_draws import stream_seed
 
 
 def trained(path: Path, folder: Path) -> dict[str, Any]:

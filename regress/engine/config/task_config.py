@@ -26,8 +26,8 @@ from regress.engine.config.config_option import (
 from regress.errors import ConfigError, TaskError
 from regress.grpo.objective_catalogue import ADVANTAGES
 from regress.tasks.curriculum import Rules
-from regress.tasks.dataset import TRAIN_SIZE
-from regress.tasks.stages import Stage, read_stages
+from regress.tasks.curriculum_stages import Stage, read_stages
+from regress.tasks.problem_split import TRAIN_SIZE
 
 if TYPE_CHECKING:
     from regress.engine.config.config_schema import Config

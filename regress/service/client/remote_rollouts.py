@@ -15,7 +15,7 @@ from regress.engine.sampling import Completion, SamplingParams
 from regress.service.client.microbatch_datums import loss_token_values, rows_of
 from regress.service.client.service_backend import RemoteModel, RemoteSampler
 from regress.service.service_api import Array, SamplingRequest, SamplingResult, ServiceError, as_int64
-from regress.tasks.draws import stream_seed
+from regress.tasks.portable_draws import stream_seed
 
 
 class CurrentSampler:

@@ -20,7 +20,7 @@ from regress.engine.tokenizer import completion_text
 from regress.layout import BatchPlan
 from regress.service.host.base_models import Base
 from regress.service.service_api import Array, SampledSequence, SamplingRequest, SamplingResult, ServiceError
-from regress.tasks.draws import generator
+from regress.tasks.portable_draws import generator
 
 KEPT = 4
 """Samplers whose weights stay in memory; those of others are read again when they are used."""

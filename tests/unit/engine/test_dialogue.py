@@ -20,7 +20,7 @@ from regress.engine.run_construction import Run, build
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids, train_tokenizer, turn_ids
 from regress.engine.training_run import train
 from regress.errors import ConfigError, RegressError, TaskError
-from regress.tasks.environments import checker, make_environment
+from regress.tasks.dialogue_environments import checker, make_environment
 from regress.tasks.problem import Problem
 
 MakeConfig = Callable[..., Config]

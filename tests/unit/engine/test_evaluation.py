@@ -19,7 +19,7 @@ from regress.engine.evaluation import PASS_RATE, Evaluation
 from regress.engine.run_construction import Run, build
 from regress.engine.training_run import train
 from regress.errors import ConfigError
-from regress.tasks.passing import pass_at_k
+from regress.tasks.pass_rates import pass_at_k
 
 MakeConfig = Callable[..., Config]
 

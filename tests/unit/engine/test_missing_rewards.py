@@ -18,7 +18,7 @@ from regress.engine.rollout_worker import UNSCORED
 from regress.engine.sample_rewards import rewards_of
 from regress.engine.training_run import train
 from regress.errors import ReplayError, TaskError
-from regress.tasks import rewards
+from regress.tasks import reward_functions
 from regress.tasks.problem import Problem
 
 MakeConfig = Callable[..., Config]
@@ -29,19 +29,19 @@ def own_rewards() -> Iterator[None]:
     """Two functions that leave every second and every third completion out, by their characters."""
     names = "odd_length", "long_enough"
 
-    @rewards.register_reward(names[0])
+    @reward_functions.register_reward(names[0])
     def odd(problem: Problem, completion: str) -> float | None:  # type: ignore[type-var]  # None is the point
         number = sum(map(ord, completion))
         return float(number % 7) if number % 2 else None
 
-    @rewards.register_reward(names[1])
+    @reward_functions.register_reward(names[1])
     def long(problem: Problem, completion: str) -> float | None:  # type: ignore[type-var]  # None is the point
         number = sum(map(ord, completion))
         return float(number % 5) if number % 3 else None
 
     yield
     for name in names:
-        del rewards._REGISTRY[name]
+        del reward_functions._REGISTRY[name]
 
 
 REWARDS = {"odd_length": 1.0, "long_enough": 2.0}

@@ -27,7 +27,7 @@ from regress.engine.sampling import (
     inverse_cdf,
     sample,
 )
-from regress.tasks.draws import generator
+from regress.tasks.portable_draws import generator
 
 VOCABULARY, PAD, EOS = 12, 0, 1
 PROMPTS = [[5], [7, 1, 3, 9, 2, 8], [4, 6, 11], [5, 1], [3, 3, 3, 10]]

@@ -19,8 +19,8 @@ from regress.engine.tokenizer import (
     train_tokenizer,
 )
 from regress.errors import TaskError
-from regress.tasks.dataset import make_dataset
-from regress.tasks.registry import make_task, task_names
+from regress.tasks.problem_split import make_dataset
+from regress.tasks.task_registry import make_task, task_names
 
 TEXTS = ["rev abc", "cba", "Äß \n\t", " two  spaces ", "<", "n't 1 , 2 . 3"]
 CHARACTERS = sorted(set("".join(TEXTS)))

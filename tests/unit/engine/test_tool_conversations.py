@@ -23,8 +23,8 @@ from regress.errors import ConfigError, TaskError
 from regress.grpo.loss_aggregation import token_weights
 from regress.grpo.objective import Objective
 from regress.grpo.token_advantages import token_advantages
-from regress.tasks.conversation import parse_answer, parse_call
-from regress.tasks.environments import make_environment
+from regress.tasks.conversation_turns import parse_answer, parse_call
+from regress.tasks.dialogue_environments import make_environment
 from regress.tasks.problem import is_correct
 
 MakeConfig = Callable[..., Config]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from regress.errors import TaskError
 from regress.tasks.curriculum import Curriculum, Place, Rules
+from regress.tasks.curriculum_stages import DEFAULT_STAGES, Stage, problems_of, read_stages
 from regress.tasks.problem import Problem
-from regress.tasks.registry import make_task, task_names
-from regress.tasks.stages import DEFAULT_STAGES, Stage, problems_of, read_stages
+from regress.tasks.task_registry import make_task, task_names
 
 
 def stages(count: int = 3, threshold: float = 0.5, **others: Any) -> tuple[Stage, ...]:

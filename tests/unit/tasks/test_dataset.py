@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.dataset import make_dataset, training_batch
 from regress.tasks.problem import Problem
-from regress.tasks.registry import make_task, task_names
+from regress.tasks.problem_split import make_dataset, training_batch
+from regress.tasks.task_registry import make_task, task_names
 
 PROBLEMS = [Problem("t", f"p{index}", "a") for index in range(23)]
 

@@ -7,8 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.difficulty import HIGHEST, LEVELS, complexity_number, level_name, level_number, on_scale
-from regress.tasks.registry import make_task, task_names
+from regress.tasks.difficulty_vocabulary import (
+    HIGHEST,
+    LEVELS,
+    complexity_number,
+    level_name,
+    level_number,
+    on_scale,
+)
+from regress.tasks.task_registry import make_task, task_names
 
 
 @settings(deadline=None, max_examples=20)

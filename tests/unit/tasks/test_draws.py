@@ -7,8 +7,8 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.tasks.draws import below, distinct, generator
-from regress.tasks.strata import Stratum, draw, shares
+from regress.tasks.portable_draws import below, distinct, generator
+from regress.tasks.prompt_strata import Stratum, draw, shares
 
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 

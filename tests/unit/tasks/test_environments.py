@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.environments import Environment, checker, make_environment
+from regress.tasks.dialogue_environments import Environment, checker, make_environment
 from regress.tasks.problem import Problem, is_correct
 
 words = st.text("abc?", min_size=1, max_size=6)

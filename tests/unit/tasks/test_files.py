@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.dataset import make_dataset, make_graded_dataset
-from regress.tasks.files import FileTask, read_task
-from regress.tasks.own import OwnTask
+from regress.tasks.data_files import FileTask, read_task
+from regress.tasks.data_rows import RowFields
 from regress.tasks.problem import Problem
-from regress.tasks.registry import make_task
-from regress.tasks.rows import RowFields
+from regress.tasks.problem_split import make_dataset, make_graded_dataset
+from regress.tasks.task_registry import make_task
+from regress.tasks.user_tasks import OwnTask
 
 ROWS = [
     {"prompt": "1+1", "answer": "2", "level": "basic", "complexity": 0.5, "source": "x"},

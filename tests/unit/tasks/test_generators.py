@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.knowledge import knowledge_base
-from regress.tasks.levels import FAMILIES
-from regress.tasks.registry import make_task, task_names
+from regress.tasks.difficulty_levels import FAMILIES
+from regress.tasks.knowledge_base import knowledge_base
+from regress.tasks.task_registry import make_task, task_names
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from regress.errors import TaskError
 from regress.tasks.problem import Problem, is_correct
-from regress.tasks.registry import make_task, task_names
-from regress.tasks.rewards import make_rewards
+from regress.tasks.reward_functions import make_rewards
+from regress.tasks.task_registry import make_task, task_names
 
 SPACE = st.text(" \t\r\n", max_size=3)
 PROBLEMS = [problem for name in task_names() for problem in make_task(name, 1).draw(5)]

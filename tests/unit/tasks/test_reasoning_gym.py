@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from regress.errors import TaskError
-from regress.tasks.dataset import make_dataset
 from regress.tasks.problem import is_correct
+from regress.tasks.problem_split import make_dataset
 from regress.tasks.reasoning_gym import ALLOWED, REFUSED
-from regress.tasks.registry import make_task
+from regress.tasks.task_registry import make_task
 
 
 @dataclasses.dataclass

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks import rewards
+from regress.tasks import reward_functions
 from regress.tasks.problem import Problem
-from regress.tasks.rewards import (
+from regress.tasks.reward_functions import (
     answer_format,
     character_match,
     contains_answer,
@@ -106,7 +106,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_own_rewards_are_found_by_path_and_by_registered_name(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewards, "_REGISTRY", dict(rewards._REGISTRY))
+    monkeypatch.setattr(reward_functions, "_REGISTRY", dict(reward_functions._REGISTRY))
     module.short = lambda problem, completion: 1 / (1 + len(completion))
 
     @register_reward("length")

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.tasks.calculator import ToolError
-from regress.tasks.conversation import Call, Turn, answer_text, call_text, parse_answer, parse_call
-from regress.tasks.environments import Environment, make_environment
-from regress.tasks.knowledge import ALPHABET, RELATIONS, knowledge_base, search
+from regress.tasks.conversation_turns import Call, Turn, answer_text, call_text, parse_answer, parse_call
+from regress.tasks.dialogue_environments import Environment, make_environment
+from regress.tasks.knowledge_base import ALPHABET, RELATIONS, knowledge_base, search
 from regress.tasks.problem import Problem, is_correct
-from regress.tasks.registry import make_task
-from regress.tasks.rewards import make_rewards
+from regress.tasks.reward_functions import make_rewards
+from regress.tasks.task_registry import make_task
 
 STEPS = ("step1_format", "step1_exec", "step2_format", "step2_content")
 PROBLEM = Problem("calculate", "3*4", "12")

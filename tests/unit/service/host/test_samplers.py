@@ -19,9 +19,9 @@ from regress.engine.sampling import SamplingParams
 from regress.service.host.engine_host import EngineHost
 from regress.service.host.weight_samplers import KEPT
 from regress.service.service_api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
-from regress.tasks.draws import stream_seed
+from regress.tasks.portable_draws import stream_seed
 from regress.tasks.problem import Problem
-from regress.tasks.rewards import Reward
+from regress.tasks.reward_functions import Reward
 
 PROMPT = np.array([3, 7, 9, 4])
 MakeHost = Callable[..., EngineHost]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from regress.tasks.knowledge import RELATIONS
+from regress.tasks.knowledge_base import RELATIONS
 
 Params = Mapping[str, int | str]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from numbers import Real
 
 from regress.errors import TaskError
-from regress.tasks.conversation import Turn, parse_answer, parse_call, takes_turns
-from regress.tasks.functions import named_function
+from regress.tasks.conversation_turns import Turn, parse_answer, parse_call, takes_turns
+from regress.tasks.named_functions import named_function
 from regress.tasks.problem import WHITESPACE, Problem, is_correct
 
 RewardFunction = Callable[..., float]

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import islice
 
 from regress.tasks.calculator import ToolError
-from regress.tasks.draws import below, distinct, generator
+from regress.tasks.portable_draws import below, distinct, generator
 
 RELATIONS = ("city", "color", "food", "job", "pet", "sport")
 SYLLABLES = (2, 3, 4)

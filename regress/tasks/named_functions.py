@@ -6,7 +6,7 @@ from typing import Any
 
 from regress.errors import ConfigError, TaskError
 from regress.import_trust import require_allowed
-from regress.tasks.names import nearest
+from regress.tasks.name_suggestions import nearest
 
 
 def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Any:

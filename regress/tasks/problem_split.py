@@ -6,10 +6,10 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from regress.errors import TaskError
-from regress.tasks.conversation import answer_text
-from regress.tasks.draws import distinct, generator
+from regress.tasks.conversation_turns import answer_text
+from regress.tasks.portable_draws import distinct, generator
 from regress.tasks.problem import Problem
-from regress.tasks.registry import Task
+from regress.tasks.task_registry import Task
 
 TRAIN_SIZE = 512
 """Training problems drawn from a generator where no number is given."""

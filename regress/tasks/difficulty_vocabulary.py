@@ -2,7 +2,7 @@
 
 A level is a number from 1 up; the first five have names. Complexity is a number from 0 to 10 that belongs to the
 problem itself: the same prompt has the same complexity at whatever level it was drawn. For the built-in tasks
-`regress.tasks.levels` defines it.
+`regress.tasks.difficulty_levels` defines it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from regress.tasks import calculator, knowledge
+from regress.tasks import calculator, knowledge_base
 from regress.tasks.calculator import ToolError
-from regress.tasks.conversation import Turn, parse_call
+from regress.tasks.conversation_turns import Turn, parse_call
 from regress.tasks.problem import Problem
 
 
@@ -22,7 +22,7 @@ class Tool:
 
 TOOLS = {
     "calculator": Tool(("calculator", "calc"), calculator.calculate, calculator.ALPHABET),
-    "search": Tool(("search",), knowledge.search, knowledge.ALPHABET),
+    "search": Tool(("search",), knowledge_base.search, knowledge_base.ALPHABET),
 }
 
 

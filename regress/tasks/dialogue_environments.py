@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regress.errors import TaskError
-from regress.tasks.conversation import Turn, takes_turns
-from regress.tasks.functions import named_function
+from regress.tasks.conversation_turns import Turn, takes_turns
+from regress.tasks.model_tools import TOOLS, ToolFeedback
+from regress.tasks.named_functions import named_function
 from regress.tasks.problem import WHITESPACE, Problem, is_correct
-from regress.tasks.tools import TOOLS, ToolFeedback
 
 Feedback = Callable[..., str | None]
 

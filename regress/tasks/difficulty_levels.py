@@ -2,7 +2,7 @@
 
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
-distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.sizes` tells what makes a problem complex.
+distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.problem_sizes` tells what makes a problem complex.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 
 from regress.errors import TaskError
-from regress.tasks import generators, sizes
-from regress.tasks.conversation import answer_text, call_text
-from regress.tasks.difficulty import on_scale
-from regress.tasks.names import nearest
-from regress.tasks.sizes import Measure, Params
-from regress.tasks.strata import Stratum
+from regress.tasks import problem_sizes, task_generators
+from regress.tasks.conversation_turns import answer_text, call_text
+from regress.tasks.difficulty_vocabulary import on_scale
+from regress.tasks.name_suggestions import nearest
+from regress.tasks.problem_sizes import Measure, Params
+from regress.tasks.prompt_strata import Stratum
 
 LIMITS = {
     "min_length": (1, 64),
@@ -65,13 +65,13 @@ AZ = ascii_lowercase
 
 FAMILIES: Mapping[str, Family] = {
     "calculate": Family(
-        generators.calculate,
+        task_generators.calculate,
         _levels("min_terms max_terms max_digits", (2, 3, 1), (2, 3, 2), (3, 4, 2), (4, 5, 2), (5, 6, 2)),
-        sizes.EXPRESSIONS,
+        problem_sizes.EXPRESSIONS,
         tool="calculator",
     ),
     "chain_sum": Family(
-        generators.chain_sum,
+        task_generators.chain_sum,
         _levels(
             "min_terms max_terms min_digits max_digits",
             (2, 3, 1, 1),
@@ -80,10 +80,10 @@ FAMILIES: Mapping[str, Family] = {
             (3, 5, 2, 3),
             (4, 6, 2, 3),
         ),
-        sizes.CHAINS,
+        problem_sizes.CHAINS,
     ),
     "copy": Family(
-        generators.copy,
+        task_generators.copy,
         _levels(
             "min_length max_length alphabet",
             (3, 5, AZ[:6]),
@@ -92,11 +92,13 @@ FAMILIES: Mapping[str, Family] = {
             (6, 11, AZ),
             (8, 14, AZ),
         ),
-        sizes.WORDS,
+        problem_sizes.WORDS,
     ),
-    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), sizes.GCD),
+    "gcd": Family(
+        task_generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), problem_sizes.GCD
+    ),
     "letter_counting": Family(
-        generators.letter_counting,
+        task_generators.letter_counting,
         _levels(
             "min_length max_length alphabet",
             (3, 5, AZ[:4]),
@@ -105,18 +107,18 @@ FAMILIES: Mapping[str, Family] = {
             (8, 13, AZ[:8]),
             (10, 17, AZ[:10]),
         ),
-        sizes.WORDS,
+        problem_sizes.WORDS,
     ),
     "lookup": Family(
-        generators.lookup,
+        task_generators.lookup,
         _levels(
             "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 4), (2, 3, 6), (2, 4, 6)
         ),
-        sizes.FACTS,
+        problem_sizes.FACTS,
         tool="search",
     ),
     "modular_sum": Family(
-        generators.modular_sum,
+        task_generators.modular_sum,
         _levels(
             "min_terms max_terms max_value modulus",
             (2, 3, 9, 5),
@@ -125,15 +127,15 @@ FAMILIES: Mapping[str, Family] = {
             (3, 6, 20, 11),
             (4, 7, 99, 13),
         ),
-        sizes.MODULAR_SUMS,
+        problem_sizes.MODULAR_SUMS,
     ),
     "parity": Family(
-        generators.parity,
+        task_generators.parity,
         _levels("min_length max_length", (6, 9), (7, 11), (8, 13), (10, 16), (12, 20)),
-        sizes.WORDS,
+        problem_sizes.WORDS,
     ),
     "reverse_string": Family(
-        generators.reverse_string,
+        task_generators.reverse_string,
         _levels(
             "min_length max_length alphabet",
             (3, 5, AZ[:6]),
@@ -142,10 +144,10 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
-        sizes.WORDS,
+        problem_sizes.WORDS,
     ),
     "sort": Family(
-        generators.sort,
+        task_generators.sort,
         _levels(
             "min_length max_length alphabet",
             (3, 5, "012345"),
@@ -154,7 +156,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
-        sizes.WORDS,
+        problem_sizes.WORDS,
     ),
 }
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from regress.errors import TaskError
-from regress.tasks.draws import generator
-from regress.tasks.levels import FAMILIES, resolve
-from regress.tasks.names import nearest
-from regress.tasks.own import make_own_task
+from regress.tasks.difficulty_levels import FAMILIES, resolve
+from regress.tasks.name_suggestions import nearest
+from regress.tasks.portable_draws import generator
 from regress.tasks.problem import Problem
-from regress.tasks.sizes import Params
-from regress.tasks.strata import draw
+from regress.tasks.problem_sizes import Params
+from regress.tasks.prompt_strata import draw
+from regress.tasks.user_tasks import make_own_task
 
 GYM = "reasoning_gym/"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regress.errors import TaskError
-from regress.tasks.difficulty import complexity_number, level_number
-from regress.tasks.names import nearest
+from regress.tasks.difficulty_vocabulary import complexity_number, level_number
+from regress.tasks.name_suggestions import nearest
 from regress.tasks.problem import WHITESPACE, Problem
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from regress.tasks.draws import distinct
+from regress.tasks.portable_draws import distinct
 
 
 @dataclass(frozen=True)

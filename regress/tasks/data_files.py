@@ -10,9 +10,9 @@ from typing import Any
 
 from regress.errors import TaskError, reason
 from regress.optional_packages import install
-from regress.tasks.draws import distinct, generator
+from regress.tasks.data_rows import RowFields, problem_of
+from regress.tasks.portable_draws import distinct, generator
 from regress.tasks.problem import Problem
-from regress.tasks.rows import RowFields, problem_of
 from regress.untrusted_files import parse_json, read_bytes, refuse_growth
 
 NAME = "dataset"

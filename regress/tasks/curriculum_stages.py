@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regress.errors import TaskError
-from regress.tasks.difficulty import HIGHEST, complexity_number, in_range, level_name, level_number
-from regress.tasks.names import nearest
+from regress.tasks.difficulty_vocabulary import HIGHEST, complexity_number, in_range, level_name, level_number
+from regress.tasks.name_suggestions import nearest
 from regress.tasks.problem import Problem
 
 KEY = "curriculum.stages"

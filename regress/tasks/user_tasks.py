@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regress.errors import TaskError, reason
-from regress.tasks.functions import named_function
+from regress.tasks.data_rows import RowFields, problem_of
+from regress.tasks.named_functions import named_function
 from regress.tasks.problem import Problem
-from regress.tasks.rows import RowFields, problem_of
 
 _PATIENCE = 20  # rows for each problem wanted, before a function counts as exhausted
 

@@ -9,8 +9,8 @@ from itertools import product
 from math import gcd as greatest_common_divisor
 
 from regress.tasks.calculator import calculate as value_of
-from regress.tasks.knowledge import RELATIONS, knowledge_base, question
-from regress.tasks.strata import Stratum
+from regress.tasks.knowledge_base import RELATIONS, knowledge_base, question
+from regress.tasks.prompt_strata import Stratum
 
 
 def _spell(index: int, alphabet: str, length: int) -> str:
