@@ -29,7 +29,7 @@ REPLAYERS = "regress.replayers"
 VARIANTS = "regress.variants"
 """Any name -> mapping of names to `regress.replay.variant.Variant`."""
 MODES = "regress.modes"
-"""System -> function of directories and options that returns the `regress.report.mode_comparison.Modes` of a training."""
+"""System -> function of directories and options that returns `regress.report.mode_comparison.Modes`."""
 SOURCES = "regress.sources"
 """System -> `regress.dump.source_readers.Reader` of its dumps."""
 

@@ -18,7 +18,7 @@ from regress.capture.recording_settings import as_keys
 from regress.capture.sequence_slices import sliced
 from regress.dump.numpy_arrays import to_numpy
 from regress.errors import CaptureError
-from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.selective_log_softmax import token_log_probs
 from regress.layout import SampleKey, Segment, TokenLayout
 
 Array = NDArray[Any]

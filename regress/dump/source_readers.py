@@ -15,10 +15,10 @@ A reader is an object with a name and two functions, in a file of its own::
 
 It is registered under the group `regress.plugins.SOURCES`.
 
-A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.record_types`) and coordinates of
-each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards with
-``meta["shards"]``. Unknown facts become notes. Damaged files are a `DumpError` of one sentence. A source
-is opened by its path alone, in each of the processes that share the work.
+A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.record_types`) and
+coordinates of each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards
+with ``meta["shards"]``. Unknown facts become notes. Damaged files are a `DumpError` of one sentence. A source is opened
+by its path alone, in each of the processes that share the work.
 
 Dumps of our own are asked for first, bare files of tensors last.
 """

@@ -21,7 +21,7 @@ from regress.engine.log_prob_projection import Entropy, chunked_log_probs, hidde
 from regress.engine.mini_batch import Microbatch
 from regress.engine.numeric_types import arithmetic
 from regress.engine.policy_interface import Loss, Result
-from regress.grpo.token_log_probs import Pieces, TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import Pieces, TokenLogProbs, token_log_probs
 from regress.layout import ShardLayout
 
 

@@ -41,11 +41,11 @@ from regress.engine.step_metrics import (
 from regress.engine.training_step import StepOutcome, train_step, weigh
 from regress.engine.user_components import LossFunction
 from regress.errors import ReplayError
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.coefficient_controllers import Coefficients
 from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
 from regress.grpo.update_metrics import Metric, add_metrics
 from regress.layout import BatchPlan, RankPlan
 

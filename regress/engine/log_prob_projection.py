@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regress.engine.attention import VarlenSegments
 from regress.engine.numeric_types import arithmetic, checkpoint_contexts
 from regress.errors import ConfigError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 
 Entropy = bool | Literal["no_grad"]
 

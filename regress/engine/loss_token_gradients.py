@@ -21,7 +21,7 @@ from regress.dump.module_selection import in_backward
 from regress.dump.record import LOSS_ROWS
 from regress.dump.taps import BoundTap, bound, current, wanted
 from regress.engine.mini_batch import Microbatch
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import ShardLayout
 
 STAGE = "token_gradient"

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor, nn
 
 from regress.engine.mini_batch import Microbatch
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import ShardLayout
 
 Result = TypeVar("Result")

@@ -18,7 +18,7 @@ from regress.engine.model_loading import build_model, place
 from regress.engine.model_probe import require_computed
 from regress.engine.recurrent_layers import KIND, recurrent_layers
 from regress.errors import ConfigError
-from regress.grpo.token_log_probs import Pieces
+from regress.grpo.selective_log_softmax import Pieces
 
 
 class Vocabulary(Protocol):

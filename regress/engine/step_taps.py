@@ -22,7 +22,7 @@ from regress.engine.local_tensor import local
 from regress.engine.metric_table import reason_unjudged
 from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
 from regress.grpo.objective import Objective
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss, entropy_in_loss
 from regress.grpo.update_metrics import Metric
 from regress.layout import BatchPlan

@@ -23,7 +23,7 @@ from regress.errors import NotFinite, RegressError
 from regress.grpo.argument_checks import InputError
 from regress.grpo.loss_aggregation import entropy_scale
 from regress.grpo.objective import Objective
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss, entropy_in_loss, token_loss
 from regress.grpo.token_selection import Marks
 from regress.grpo.update_metrics import Metric, add_metrics, token_metrics

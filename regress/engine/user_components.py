@@ -4,7 +4,7 @@
 |---|---|---|
 | ``model.patch`` | the built model | nothing, or another model |
 | ``model.attention`` | what transformers' attention functions take | output ``[B, T, heads, d]`` and weights or None |
-| ``algorithm.loss_function`` | what `regress.grpo.token_losses.token_loss` takes | `regress.grpo.token_losses.TokenLoss` |
+| ``algorithm.loss_function`` | what `regress.grpo.token_losses.token_loss` takes | a `TokenLoss` |
 | ``optimizer.factory`` | named parameters, learning rate, ``betas eps weight_decay`` | a ``torch.optim.Optimizer`` |
 | ``parallel.wrapper`` | model and process group | a module with ``no_sync()`` |
 """

@@ -13,7 +13,7 @@ from regress.engine.config.task_config import WarmStartConfig
 from regress.engine.engine_ranks import World
 from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.engine.optimizer import adamw, update
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import BatchPlan
 
 

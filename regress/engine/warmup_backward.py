@@ -6,7 +6,7 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.engine_ranks import World
 from regress.engine.mini_batch import Microbatch, TokenBatch
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import BatchPlan
 
 

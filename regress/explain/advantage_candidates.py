@@ -125,9 +125,9 @@ def _by_objective(update: Update, fields: dict[str, Any]) -> Floats | None:
     """Return one advantage per trajectory, by the functions that our own trainer uses; None where they have none."""
     import torch
 
+    from regress.grpo.advantage_computation import token_advantages
     from regress.grpo.argument_checks import InputError
     from regress.grpo.objective_presets import make_objective
-    from regress.grpo.token_advantages import token_advantages
 
     rewards = torch.from_numpy(_rewards(update))
     groups = torch.from_numpy(groups_of(update))
@@ -215,7 +215,7 @@ def by_tokens(update: Update, objective: Objective) -> Floats:
     """
     import torch
 
-    from regress.grpo.token_advantages import token_advantages
+    from regress.grpo.advantage_computation import token_advantages
 
     masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
     sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)

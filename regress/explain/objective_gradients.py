@@ -158,7 +158,7 @@ class Evaluated:
     def _advantages(self, objective: Objective) -> Floats:
         import torch
 
-        from regress.grpo.token_advantages import token_advantages
+        from regress.grpo.advantage_computation import token_advantages
 
         update = self._mask.update
         if not update.trajectories:

@@ -18,7 +18,8 @@ class Advantage(Part):
     """Estimator of advantages.
 
     Attributes:
-        home: of the estimators of one value a sample the function of its group; see `regress.grpo.advantage_estimators`.
+        home: of the estimators of one value a sample the function of its group; see
+            `regress.grpo.advantage_estimators`.
         baseline: what is subtracted from a reward, in words.
         whitened: True if the values of all loss tokens are whitened together.
         by_token: True if the tokens of a sample have values of their own.

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights
-from regress.grpo.token_advantages import token_advantages
 from regress.grpo.token_losses import entropy_in_loss, token_loss
 
 

@@ -372,7 +372,7 @@ def dro(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     verl=_verl_drawn,
 )
 def clip_cov(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
-    """Return ``-min(r A, clip(r) A)``; the tokens that `regress.grpo.token_selection` drew count as 0 (arXiv 2505.22617)."""
+    """Return ``-min(r A, clip(r) A)``; tokens that `token_selection` drew count as 0 (arXiv 2505.22617)."""
     return -(t.ratio * t.advantages).minimum(t.ratio.clamp(*o.clip_range) * t.advantages)
 
 

@@ -104,7 +104,8 @@ def token_loss(
     them up. Gradients flow through ``log_probs_K`` and ``entropy_K`` only.
 
     Args:
-        marks: what comparisons with the other tokens of the mini-batch tell (`regress.grpo.token_selection`); by default the
+        marks: what comparisons with the other tokens of the mini-batch tell (`regress.grpo.token_selection`); by
+            default the
             tokens given are compared with each other.
         entropy_scale_K: weight of each token's entropy over the weight of its loss, where the two differ
             (``entropy_aggregation="token-mean"``), marks that are given included.

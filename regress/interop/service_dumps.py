@@ -1,7 +1,7 @@
 """Dump directories of a training service: records of requests, and the index that says whose they are.
 
-The index stands for a manifest (`regress.dump.request_index`). Samples are datums: their tokens tell which of a trainer's
-they are. Both wires carry numbers in float32, so that values are judged as of that precision.
+The index stands for a manifest (`regress.dump.request_index`). Samples are datums: their tokens tell which of a
+trainer's they are. Both wires carry numbers in float32, so that values are judged as of that precision.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tolerances of a coarse precision, measured on the very updates that are judged.
 
-The rule is that of golden cases (`regress.replay.tolerance_calibration`): ``kappa`` times the largest of the response to weights
-that are moved by one unit in the last place of the dtype, over several seeds, and of the error of the engine in that
-precision; both against true float64. Weights are moved for the forward and backward pass only, so that parameters
-answer to what their gradients do.
+The rule is that of golden cases (`regress.replay.tolerance_calibration`): ``kappa`` times the largest of the response
+to weights that are moved by one unit in the last place of the dtype, over several seeds, and of the error of the engine
+in that precision; both against true float64. Weights are moved for the forward and backward pass only, so that
+parameters answer to what their gradients do.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.mini_batch import LossTokens, TokenBatch
 from regress.engine.reference_policy import Reference
 from regress.errors import OracleError
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
 from regress.layout import BatchPlan
 from regress.oracle.observed_updates import Observed
 from regress.oracle.update_samples import named

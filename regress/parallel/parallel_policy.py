@@ -23,7 +23,7 @@ from regress.engine.mini_batch import Microbatch
 from regress.engine.numeric_types import DTYPES
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import (
     context_parallel,

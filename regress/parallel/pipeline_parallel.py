@@ -21,7 +21,7 @@ from regress.engine.mini_batch import Microbatch
 from regress.engine.numeric_types import arithmetic
 from regress.engine.policy_interface import Loss, Result
 from regress.errors import ConfigError, RegressError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.parallel.pipeline_relay import relay
 from regress.parallel.pipeline_schedules import ranks_of_stages, require_microbatches, runner
 from regress.parallel.pipeline_stages import Stages

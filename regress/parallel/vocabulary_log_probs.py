@@ -1,7 +1,7 @@
 """Log-probs and entropy of logits whose vocabulary is split over ranks, without gathering the logits.
 
-Each rank reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.token_log_probs`); the
-parts are joined by an all-reduce of the maxima and one of the sums. The gradient of a part needs nothing from the
+Each rank reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.selective_log_softmax`);
+the parts are joined by an all-reduce of the maxima and one of the sums. The gradient of a part needs nothing from the
 others. Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regress.grpo.argument_checks import InputError
-from regress.grpo.token_log_probs import (
+from regress.grpo.selective_log_softmax import (
     BLOCK,
     VOCAB_CHUNK,
     Pieces,

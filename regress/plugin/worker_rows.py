@@ -96,7 +96,8 @@ class FailedRow:
 
     Attributes:
         replay: ``case/variant``.
-        quantities: what selects each that failed, or could not be judged; see `regress.plugin.quantity_selection.selector`.
+        quantities: what selects each that failed, or could not be judged; see
+            `regress.plugin.quantity_selection.selector`.
     """
 
     replay: str

@@ -102,8 +102,8 @@ class Variant:
         overrides: dotted configuration key -> value, over those of the case.
         precisions: precisions that it is replayed in.
         cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first. ``@trait`` stands
-            for all cases of a trait, see `regress.replay.case_traits`; ``@any`` for all others, which it is replayed on in
-            the first of its precisions.
+            for all cases of a trait, see `regress.replay.case_traits`; ``@any`` for all others, which it is replayed on
+            in the first of its precisions.
         possible: patterns of those that it can be replayed on at all.
         resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
             the loop of ``regress train``; None: one process makes the bare steps.

@@ -2,7 +2,8 @@
 
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
-distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.problem_sizes` tells what makes a problem complex.
+distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.problem_sizes` tells what makes a problem
+complex.
 """
 
 from collections.abc import Callable, Iterable, Mapping

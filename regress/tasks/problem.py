@@ -17,8 +17,8 @@ class Problem:
     and the answer; empty where the answer alone is the completion.
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
     and in every run, whatever seed drew them. `level` is its difficulty from 1 up and `complexity` its own from 0 to
-    10 (see `regress.tasks.difficulty_vocabulary`); None where nobody has told. A prompt that was given as token ids has them in
-    `tokens`, and their numbers as its text.
+    10 (see `regress.tasks.difficulty_vocabulary`); None where nobody has told. A prompt that was given as token ids has
+    them in `tokens`, and their numbers as its text.
     """
 
     task: str

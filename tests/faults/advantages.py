@@ -6,7 +6,7 @@ import torch
 
 from regress.engine import grpo_trainer
 from regress.grpo import advantage_estimators
-from regress.grpo.token_advantages import token_advantages
+from regress.grpo.advantage_computation import token_advantages
 from regress.replay.fault_injection import around, by, in_place_of
 from regress.replay.probes.loss_probes import deviation_epsilon, groups_interleaved
 from tests.faults.fault import EVERY_CHECK, LOG_PROB_CHECKS, fault, met_in

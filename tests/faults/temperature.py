@@ -1,7 +1,7 @@
 """Faults of the temperature that logits are divided by."""
 
 from regress.engine import causal_lm_policy
-from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.selective_log_softmax import token_log_probs
 from regress.replay.fault_injection import around, by
 from regress.replay.probes.loss_probes import temperature_off
 from tests.faults.fault import fault, met_in

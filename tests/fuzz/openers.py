@@ -88,7 +88,7 @@ OWN: Mapping[str, str] = {
     "systems/cell_host.py main": "a job that the calling process has written",
     "systems/cell_launch.py run_jobs": "logs and jobs of this process",
     "systems/rebatched_case.py recut": "an export that this process has just made",
-    "systems/system_environments.py _opened": "marks of an environment that this program has installed, checked by shape",
+    "systems/system_environments.py _opened": "marks of an environment that this program installed, checked by shape",
     "capture/forward_hooks.py _after_decoder": "no file",
     "compare/dumps/token_columns.py columns": "pieces of a file that was checked when it was opened",
     "compare/dumps/token_columns.py aligned": "pieces of a file that was checked when it was opened",

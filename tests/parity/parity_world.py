@@ -21,11 +21,11 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
-from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.selective_log_softmax import token_log_probs
 from regress.grpo.token_losses import TokenLoss, token_loss
 
 PAD, EOS, VOCABULARY = 0, 1, 40

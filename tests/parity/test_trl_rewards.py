@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from parity_world import GROUP_SIZE, GROUPS, World, completion_log_probs
 from trl_objective import AGGREGATIONS_OF_REWARDS, MODES, SCALES, make_trainer
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.objective_presets import make_objective
-from regress.grpo.token_advantages import token_advantages
 from regress.grpo.token_losses import sampler_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")

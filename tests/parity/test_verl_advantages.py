@@ -16,9 +16,9 @@ from verl import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.batch_resampling import PF_PPO_METHODS, resampling_weights, varied_groups
 from regress.grpo.objective_presets import make_objective
-from regress.grpo.token_advantages import token_advantages
 from regress.grpo.value_loss import gae, value_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -42,7 +42,8 @@ import rank_targets
 import regress.replay.replay_pool
 from regress.replay.replay_pool import shared_pool
 
-regress.replay.replay_pool.MODULES = ("torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")  # no model here
+# no model here
+regress.replay.replay_pool.MODULES = ("torch.distributed", "regress.parallel.launch.forked_rank", "regress.dump")
 
 HERE = Path(__file__).parent
 FAULTS = {{

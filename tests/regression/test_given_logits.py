@@ -14,7 +14,7 @@ from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.verdict import Verdict
 from regress.engine import causal_lm_policy
 from regress.golden.golden_directory import GoldenStore
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.replay.case_run import replay
 from regress.replay.replay_judge import judge_replay, records_of
 from regress.replay.test_matrix import Replay

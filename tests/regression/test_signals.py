@@ -15,11 +15,11 @@ from regress.engine import optimizer as optim
 from regress.engine.run_construction import Run
 from regress.golden.golden_directory import GoldenStore
 from regress.grpo import (
+    advantage_computation,
     advantage_estimators,
     loss_aggregation,
     policy_losses,
-    token_advantages,
-    token_log_probs,
+    selective_log_softmax,
     token_losses,
     token_selection,
 )
@@ -141,8 +141,10 @@ def reward_without_kl(patch: Patch) -> None:
 
 
 def returns_without_discount(patch: Patch) -> None:
-    right = token_advantages.returns_of
-    patch.setattr(token_advantages, "returns_of", lambda rewards, seq, gamma, n: right(rewards, seq, 1.0, n))
+    right = advantage_computation.returns_of
+    patch.setattr(
+        advantage_computation, "returns_of", lambda rewards, seq, gamma, n: right(rewards, seq, 1.0, n)
+    )
 
 
 def longest_for_greatest_length(patch: Patch) -> None:
@@ -178,12 +180,12 @@ def baseline_of_the_group(patch: Patch) -> None:
 
 def first_piece_alone(patch: Patch) -> None:
     """A softmax over the first piece of the vocabulary."""
-    right = token_log_probs.online_softmax
+    right = selective_log_softmax.online_softmax
 
     def wrong(block: Tensor, temperature: float, chunk: int, *rest: Any) -> Any:
         return right(block[:, :chunk], temperature, chunk, *rest)
 
-    patch.setattr(token_log_probs, "online_softmax", wrong)
+    patch.setattr(selective_log_softmax, "online_softmax", wrong)
 
 
 @dataclass(frozen=True)

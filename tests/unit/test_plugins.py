@@ -45,7 +45,7 @@ def test_two_packages_of_one_name_are_both_named(register: Register) -> None:
     register(("nexrl", "mine:READER"))
     with pytest.raises(
         ConfigError,
-        match=r"'nexrl' of regress.sources is registered by regress.interop.nexrl_dumps:READER and by mine:READER: uninstall",
+        match=r"of regress.sources is registered by regress.interop.nexrl_dumps:READER and by mine:READER: uninstall",
     ):
         plugins.registered(plugins.SOURCES)
 

@@ -4,7 +4,8 @@ The loops over a tile are written so that the compiler makes vector instructions
 for 8-bit floats, integers where floats would need an order. Rare events (a new largest relative error, errors beyond
 the bound, values that are not finite) are seen from a tile's figures, and examined in a second loop.
 
-This module loads numba; `regress.compare.metrics.striped_measures` imports it when two arrays are large enough to be worth it.
+This module loads numba; `regress.compare.metrics.striped_measures` imports it when two arrays are large enough to be
+worth it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SQUARE, GOLDEN, PRODUCT, SUM, TOP, RELATIVE, ROW_SQUARE, ROW_GOLDEN = range(8)
 """Places in ``sums``: squared errors, squared golden values, their product, signed errors, the largest error and
 relative error, and the first two of these of the worst row."""
 OVER, WORST, MISMATCHED, FIRST_MISMATCH, FINITE, ULPS, DIFFERENT, ROW = range(8)
-"""Places in ``counts``: as in `regress.compare.metrics.striped_measures.Measures`, and the first element whose bytes differ."""
+"""Places in ``counts``: as in `striped_measures.Measures`, and the first element whose bytes differ."""
 SHIFTED, HALF, TABLE = range(3)
 """Conversions of narrow floats to float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
 

@@ -2,10 +2,11 @@
 
 Arrays are taken stripe by stripe, so that no more than the stripes at hand lies in memory, also of mapped files, and
 stripes are spread over threads. Two ways lead to the same measures: numpy for small arrays, integers or two dtypes, and
-compiled loops (`regress.compare.metrics.measure_kernels`), whose import takes longer than a small comparison, for arrays of one
-floating dtype with at least `LARGE` elements, where the extra ``fast`` is installed. Counts and maxima are the same
-either way, to the last bit (`max_relative` but for 1e-15 of it); sums are of float64 and agree within 1e-12 of the sum
-of their terms' sizes. On one kind of processor measures are always the same, however many threads there are.
+compiled loops (`regress.compare.metrics.measure_kernels`), whose import takes longer than a small comparison, for
+arrays of one floating dtype with at least `LARGE` elements, where the extra ``fast`` is installed. Counts and maxima
+are the same either way, to the last bit (`max_relative` but for 1e-15 of it); sums are of float64 and agree within
+1e-12 of the sum of their terms' sizes. On one kind of processor measures are always the same, however many threads
+there are.
 """
 
 from __future__ import annotations

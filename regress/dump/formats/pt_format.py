@@ -1,7 +1,8 @@
 """The pt format: `torch.save` of plain dicts and tensors under NexRL's keys, for `weights_only=True`.
 
 A SHA-256 over the whole file stands in the comment that a zip archive may carry at its end, so damage is
-found before anything parses the file. A pickle is never executed: `regress.dump.formats.torch_archive` reads plain values.
+found before anything parses the file. A pickle is never executed: `regress.dump.formats.torch_archive` reads plain
+values.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.run_construction import Run
 from regress.errors import ReplayError
-from regress.grpo import token_log_probs, token_losses
+from regress.grpo import selective_log_softmax, token_losses
 from regress.layout import RankLayout
 from regress.replay.fault_injection import Patch, around, by, in_place_of
 from regress.replay.probes import probe
@@ -162,8 +162,8 @@ def stale_weight(run: Run) -> None:
 
 def in_logits_gradient(patch: Patch, change: Any) -> None:
     """Replace the gradient of the logits by ``change(right, logits, targets, stats, g, h, temperature, chunk)``."""
-    right: Any = token_log_probs.logits_gradient
-    patch.setattr(token_log_probs, "logits_gradient", lambda *args: change(right, *args))
+    right: Any = selective_log_softmax.logits_gradient
+    patch.setattr(selective_log_softmax, "logits_gradient", lambda *args: change(right, *args))
 
 
 @probe()

@@ -21,7 +21,7 @@ from regress.grpo.importance_ratios import sampler_weights
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
 from regress.grpo.segment_sums import alone
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.service.client.microbatch_datums import datums_of, gradients_of, loss_token_values
 from regress.service.client.service_backend import LossConfig, RemoteModel

@@ -1,4 +1,4 @@
-"""Dumps of the service: the tensors of each executed request, and an index of them; see `regress.dump.request_index`."""
+"""Dumps of the service: tensors of each executed request, and an index of them (`regress.dump.request_index`)."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from regress.engine.training_step import StepOutcome, settled
 from regress.errors import NotFinite
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss
 from regress.service.host.datum_batch import Limits, Prepared, prepare, split
 from regress.service.host.request_dumps import parts_of

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from regress.engine import grpo_trainer
 from regress.engine.grpo_trainer import Trainer
-from regress.grpo import advantage_estimators, token_advantages
+from regress.grpo import advantage_computation, advantage_estimators
 from regress.grpo.advantage_estimators import group_mean, grpo
 from regress.grpo.discounted_returns import padded, positions
 from regress.grpo.group_statistics import group_statistics
@@ -51,7 +51,7 @@ def lone_sample_without_advantage(right, rewards, groups, sequence, o, *args, **
 
 @fault("I", ADVANTAGES, "advantage-offset", on="reinforce_plus_plus/base")
 @met_in("verl: whitening with shift_mean=False")
-@in_place_of(token_advantages, "whiten")
+@in_place_of(advantage_computation, "whiten")
 def whitened_around_the_mean(values, objective):
     """Returns are divided by their deviation, and keep their mean."""
     return values * torch.rsqrt(deviation(values, objective.ddof).square() + objective.whiten_eps)
@@ -60,7 +60,7 @@ def whitened_around_the_mean(values, objective):
 # names the return of each token
 @fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
 @met_in("a discount that runs from the wrong end")
-@in_place_of(token_advantages, "returns_of")
+@in_place_of(advantage_computation, "returns_of")
 def discounted_from_the_first_token(rewards, sequence, gamma, count):
     """A return is discounted by the tokens before it, not by those between it and the reward."""
     position = positions(sequence, count)
@@ -72,7 +72,7 @@ def discounted_from_the_first_token(rewards, sequence, gamma, count):
 # names the token of the reward
 @fault("I", ADVANTAGES, "advantage-penalty", on="reinforce_plus_plus/base")
 @met_in("OpenRLHF: the reward at the token before the end token")
-@around(token_advantages._Samples, "token_rewards")
+@around(advantage_computation._Samples, "token_rewards")
 def reward_one_token_early(right, self):
     """The reward of a sample stands at its last token but one, and its last token earns nothing."""
     found = right(self)

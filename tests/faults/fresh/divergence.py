@@ -12,7 +12,7 @@ from regress.engine.grpo_trainer import Trainer
 from regress.engine.local_tensor import local
 from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
-from regress.grpo import token_advantages as advantages
+from regress.grpo import advantage_computation as advantages
 from regress.grpo import token_losses
 from regress.grpo.coefficient_controllers import Coefficients
 from regress.grpo.fields import ObjectiveFields

@@ -7,7 +7,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 from regress.engine import log_prob_projection
 from regress.errors import ReplayError
-from regress.grpo import token_log_probs, token_losses
+from regress.grpo import selective_log_softmax, token_losses
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.fault_injection import around, by
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in
@@ -75,7 +75,7 @@ def sum_over_a_sample_averaged_on_the_way_back(right, self, values):
     on="dense/vocab8",
 )
 @met_in("Liger-Kernel: gradients that overwrite logits of half precision")
-@around(token_log_probs, "logits_gradient")
+@around(selective_log_softmax, "logits_gradient")
 def gradients_of_logits_in_bfloat16(right, *args):
     """The gradient of logits is rounded to half precision before it goes on to the output projection."""
     found = right(*args)

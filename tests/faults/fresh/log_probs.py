@@ -9,7 +9,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.reference_policy import Reference
 from regress.errors import ReplayError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.parallel import parallel_policy as parallel_policy
 from regress.parallel import vocabulary_log_probs
 from regress.replay.fault_injection import around

@@ -10,7 +10,7 @@ from torch.nn.functional import embedding as looked_up
 from torch.nn.functional import linear
 
 from regress.engine.local_tensor import local
-from regress.grpo.token_log_probs import logits_gradient
+from regress.grpo.selective_log_softmax import logits_gradient
 from regress.parallel import (
     conv1d_styles,
     sequence_parallel,

@@ -9,7 +9,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.grpo_trainer import Trainer
 from regress.engine.training_step import weigh
 from regress.grpo import policy_losses, token_losses
-from regress.grpo.token_advantages import token_advantages
+from regress.grpo.advantage_computation import token_advantages
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.replay.fault_injection import around, by
 from tests.faults.fault import fault, met_in

@@ -5,9 +5,9 @@ from torch.nn import functional
 
 from regress.engine import causal_lm_policy as policy
 from regress.engine import grpo_trainer, training_passes
-from regress.grpo import advantage_estimators, importance_ratios, token_log_probs, token_losses
+from regress.grpo import advantage_estimators, importance_ratios, selective_log_softmax, token_losses
 from regress.grpo.group_statistics import GroupStatistics
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.replay.fault_injection import around, by, in_place_of
 from tests.faults.advantages import with_groups
 from tests.faults.fault import harmless
@@ -68,7 +68,7 @@ def temperature_multiplied(right, logits, targets, *, temperature, **rest):
 
 
 @harmless("R", precisions="float64 float32 bfloat16")
-@around(token_log_probs, "logits_gradient")
+@around(selective_log_softmax, "logits_gradient")
 def logits_gradient_by_softmax(right, logits, targets, stats, up, entropy, *rest):
     """The gradient of logits is made of one softmax, and a one-hot matrix."""
     if entropy is not None:

@@ -116,7 +116,8 @@ def test_a_url_that_pathlib_took_a_slash_of() -> None:
 
 def test_folders_of_this_machine_cost_no_fsspec() -> None:
     code = (
-        "import json, sys; from regress.dump.dump_reader import DumpReader; from regress.dump.dump_location import location; "
+        "import json, sys; from regress.dump.dump_reader import DumpReader; "
+        "from regress.dump.dump_location import location; "
         "location('runs'); location('file:///runs'); print(json.dumps('fsspec' in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

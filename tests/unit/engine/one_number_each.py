@@ -13,7 +13,7 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.mini_batch import LossTokens, Microbatch, TokenBatch
 from regress.grpo.objective import Objective
 from regress.grpo.objective_presets import make_objective
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.layout import BatchPlan
 

@@ -19,7 +19,7 @@ from regress.engine.log_prob_projection import chunked_log_probs, require_plain_
 from regress.engine.model_loading import build_model
 from regress.engine.training_run import train
 from regress.errors import ConfigError
-from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.selective_log_softmax import token_log_probs
 
 MakeConfig = Callable[..., Config]
 

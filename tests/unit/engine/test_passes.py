@@ -16,7 +16,7 @@ from regress.engine.training_passes import _no_loss, accumulate, evaluate, sums
 from regress.engine.training_step import weigh
 from regress.errors import NotFinite, RegressError
 from regress.grpo.objective_presets import make_objective
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.layout import BatchPlan
 from tests.unit.engine.one_number_each import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regress.engine.log_prob_projection import _projected_apart, chunked_log_probs, hidden_at, logits_at
-from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import TokenLogProbs, token_log_probs
 
 
 class Head(nn.Linear):

@@ -20,9 +20,9 @@ from regress.engine.rollout_worker import TRAIN
 from regress.engine.run_construction import Run, build
 from regress.engine.tokenizer import completion_text, turn_ids
 from regress.errors import ConfigError, TaskError
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.loss_aggregation import token_weights
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
 from regress.tasks.conversation_turns import parse_answer, parse_call
 from regress.tasks.dialogue_environments import make_environment
 from regress.tasks.problem import is_correct

@@ -17,7 +17,7 @@ from regress.engine.training_passes import Part, _missed, accumulate
 from regress.engine.training_step import settled, train_step, update
 from regress.errors import NotFinite, RegressError
 from regress.grpo.argument_checks import InputError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from tests.unit.engine.one_number_each import (
     Numbers,
     expected,

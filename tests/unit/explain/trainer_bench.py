@@ -20,9 +20,9 @@ from regress.capture.token_gradient import residual_of, solve
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap, tap_trajectories
 from regress.dump.trajectory import Trajectory
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.loss_aggregation import batch_weights
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
 from regress.grpo.token_losses import token_loss
 from regress.layout import Segment, TokenLayout
 

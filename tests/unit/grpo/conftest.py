@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.loss_aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.objective import Objective
-from regress.grpo.token_advantages import token_advantages
-from regress.grpo.token_log_probs import token_log_probs
+from regress.grpo.selective_log_softmax import token_log_probs
 from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.grpo.token_samples import Samples
 from regress.grpo.token_selection import Compared, Marks, marks_of, normalized_weights

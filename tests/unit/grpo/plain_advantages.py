@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.token_advantages import token_advantages
 from tests.unit.grpo.plain_losses import doubles
 
 NAN = math.nan

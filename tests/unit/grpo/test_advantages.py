@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regress.errors import ConfigError, TaskError
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.argument_checks import InputError
 from regress.grpo.discounted_returns import returns_of, whiten
 from regress.grpo.objective import Objective
 from regress.grpo.objective_presets import make_objective
-from regress.grpo.token_advantages import token_advantages
 
 REWARDS = torch.tensor([1.0, 0.0, 0.5, 4.0, 2.0], dtype=torch.float64)
 GROUPS = torch.tensor([7, 7, 7, -1, -1])

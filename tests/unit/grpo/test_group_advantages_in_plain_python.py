@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.argument_checks import InputError
 from regress.grpo.fields import ObjectiveFields
 from regress.grpo.group_statistics import group_statistics
-from regress.grpo.token_advantages import token_advantages
 from tests.unit.grpo.plain_advantages import (
     COMMON,
     NAN,

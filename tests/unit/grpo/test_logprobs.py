@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from regress.grpo.argument_checks import InputError
-from regress.grpo.token_log_probs import Pieces, online_softmax, row_blocks, token_log_probs
+from regress.grpo.selective_log_softmax import Pieces, online_softmax, row_blocks, token_log_probs
 
 
 def reference(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.fields import ObjectiveFields
-from regress.grpo.token_advantages import token_advantages
 from tests.unit.grpo.plain_advantages import (
     NAN,
     Batch,

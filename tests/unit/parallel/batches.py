@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from regress.engine.attention import VARLEN, VarlenSegments, block_causal_mask
 from regress.engine.log_prob_projection import logits_at
 from regress.engine.numeric_types import arithmetic
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import Segment, TokenLayout
 
 LAYOUTS = (  # the columns are multiples of 4, for sequence parallelism

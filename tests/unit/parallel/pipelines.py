@@ -20,7 +20,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.log_prob_projection import Entropy, logits_at
 from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.engine.model_loading import build_model
-from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan
 from regress.parallel.pipeline_parallel import Pipeline
 from regress.parallel.pipeline_schedules import ranks_of_stages

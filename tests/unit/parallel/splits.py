@@ -21,7 +21,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.log_prob_projection import chunked_log_probs, hidden_at
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
-from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import TokenLogProbs, token_log_probs
 from regress.parallel import fsdp as sharded
 from regress.parallel import parameter_shards, tensor_parallel
 from regress.parallel.pipeline_stages import cut

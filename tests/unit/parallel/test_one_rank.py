@@ -22,7 +22,7 @@ from regress.engine.attention import block_causal_mask
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.config.batching_config import ParallelConfig
 from regress.engine.mini_batch import Microbatch
-from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import TokenLogProbs, token_log_probs
 from regress.layout import BatchPlan, plan_microbatches
 from regress.parallel import context_parallel, data_parallel, expert_parallel
 from regress.parallel.adapter_factor_styles import InputFactor, OutputFactor

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from regress.dump.trajectory import Trajectory
 from regress.engine.mini_batch import Microbatch, TokenBatch
 from regress.errors import ConfigError, RegressError
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.layout import BatchPlan
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations

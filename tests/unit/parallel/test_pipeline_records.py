@@ -19,7 +19,7 @@ from regress.dump.module_selection import record_modules
 from regress.engine import step_taps
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.mini_batch import Microbatch
-from regress.grpo.token_log_probs import TokenLogProbs
+from regress.grpo.selective_log_softmax import TokenLogProbs
 
 pytestmark = pytest.mark.one_in(6)  # replays of golden cases meet the same combinations
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regress.grpo.token_log_probs import TokenLogProbs, token_log_probs
+from regress.grpo.selective_log_softmax import TokenLogProbs, token_log_probs
 from regress.parallel.vocabulary_log_probs import vocab_parallel_log_probs
 
 

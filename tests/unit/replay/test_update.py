@@ -13,8 +13,8 @@ from regress.dump.numpy_arrays import raw
 from regress.engine import grpo_trainer
 from regress.errors import RegressError
 from regress.golden.golden_case import GoldenCase
+from regress.grpo.advantage_computation import token_advantages
 from regress.grpo.objective_presets import PRESETS
-from regress.grpo.token_advantages import token_advantages
 from regress.replay.case_truth import compute_truth, flat
 from regress.replay.drift_update import propose
 

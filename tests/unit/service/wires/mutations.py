@@ -135,7 +135,8 @@ def shot(chance: random.Random, session: str, model: str, sampler: str, seq_id: 
         elif kind < 0.9:
             headers |= chance.choice(
                 [{"Content-Encoding": "zstd"}, {"Content-Encoding": "gzip"}, {"Content-Type": "multipart/form-data"},
-                 {"Content-Type": tinker_protobuf.MEDIA_TYPE}, {"Accept": tinker_protobuf.MEDIA_TYPE}, {"X-Idempotency-Key": "k"}]
+                 {"Content-Type": tinker_protobuf.MEDIA_TYPE}, {"Accept": tinker_protobuf.MEDIA_TYPE},
+                 {"X-Idempotency-Key": "k"}]
             )  # fmt: skip
     data = b"" if body is None else json.dumps(body).encode()
     if chance.random() < 0.2:
