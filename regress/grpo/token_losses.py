@@ -105,8 +105,7 @@ def token_loss(
 
     Args:
         marks: what comparisons with the other tokens of the mini-batch tell (`regress.grpo.token_selection`); by
-            default the
-            tokens given are compared with each other.
+            default the tokens given are compared with each other.
         entropy_scale_K: weight of each token's entropy over the weight of its loss, where the two differ
             (``entropy_aggregation="token-mean"``), marks that are given included.
         correction_K: sampler weights that were computed before, such as those normalized over a whole rollout.
