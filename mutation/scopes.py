@@ -49,20 +49,48 @@ def _of(folder: str, names: Iterable[str]) -> tuple[str, ...]:
 SCOPES = {
     scope.name: scope
     for scope in (
-        Scope("step", _of("regress/engine", ("step", "passes", "optim"))),
-        Scope("planner", _of("regress/layout", ("planner", "tokens", "frame")), ranks=2),
+        Scope("step", _of("regress/engine", ("training_step", "training_passes", "optimizer"))),
         Scope(
-            "losses", _of("regress/grpo", ("losses", "policy_losses", "ratios", "kl", "corrections", "marks"))
+            "planner", _of("regress/layout", ("layout_planner", "token_layout", "canonical_frame")), ranks=2
         ),
-        Scope("log-probs", (*_of("regress/grpo", ("logprobs",)), *_of("regress/engine", ("projection",)))),
+        Scope(
+            "losses",
+            _of(
+                "regress/grpo",
+                (
+                    "token_losses",
+                    "policy_losses",
+                    "importance_ratios",
+                    "kl_divergence",
+                    "sampler_corrections",
+                    "token_selection",
+                ),
+            ),
+        ),
+        Scope(
+            "log-probs",
+            (
+                *_of("regress/grpo", ("selective_log_softmax",)),
+                *_of("regress/engine", ("log_prob_projection",)),
+            ),
+        ),
         Scope(
             "advantages",
-            _of("regress/grpo", ("advantages", "groups", "estimators", "token_baselines", "returns")),
+            _of(
+                "regress/grpo",
+                (
+                    "advantage_computation",
+                    "group_statistics",
+                    "advantage_estimators",
+                    "token_baselines",
+                    "discounted_returns",
+                ),
+            ),
         ),
-        Scope("aggregation", _of("regress/grpo", ("aggregation",)), ranks=2),
+        Scope("aggregation", _of("regress/grpo", ("loss_aggregation",)), ranks=2),
         Scope(
             "parallel",
-            _files("regress/parallel", "failure.py", "run.py", "families.py"),
+            _files("regress/parallel", "failure_report.py", "parallel_run.py", "model_families.py"),
             4,
             Extent.REDUCED,
             0.9,

@@ -48,13 +48,13 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
         "grpo": Advantage(
             "R - mean(R of the group)",
             "arXiv 2402.03300; verl 0.9 grpo, grpo_vectorized",
-            home="estimators:grpo",
+            home="advantage_estimators:grpo",
             baseline="mean reward of the group",
         ),
         "rloo": Advantage(
             "R - mean(R of the other samples of the group)",
             "arXiv 2402.14740; verl 0.9 rloo, rloo_vectorized; TRL 1.16 RLOOTrainer",
-            home="estimators:rloo",
+            home="advantage_estimators:rloo",
             baseline="mean reward of the others of the group",
         ),
         "reinforce_plus_plus": Advantage(
@@ -67,7 +67,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
         "reinforce_plus_plus_baseline": Advantage(
             "R - mean(R of the group), whitened over tokens",
             "arXiv 2501.03262; verl 0.9 reinforce_plus_plus_baseline",
-            home="estimators:group_mean",
+            home="advantage_estimators:group_mean",
             baseline="mean reward of the group, whitened over tokens",
             whitened=True,
         ),
@@ -82,27 +82,27 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
         "opo": Advantage(
             "R - sum(length R) / sum(length) over the group, length in loss tokens",
             "arXiv 2505.23585; verl 0.9 opo",
-            home="estimators:opo",
+            home="advantage_estimators:opo",
             baseline="mean reward of the group, weighted by length",
         ),
         "gpg": Advantage(
             "N / (samples with R != 0) * (R - mean(R of the group)) / gpg_norm",
             "arXiv 2504.02546; verl 0.9 gpg",
-            home="estimators:gpg",
+            home="advantage_estimators:gpg",
             reads=("gpg_norm",),
             baseline="mean reward of the group",
         ),
         "grpo_passk": Advantage(
             "best R of the group minus the second best, for the best sample; 0 for the others",
             "arXiv 2503.19595; verl 0.9 grpo_passk",
-            home="estimators:grpo_passk",
+            home="advantage_estimators:grpo_passk",
             baseline="second best reward of the group",
             never_negative=True,
         ),
         "gdpo": Advantage(
             "each reward function by the rule of grpo in its group, weighted sum, whitened over tokens",
             "arXiv 2601.05242; verl 0.9 gdpo",
-            home="estimators:grpo",
+            home="advantage_estimators:grpo",
             baseline="mean of each reward in the group, whitened over tokens",
             whitened=True,
             separate=True,
@@ -116,7 +116,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
         "gae": Advantage(
             "generalized advantage estimation from the values of a critic, whitened over tokens",
             "arXiv 1506.02438, eq. 16; verl 0.9 gae",
-            home="values:gae",
+            home="value_loss:gae",
             reads=("lam",),
             needs=("values_K",),
             whitened=True,

@@ -367,7 +367,7 @@ def dro(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     "arXiv 2505.22617; verl 0.9 clip_cov",
     reads=("cov_fraction", "cov_low", "cov_high", "cov_seed"),
     clipped=_beyond_range,
-    marks="marks:undrawn",
+    marks="token_selection:undrawn",
     leaves_out=True,
     verl=_verl_drawn,
 )
@@ -381,7 +381,7 @@ def clip_cov(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
     "(log p - mean log p)",
     "arXiv 2505.22617; verl 0.9 kl_cov",
     reads=("cov_fraction", "cov_kl_coef"),
-    marks="marks:penalized",
+    marks="token_selection:penalized",
     verl_absolute_kl=True,
 )
 def kl_cov(t: PolicyInputs, o: ObjectiveFields) -> Tensor:
