@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from regress.systems.conformance_row import RED, Row
 
-DOCUMENT = "findings.md"
+DOCUMENT = "reference/finding-details.md"
 """Page of the documentation, beside that of the table, with a section for each finding."""
 
 

@@ -147,14 +147,18 @@ def _parse(words: list[str]) -> None:
             return
         found = command.get_command(context, words[0])
         assert found is not None, f"there is no command {words[0]!r}"
+        assert not found.hidden, f"the command {words[0]!r} is gone, and says what to use in its place"
         command, words = found, words[1:]
         context = click.Context(command, parent=context)
     command.make_parser(context).parse_args(words)
 
 
 SHARING = (
-    *("README.md", "docs/tutorial.md", "docs/howto/compare.md", "docs/howto/run-report.md"),
-    "skills/regress/SKILL.md",
+    (
+        *("README.md", "docs/first-minute.md", "docs/howto/compare.md", "docs/howto/run-report.md"),
+        "skills/regress/SKILL.md",
+    ),
+    ("docs/your-trainer.md", "docs/reference/recordings.md"),
 )
 """Pages about the same recorded run: they share a directory, and a command that several of them show is run once."""
 
@@ -162,7 +166,11 @@ SHARING = (
 def groups() -> list[list[Path]]:
     """Pages with commands that run, those that share a directory together."""
     running = [page for page in pages() if any(True for _ in steps(page))]
-    return [[ROOT / name for name in SHARING], *([page] for page in running if named(page) not in SHARING)]
+    shared = {name for names in SHARING for name in names}
+    return [
+        *([ROOT / name for name in names] for names in SHARING),
+        *([page] for page in running if named(page) not in shared),
+    ]
 
 
 def steps(page: Path) -> Iterator[tuple[str, int]]:

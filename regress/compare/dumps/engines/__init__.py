@@ -15,7 +15,7 @@ from regress.errors import CompareError
 if TYPE_CHECKING:
     from regress.compare.dumps.comparison import Engine
 
-ENGINES = ("local", "process_pool", "ray")
+ENGINES = ("local", "processes", "ray")
 
 
 def engine_named(
@@ -52,7 +52,7 @@ def engine_named(
 
         ray_cluster.imported()
         return ray_cluster.Cluster(workers, address, tell)
-    if name == "process_pool":
+    if name == "processes":
         from regress.compare.dumps.engines.process_pool import Processes
 
         return Processes(workers, tell)
