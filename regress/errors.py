@@ -22,7 +22,7 @@ class RegressError(Exception):
     on_all_ranks = False
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(_told(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_printable_message(arg) if isinstance(arg, str) else arg for arg in args))
 
     def to_json(self) -> dict[str, str]:
         """Return the sentence for a program: its kind, and what is wrong and what helps apart (empty: not said)."""
@@ -31,7 +31,7 @@ class RegressError(Exception):
         return {"type": type(self).__name__, "message": sentence, "rule": rule, "remedy": remedy}
 
 
-def _told(text: str) -> str:
+def _printable_message(text: str) -> str:
     """Return a message as it may be shown: one with a name of thousands of characters loses its middle."""
     known = printable(redacted(text))
     return known if len(known) <= _LONGEST else f"{known[: _LONGEST // 2]} [...] {known[-_LONGEST // 4 :]}"

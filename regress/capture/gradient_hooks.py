@@ -65,7 +65,7 @@ def listening(listener: Listener) -> Iterator[None]:
                 _installed.close()
 
 
-def _tell(name: str, *args: Any) -> None:
+def _notify(name: str, *args: Any) -> None:
     for listener in _listeners:
         getattr(listener, name)(*args)
 
@@ -110,7 +110,7 @@ def _exchange(old: Any, new: Any) -> None:
 
 def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensorlists: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell("before_clip", [t for found in tensorlists for t in found if isinstance(t, Tensor)])
+        _notify("before_clip", [t for found in tensorlists for t in found if isinstance(t, Tensor)])
         return original(tensorlists, *args, **kwargs)
 
     return wrapper
@@ -119,9 +119,9 @@ def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        _tell("before_clip", [p.grad for p in found if p.grad is not None])
+        _notify("before_clip", [p.grad for p in found if p.grad is not None])
         total_norm = _reduced(total_norm)
-        _tell("clip_norm", total_norm, max_norm)
+        _notify("clip_norm", total_norm, max_norm)
         return original(found, max_norm, total_norm, *args, **kwargs)
 
     return wrapper
@@ -139,9 +139,9 @@ def _reduced(norm: Any) -> Any:
 
 def _fsdp_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-        _tell("before_clip", [p.grad for p in module.parameters() if p.grad is not None])
+        _notify("before_clip", [p.grad for p in module.parameters() if p.grad is not None])
         norm = original(module, *args, **kwargs)
-        _tell("clip_norm", norm, args[0] if args else kwargs.get("max_norm"))
+        _notify("clip_norm", norm, args[0] if args else kwargs.get("max_norm"))
         return norm
 
     return wrapper
@@ -151,9 +151,9 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # the backward call of a checkpoint, within another pass
             return original(tensors, grad_tensors, *args, **kwargs)
-        _tell("before_backward", tensors, grad_tensors)
+        _notify("before_backward", tensors, grad_tensors)
         result = original(tensors, grad_tensors, *args, **kwargs)
-        _tell("after_backward")
+        _notify("after_backward")
         return result
 
     return wrapper
@@ -163,7 +163,7 @@ def _after(event: str, own: bool = False) -> Callable[[Callable[..., Any]], Call
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, *args, **kwargs)
-            _tell(event, scaler if own else (args[0] if args else kwargs.get("optimizer")))
+            _notify(event, scaler if own else (args[0] if args else kwargs.get("optimizer")))
             return result
 
         return wrapper

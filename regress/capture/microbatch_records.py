@@ -11,7 +11,7 @@ import numpy as np
 
 from regress.capture.forward_pass import Array, Pass, stacked, together
 from regress.capture.softmax_passes import SoftmaxPass
-from regress.capture.token_gradient_of_pass import told_of, unscaled
+from regress.capture.token_gradient_of_pass import gradient_facts, unscaled
 from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import SampleKey, TokenLayout
 
@@ -122,7 +122,12 @@ def write_micro(micro: Micro, number: int, naming: Naming, scale: float, add: Ad
         add(number, "loss", {"loss": loss}, {**at_targets, "backward_scale": scale})
     found = {name: stack.join("gradients", name) for name in stack.names("gradients")}
     if found:
-        add(number, "token_gradient", unscaled(found, scale), {**at_targets, **told_of(micro.passes, scale)})
+        add(
+            number,
+            "token_gradient",
+            unscaled(found, scale),
+            {**at_targets, **gradient_facts(micro.passes, scale)},
+        )
     return left_out
 
 

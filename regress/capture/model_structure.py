@@ -105,7 +105,7 @@ def dissect(
         raise CaptureError(f"{model!r} is no torch.nn.Module: give the model that is trained, wrapped or not")
     root = unwrapped(model)
     if head is None and decoder is None and _output_embeddings(root) is None:
-        root = _held(root)
+        root = _inner_language_model(root)
     neither = Anatomy(root, None, None, first="logits")
     if read_from == "logits":
         return neither
@@ -139,7 +139,7 @@ def dissect(
     )
 
 
-def _held(root: nn.Module) -> nn.Module:
+def _inner_language_model(root: nn.Module) -> nn.Module:
     """Return the one language model that is trained within a module, such as that of a trainer's step; else the module.
 
     Raises:

@@ -150,7 +150,7 @@ def record(
         with _hooked(session):
             yield recorder
             session.finish_step()
-        _tell(session, provenance, system, weights)
+        _complete_manifest(session, provenance, system, weights)
 
 
 @contextmanager
@@ -172,7 +172,9 @@ def _eager(hook: Callable[..., None]) -> Callable[..., None]:
     return hook if compiler is None else compiler.disable(hook)
 
 
-def _tell(session: Session, provenance: Provenance, system: str, weights: Mapping[str, str]) -> None:
+def _complete_manifest(
+    session: Session, provenance: Provenance, system: str, weights: Mapping[str, str]
+) -> None:
     """Complete what the manifest tells of the run.
 
     Raises:
@@ -180,7 +182,7 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     """
     anatomy, world, precision = session.anatomy, session.world, session.precision
     if not sum(world.gather(session.forwards.count)):
-        raise CaptureError(_nothing(anatomy))
+        raise CaptureError(_nothing_captured(anatomy))
     precision.count(anatomy.parameters())
     told: dict[str, Any] = {
         "system": system or type(anatomy.root).__module__.partition(".")[0],
@@ -199,7 +201,7 @@ def _tell(session: Session, provenance: Provenance, system: str, weights: Mappin
     provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}
 
 
-def _nothing(anatomy: Anatomy) -> str:
+def _nothing_captured(anatomy: Anatomy) -> str:
     """Return what to do where nothing was captured."""
     inside = "give record the model that is trained (before or after it is wrapped), and train inside of the with block"
     if anatomy.decoder is None:

@@ -138,7 +138,7 @@ def unscaled(found: Mapping[str, Array], scale: float) -> dict[str, Array]:
     }
 
 
-def told_of(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
+def gradient_facts(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
     """Return the facts that a reader needs about the token gradients of a microbatch."""
     temperatures = sorted({temperature for p in passes for temperature in p.temperatures})
     told: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}

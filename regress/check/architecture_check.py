@@ -38,7 +38,7 @@ TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutRow:
     """One layout.
 
     Attributes:
@@ -65,7 +65,7 @@ class ModelCheck:
 
     model: str
     architecture: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[LayoutRow, ...] = ()
     error: Mapping[str, str] | None = None
 
     @property
@@ -110,7 +110,7 @@ class Architecture:
         size = f"{type(self.model).__name__}, {text.num_hidden_layers} layers"
         self.text = size + (f" ({', '.join(kinds)})" if kinds else "")
 
-    def row(self, layout: str) -> Row:
+    def row(self, layout: str) -> LayoutRow:
         """Judge a layout of `regress.check.model_layouts.LAYOUTS`."""
         with _exact():
             return _row(layout, self.model, self.samples, self._truth)
@@ -244,23 +244,23 @@ def _loaded(name: str, folder: Path, config: PretrainedConfig) -> PreTrainedMode
     return found
 
 
-def _row(layout: str, model: PreTrainedModel, samples: Sequence[Tensor], truth: Measured) -> Row:
+def _row(layout: str, model: PreTrainedModel, samples: Sequence[Tensor], truth: Measured) -> LayoutRow:
     try:
         found = LAYOUTS[layout](model, samples)
     except Exception as error:
-        return Row(layout, REFUSED, reason(error)[:200])
+        return LayoutRow(layout, REFUSED, reason(error)[:200])
     for number, (mine, golden) in enumerate(zip(found.log_probs, truth.log_probs, strict=True)):
         off = (mine - golden).abs()
         if not bool(off.max() <= _EXACT * golden.abs().max()):
             at = int(off.nan_to_num(nan=torch.inf).argmax())
             text = f"log-prob of sample {number}, token {at + 1}: {float(mine[at]):.6g}, alone {float(golden[at]):.6g}"
-            return Row(layout, WRONG, text)
+            return LayoutRow(layout, WRONG, text)
     largest = max(float(one.abs().max()) for one in truth.gradients.values())
     for name, golden in truth.gradients.items():
         own = found.gradients.get(name)
         gap = float((golden if own is None else own - golden).abs().max())
         if not gap <= 10 * _EXACT * largest:
-            return Row(
+            return LayoutRow(
                 layout, WRONG, f"log-probs are right, the gradient of {name} is off by {gap / largest:.2g}"
             )
-    return Row(layout, RIGHT)
+    return LayoutRow(layout, RIGHT)

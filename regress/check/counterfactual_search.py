@@ -36,7 +36,7 @@ Run = tuple[Batch, Result]
 
 
 @dataclass(frozen=True)
-class Beside:
+class Departures:
     """Hold the function's values on a batch beside the objective's, in units of the latter.
 
     Attributes:
@@ -96,7 +96,7 @@ class Search:
         """Return what the objective makes of a batch."""
         return Expected(batch, self.objective, self.from_rewards, self.by_token)
 
-    def beside(self, run: Run, quantity: str) -> Beside:
+    def beside(self, run: Run, quantity: str) -> Departures:
         """Return the result of a batch beside the objective's."""
         batch, result = run
         expected = self.expected(batch)
@@ -110,7 +110,7 @@ class Search:
         plain = own.compute(own.inputs, own.settings)[quantity]
         single = torch.equal(given, given.float().double()) and not torch.equal(given, given.round())
         close = _COARSE if single else _EXACT
-        return Beside(replace(own, choices=choices), quantity, plain.numpy(), found.numpy(), close)
+        return Departures(replace(own, choices=choices), quantity, plain.numpy(), found.numpy(), close)
 
     def cause(self, runs: Sequence[Run], quantity: str) -> str | None:
         """Return the simplest change of the objective that gives what the function gave on all batches, in words.
@@ -146,7 +146,7 @@ def _rank(one: Counterfactual) -> tuple[Any, ...]:
     return one.change, not one.id.startswith("op:") or "/reversed@" not in one.id, one.number
 
 
-def _gives(beside: Beside, own: Formula, id: str) -> bool:
+def _gives(beside: Departures, own: Formula, id: str) -> bool:
     """Return True if a change of a formula gives what the function gave, or changes nothing that is right."""
     base = own.values(beside.quantity)
     if base is None:
@@ -157,7 +157,7 @@ def _gives(beside: Beside, own: Formula, id: str) -> bool:
     )
 
 
-def _preset(all_of_them: Sequence[Beside]) -> str | None:
+def _preset(all_of_them: Sequence[Departures]) -> str | None:
     """Return the preset that the function is, whatever constants it was given."""
     for name, values in PRESETS.items():
         settings = replace(ObjectiveFields(), **values)
@@ -168,7 +168,9 @@ def _preset(all_of_them: Sequence[Beside]) -> str | None:
     return None
 
 
-def _pair(all_of_them: Sequence[Beside], screen: Beside, changes: Sequence[Counterfactual]) -> str | None:
+def _pair(
+    all_of_them: Sequence[Departures], screen: Departures, changes: Sequence[Counterfactual]
+) -> str | None:
     """Return two changes that together give it, the first of them one that comes close."""
     quantity = screen.quantity
     first = [one for one in changes if not one.id.startswith("op:")]

@@ -20,7 +20,7 @@ from regress.compare.quantities import (
     OPEN_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
-    Source,
+    QuantitySource,
     exclusive_stages,
     primary_source,
     quantity_named,
@@ -33,7 +33,7 @@ from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 
-NORM = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
+NORM = QuantitySource("gradient", "grad_norm", "grad_norm", "grad_norm")
 """The norm in the metadata of gradients, which is asked for like a tensor of theirs."""
 
 
@@ -88,7 +88,7 @@ class Expected:
         keys = [key] if self.plan is None else self.golden.of_stages([key.stage])
         return self.golden.header(keys[0]) if keys else None
 
-    def sources(self, key: Key) -> list[Source]:
+    def sources(self, key: Key) -> list[QuantitySource]:
         """Return the tensors that a record holds, in its order, then those that it should hold besides."""
         recorded, wanted = ([*_sources(header)] for header in (self.actual.header(key), self.beside(key)))
         if self.plan is not None and not self.plan.repeated:
@@ -121,7 +121,7 @@ class Expected:
             what = f"{key} holds other shards than"
         return f"{what} its bitwise reference, so bytes cannot be compared" if what else ""
 
-    def homeless(self) -> Iterator[tuple[Source, Place]]:
+    def homeless(self) -> Iterator[tuple[QuantitySource, Place]]:
         """Yield golden tensors that no record of a microbatch could hold, each with rank and microbatch."""
         if self.plan is None:
             return
@@ -146,8 +146,8 @@ class AtPlaces:
     expected: Expected
     actual: Records
     place: Place
-    tolerance: Callable[[Source], Tolerance | None]
-    compared: dict[Key, list[Source]] = field(default_factory=dict)
+    tolerance: Callable[[QuantitySource], Tolerance | None]
+    compared: dict[Key, list[QuantitySource]] = field(default_factory=dict)
 
     def verdicts(self, locator: Locator) -> Iterator[Verdict]:
         """Yield verdicts on the set of records, their tokens, and each tensor that one side lacks."""
@@ -179,7 +179,7 @@ class AtPlaces:
         header, sources = self.actual.header(key), self.expected.sources(key)
         place = replace(self.place, rank=key.rank, micro=key.micro)
         golden, plan = self.expected.beside(key), self.expected.plan
-        whole = Source(key.stage, key.stage, key.stage, key.stage)
+        whole = QuantitySource(key.stage, key.stage, key.stage, key.stage)
         if not sources and golden is not None and plan is not None and plan.divided and self.tolerance(whole):
             detail = f"the part of the model on rank {key.rank} has none"
             yield Verdict(Status.OK, key.stage, key.stage, place, detail)
@@ -194,7 +194,7 @@ class AtPlaces:
         if key.stage == "gradient":
             yield from self._tensor(key, NORM, place)
 
-    def _tensor(self, key: Key, source: Source, place: Place) -> Iterator[Verdict]:
+    def _tensor(self, key: Key, source: QuantitySource, place: Place) -> Iterator[Verdict]:
         tolerance = self.tolerance(source)
         if tolerance is None:
             return
@@ -210,19 +210,19 @@ class AtPlaces:
         elif actual:
             yield case.verdict(Status.EXTRA, detail=f"actual {actual}, and no golden of this name")
 
-    def _fault(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
+    def _fault(self, source: QuantitySource, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
         if self.tolerance(source) is not None:
             yield Verdict(status, source.quantity, source.label, place, detail)
 
 
-def _sources(header: Header | None) -> Iterator[Source]:
+def _sources(header: Header | None) -> Iterator[QuantitySource]:
     """Yield the tensors of a record that belong to a quantity."""
     names = () if header is None else header.tensors
     found = (source_of(header.key.stage, name) for name in names if header is not None)
     yield from (source for source in found if source is not None)
 
 
-def _described(header: Header | None, source: Source) -> str:
+def _described(header: Header | None, source: QuantitySource) -> str:
     """Return dtype and shape of a tensor of a record, or of the norm in its metadata; empty without one."""
     if header is None:
         return ""

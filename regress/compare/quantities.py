@@ -181,7 +181,7 @@ _ORDER = {quantity.name: index for index, quantity in enumerate(QUANTITIES)}
 
 
 @dataclass(frozen=True)
-class Source:
+class QuantitySource:
     """A recorded tensor and the golden tensor that it must equal.
 
     Attributes:
@@ -208,38 +208,41 @@ TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logi
 EVERYWHERE = ("token_gradient", "entropy_gradient")
 """Quantities of tokens that are 0 at every token that the loss leaves out: they are compared there, too."""
 
-RECOVERABLE = Source("token_gradient", "recoverable", "token_residual", "recoverable")
+RECOVERABLE = QuantitySource("token_gradient", "recoverable", "token_residual", "recoverable")
 """Mask of the tokens whose derivatives rounding does not hide; others are recorded as 0, and not compared."""
 
 ROUTER = "router_loss"
 """A microbatch's part of the load-balancing loss of routers, which is in its loss and no sum over loss tokens."""
 
-SOURCES: tuple[Source, ...] = (
+SOURCES: tuple[QuantitySource, ...] = (
     *(
-        Source("batch_inputs", name, "batch_inputs", name)
+        QuantitySource("batch_inputs", name, "batch_inputs", name)
         for name in ("input_ids", "position_ids", "attention_mask", "response_mask")
     ),
-    Source("forward_data", "input_ids", "batch_inputs", "input_ids", primary=False),
-    Source("forward_data", "response_mask", "batch_inputs", "response_mask", primary=False),
-    Source("forward_data", "log_probs", "log_probs", "log_probs"),
-    Source("forward_data", "entropy", "entropy", "entropy"),
-    Source("is_loss_debug", "effective_valid", "batch_inputs", "response_mask", primary=False),
-    Source("is_loss_debug", "log_probs", "log_probs", "log_probs", primary=False),
-    Source("is_loss_debug", "prob_ratio", "ratio", "prob_ratio"),
-    Source("is_loss_debug", "elementwise_loss", "token_loss", "elementwise_loss"),
+    QuantitySource("forward_data", "input_ids", "batch_inputs", "input_ids", primary=False),
+    QuantitySource("forward_data", "response_mask", "batch_inputs", "response_mask", primary=False),
+    QuantitySource("forward_data", "log_probs", "log_probs", "log_probs"),
+    QuantitySource("forward_data", "entropy", "entropy", "entropy"),
+    QuantitySource("is_loss_debug", "effective_valid", "batch_inputs", "response_mask", primary=False),
+    QuantitySource("is_loss_debug", "log_probs", "log_probs", "log_probs", primary=False),
+    QuantitySource("is_loss_debug", "prob_ratio", "ratio", "prob_ratio"),
+    QuantitySource("is_loss_debug", "elementwise_loss", "token_loss", "elementwise_loss"),
     *(
-        Source("is_loss_debug", name, name, name)
+        QuantitySource("is_loss_debug", name, name, name)
         for name in (
             *("advantages", "weights", "old_log_probs", "ref_log_probs", "sampler_weights"),
             *("kl", "policy_loss", "entropy_loss"),
         )
     ),
-    *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss", ROUTER)),
-    Source("is_loss_debug", "loss", "loss", "loss", primary=False),
-    *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
+    *(
+        QuantitySource("loss", name, "loss", name)
+        for name in ("loss", "pg_loss", "kl_loss", "entropy_loss", ROUTER)
+    ),
+    QuantitySource("is_loss_debug", "loss", "loss", "loss", primary=False),
+    *(QuantitySource("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
     RECOVERABLE,
-    Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
-    Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
+    QuantitySource("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
+    QuantitySource("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )
 """Tensors with a name of their own; activations, gradients, parameters and optimizer states go by the model's."""
 
@@ -303,16 +306,16 @@ def order_of(quantity: str) -> int:
     return _ORDER.get(quantity, len(_ORDER))
 
 
-def source_of(stage: str, tensor: str) -> Source | None:
+def source_of(stage: str, tensor: str) -> QuantitySource | None:
     """Return the source of the golden values of a recorded tensor, or None if no quantity knows it."""
     if stage in OPEN_STAGES:
-        return Source(stage, tensor, stage, tensor)
+        return QuantitySource(stage, tensor, stage, tensor)
     return _SOURCES.get((stage, tensor))
 
 
-def source_or_other(stage: str, tensor: str) -> Source:
+def source_or_other(stage: str, tensor: str) -> QuantitySource:
     """Return the source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
-    return source_of(stage, tensor) or Source(stage, tensor, OTHER, f"{stage}/{tensor}")
+    return source_of(stage, tensor) or QuantitySource(stage, tensor, OTHER, f"{stage}/{tensor}")
 
 
 def nearest_tensor(stage: str, tensor: str) -> str | None:
@@ -327,12 +330,14 @@ def nearest_tensor(stage: str, tensor: str) -> str | None:
     return None
 
 
-def primary_source(quantity: str, name: str) -> Source:
+def primary_source(quantity: str, name: str) -> QuantitySource:
     """Return the first place to look for a golden tensor of a microbatch."""
     if quantity in OPEN_STAGES:
-        return Source(quantity, name, quantity, name)
+        return QuantitySource(quantity, name, quantity, name)
     found = [source for source in SOURCES if (source.quantity, source.name) == (quantity, name)]
-    return next((source for source in found if source.primary), Source(quantity, name, quantity, name))
+    return next(
+        (source for source in found if source.primary), QuantitySource(quantity, name, quantity, name)
+    )
 
 
 def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
@@ -345,11 +350,11 @@ def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
     return found
 
 
-def sources_in(stage: str, quantity: str, names: list[str]) -> Iterator[Source]:
+def sources_in(stage: str, quantity: str, names: list[str]) -> Iterator[QuantitySource]:
     """Yield the tensors that a record of a stage has to hold, of a quantity with these golden names."""
     if stage in OPEN_STAGES:
         if quantity == stage:
-            yield from (Source(stage, name, quantity, name) for name in names)
+            yield from (QuantitySource(stage, name, quantity, name) for name in names)
         return
     for source in SOURCES:
         if source.stage == stage and source.quantity == quantity and source.name in names:

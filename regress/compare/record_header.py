@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.compare.alignment.local_shard import told_shards
+from regress.compare.alignment.local_shard import recorded_shards
 from regress.compare.alignment.record_keys import Key, key_of
 from regress.compare.alignment.token_places import Places
 from regress.compare.alignment.token_spans import Spans
@@ -114,7 +114,7 @@ def header_of(name: str, record: Record) -> Header:
         except CompareError as error:
             spans, rows, problem = None, None, str(error)
     tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
-    shards = told_shards(record)
+    shards = recorded_shards(record)
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
     return Header(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light, bare)

@@ -11,18 +11,18 @@ from regress.compare.alignment.element_names import Locator, TokenText
 from regress.compare.alignment.record_keys import Key
 from regress.compare.coverage import judge_elements, not_compared
 from regress.compare.diagnosis.hypotheses import Truth
-from regress.compare.diagnosis.related_values import NOTHING, Beside
-from regress.compare.dumps.canonical_values import forgetting, golden_at
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
+from regress.compare.dumps.canonical_values import clearing_caches, golden_at
 from regress.compare.dumps.comparison import work
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.loss_shares import Group, ShareUnit
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.tolerance_bounds import Bounds, StoredBounds
-from regress.compare.dumps.truth_source import HeldTruth, TruthSide
+from regress.compare.dumps.truth_source import InMemoryTruth, TruthSide
 from regress.compare.expected_records import AtPlaces, Expected
 from regress.compare.in_memory_source import Memory
-from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, Source, quantity_named
+from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, QuantitySource, quantity_named
 from regress.compare.record_plan import Plan
 from regress.compare.replica_agreement import Replicas
 from regress.compare.update_records import Records
@@ -47,7 +47,7 @@ def judge_update(
     dtype: Dtype | None = None,
     text: TokenText | None = None,
     config: Mapping[str, Any] | None = None,
-    beside: Beside | None = NOTHING,
+    beside: RelatedValues | None = NOTHING,
 ) -> list[Verdict]:
     """Return all verdicts on one optimizer update, in the order of computation.
 
@@ -75,8 +75,8 @@ def judge_update(
     """
     plan = Plan.of(planned)
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
-    golden, actual = HeldTruth(truth, frame, place, text, beside or NOTHING), Memory([*records], config)
-    with forgetting():
+    golden, actual = InMemoryTruth(truth, frame, place, text, beside or NOTHING), Memory([*records], config)
+    with clearing_caches():
         values = golden_at(golden, actual, *place)
         update = _Update((golden, actual), frame, Place(*place), plan, bounds, beside is not None)
         expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
@@ -102,7 +102,7 @@ def judge_bitwise(
     `judge_update` for the other arguments.
     """
     golden, actual = Memory([*reference], text=text), Memory([*records])
-    with forgetting():
+    with clearing_caches():
         bounds = Bounds(BITWISE)
         update = _Update((golden, actual), frame, Place(*place), planned or Plan(()), bounds, False)
         told = update.golden.told
@@ -151,13 +151,13 @@ class _Update:
                     yield finding.verdict
         yield from Replicas(self.actual, locator, self.place).verdicts()
 
-    def _tolerance(self, source: Source) -> Tolerance | None:
+    def _tolerance(self, source: QuantitySource) -> Tolerance | None:
         if isinstance(self.bounds, StoredBounds) and self.bounds.tolerances(source.quantity) is None:
             return None
         return self.bounds.of(source.quantity, ()).of(source.name) or EXACT
 
     def _units(
-        self, key: Key, golden: tuple[str, ...], sources: Sequence[Source]
+        self, key: Key, golden: tuple[str, ...], sources: Sequence[QuantitySource]
     ) -> Iterator[Unit | ShareUnit]:
         """Yield the comparisons of what both sides have of a record: of a reference, byte for byte."""
         record = self.actual.all[key][0]
@@ -191,5 +191,5 @@ class _Update:
         return {sample: sample for sample in self.frame.samples}
 
 
-def _names(sources: Iterable[Source]) -> tuple[str, ...]:
+def _names(sources: Iterable[QuantitySource]) -> tuple[str, ...]:
     return tuple(source.tensor for source in sources)

@@ -14,7 +14,7 @@ from regress.compare.alignment.element_names import Locator
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.shard_overlap import IntervalIndex
-from regress.compare.alignment.token_places import Mask, Places, Told, told_tokens
+from regress.compare.alignment.token_places import Mask, Places, RecordedTokens, recorded_tokens
 from regress.compare.alignment.token_spans import NO_LAYOUT
 from regress.compare.quantities import LOSS_STAGES, MASKS, MICRO_STAGES, UPDATE_STAGES, Kind, quantity_named
 from regress.compare.record_header import Header, header_of, lengths_of
@@ -181,10 +181,10 @@ class Records:
         return dict(found.values())
 
     @cached_property
-    def told(self) -> Told:
+    def told(self) -> RecordedTokens:
         """Token ids and loss tokens, as far as the records tell them."""
         telling = [key for stage in MASKS for key in self.of_stages([stage]) if self.placed(key)]
-        return told_tokens(((self.read(key), self.places(key)) for key in telling), self.frame.size)
+        return recorded_tokens(((self.read(key), self.places(key)) for key in telling), self.frame.size)
 
     @property
     def loss_tokens(self) -> Mask | None:

@@ -11,11 +11,11 @@ from regress.compare.alignment.token_places import Mask
 from regress.compare.alignment.token_spans import Spans
 from regress.compare.dumps.comparison_options import Options, Planned
 from regress.compare.dumps.comparison_unit import Unit
-from regress.compare.dumps.elementwise_comparison import Elementwise, is_share, layouts_of, told_notes
+from regress.compare.dumps.elementwise_comparison import Elementwise, is_share, layout_notes, layouts_of
 from regress.compare.dumps.loss_shares import ShareUnit
 from regress.compare.dumps.microbatch_groups import Shares, once
 from regress.compare.dumps.opened_dump import Side
-from regress.compare.dumps.record_listing import told_by
+from regress.compare.dumps.record_listing import recorded_by
 from regress.compare.dumps.sample_matching import Matching, numbered
 from regress.compare.missing_records import Half, Stage, one_sided
 from regress.compare.quantities import (
@@ -35,12 +35,12 @@ from regress.layout import SampleKey, TokenFrame
 TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
 """Records that tell loss tokens or token ids."""
 
-Telling: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
+InformativeRecords: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
 """Sample -> the records that hold it: stage, number and name."""
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateUnits:
     """One update of both dumps.
 
     Attributes:
@@ -131,7 +131,7 @@ class Update:
         planned.verdicts += self._stage(stage, planned).verdicts()
         if not golden or not actual or (len(planned.problems) > known and stage not in UPDATE_STAGES):
             return
-        planned.notes += told_notes(stage, (*golden, *actual), bare=places.bare)
+        planned.notes += layout_notes(stage, (*golden, *actual), bare=places.bare)
         if stage in UPDATE_STAGES:
             planned.units += self._whole(stage, golden, actual, planned)
             return
@@ -181,7 +181,7 @@ class Update:
 
     def _loss_tokens(self) -> Mask | None:
         telling = [record.name for record in self.golden if record.key.stage in TOLD]
-        return told_by(self.paths[0], telling, self._indices[0], self.frame).loss
+        return recorded_by(self.paths[0], telling, self._indices[0], self.frame).loss
 
     @cached_property
     def _records(self) -> tuple[Records, Records]:
@@ -276,12 +276,12 @@ class Update:
         return found
 
     @cached_property
-    def _telling_golden(self) -> Telling:
-        return _telling(self.golden, self.matching.alias)
+    def _telling_golden(self) -> InformativeRecords:
+        return _informative_records(self.golden, self.matching.alias)
 
     @cached_property
-    def _telling_actual(self) -> Telling:
-        return _telling(self.actual, {})
+    def _telling_actual(self) -> InformativeRecords:
+        return _informative_records(self.actual, {})
 
     @cached_property
     def _lengths(self) -> dict[SampleKey, int]:
@@ -340,9 +340,11 @@ class Update:
         yield ShareUnit(*self.paths, stage, groups, shares.terms(), bounds, only, without)
 
 
-def _telling(records: Iterable[Header], names: Mapping[SampleKey, SampleKey]) -> Telling:
+def _informative_records(
+    records: Iterable[Header], names: Mapping[SampleKey, SampleKey]
+) -> InformativeRecords:
     """Return the records that tell loss tokens or ids, by sample."""
-    found: Telling = {}
+    found: InformativeRecords = {}
     for number, record in enumerate(records):
         useful = MASKS.get(record.key.stage) in record.tensors or "input_ids" in record.tensors
         if record.key.stage in TOLD and useful:

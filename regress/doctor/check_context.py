@@ -62,7 +62,7 @@ def gathered(
     next_run = _next(config_path, config_name, overrides, flags or {}, frozenset(allowed))
     output_dir = None if next_run.config is None else next_run.config.trainer.checkpoint_dir
     if next_run.error is not None and not paths:
-        paths = _told_output_dir(overrides)
+        paths = _overridden_output_dir(overrides)
     target = find_target(paths[0] if paths else None, output_dir, project_root, whole=deep)
     root = Path(project_root).expanduser().absolute()
     return CheckContext(target, next_run, project_root=root, deep=deep)
@@ -88,7 +88,7 @@ def _next(
     return Next(config, allowed=allowed)
 
 
-def _told_output_dir(overrides: Sequence[str]) -> list[str]:
+def _overridden_output_dir(overrides: Sequence[str]) -> list[str]:
     """Return the output directory of a configuration that breaks a rule, where an override names it."""
     found = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
     return found[-1:]

@@ -117,7 +117,7 @@ def apply(tree: Tree, actions: Sequence[Action], backup: Backup | str) -> Backup
     if not actions:
         return None
     require_idle(tree)
-    with _told(tree.root):
+    with _explained_os_errors(tree.root):
         kept = Backup.make(tree, backup) if isinstance(backup, str) else backup
         batch = durable_files.Batch(tree.root)
         for action in actions:
@@ -129,7 +129,7 @@ def apply(tree: Tree, actions: Sequence[Action], backup: Backup | str) -> Backup
                 target = kept.folder / action.path if isinstance(action, Store) else tree.root / action.to
                 kept.moved[action.path] = target.relative_to(tree.root).as_posix()
         kept.write_list()
-    with _told(tree.root, f", and what was there is in {kept.folder}"):
+    with _explained_os_errors(tree.root, f", and what was there is in {kept.folder}"):
         moves = [action for action in actions if not isinstance(action, Write)]
         for action in moves:
             if isinstance(action, Store):
@@ -174,7 +174,7 @@ def restore(context: CheckContext, name: str, *, dry_run: bool = False) -> tuple
     paths = [action.path for action in actions] + list(moved)
     if not dry_run and paths:
         require_idle(tree)
-        with _told(tree.root):
+        with _explained_os_errors(tree.root):
             kept = Backup.make(tree, f"restore {folder.name}")
             for old, new in moved.items():
                 if tree.exists(old):
@@ -184,7 +184,7 @@ def restore(context: CheckContext, name: str, *, dry_run: bool = False) -> tuple
             for action in actions:
                 (tree.root / action.path).parent.mkdir(parents=True, exist_ok=True)
         apply(tree, actions, kept)
-        with _told(tree.root):
+        with _explained_os_errors(tree.root):
             for path in links:
                 durable_files.copy(folder / path, tree.root / path)
     return folder, paths
@@ -232,7 +232,7 @@ def back_up(context: CheckContext) -> tuple[Path, list[str]]:
         raise DoctorError(
             f"{context.target.root} has not the {readable(needed)} that a backup takes; free space there"
         )
-    with _told(context.tree.root):
+    with _explained_os_errors(context.tree.root):
         kept = Backup.make(context.tree, "backup")
         for name in names:
             kept.copy(name)
@@ -341,7 +341,7 @@ def finished(context: CheckContext) -> CheckContext:
     if not durable_files.unfinished(context.tree.root):
         return context
     require_idle(context.tree)
-    with _told(context.tree.root):
+    with _explained_os_errors(context.tree.root):
         durable_files.finish(context.tree.root)
     return again(context)
 
@@ -389,7 +389,7 @@ def _move(tree: Tree, name: str, to: str) -> None:
 
 
 @contextmanager
-def _told(root: Path, more: str = "") -> Iterator[None]:
+def _explained_os_errors(root: Path, more: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:

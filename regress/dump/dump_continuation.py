@@ -41,7 +41,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Place:
+class ContinuationPoint:
     """Place in a run between two optimizer updates.
 
     Attributes:
@@ -79,7 +79,7 @@ class StartingPlace:
         stated: name of what the run goes on from, for errors.
     """
 
-    place: Place
+    place: ContinuationPoint
     position: Position
     stated: str
 

@@ -169,13 +169,13 @@ class DumpReader:
         """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
         path, entry = self._file(name)
         if self.mapped and isinstance(path, Path):
-            return _told(path, entry, _mapped(path, entry))
+            return _checked_against_manifest(path, entry, _mapped(path, entry))
         data = _load(path)
         _require(path, entry, stamp_of(data))
         records = _decode(path, data, self.manifest.format)
         if len(records) != 1:
             raise DumpError(f"{path} holds {len(records)} records, but a file of a dump holds one; {CUT_OFF}")
-        return _told(path, entry, records[0])
+        return _checked_against_manifest(path, entry, records[0])
 
     def verify(self, name: str, span: Span | None = None) -> None:
         """Raise `DumpError` unless a file has the checksums, or else the hash, that stand in the manifest.
@@ -222,7 +222,7 @@ class DumpReader:
         return self.folder / name, self._entries[name]
 
 
-def _told(path: Location, entry: Entry, record: Record) -> Record:
+def _checked_against_manifest(path: Location, entry: Entry, record: Record) -> Record:
     """Return a record that is of the type and place that the manifest tells."""
     if (record.type, record.where.stem) != (entry.type, entry.where.stem):
         raise DumpError(

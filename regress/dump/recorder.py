@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from regress.dump.background_writer import Writer
 from regress.dump.canonical_json import Json
 from regress.dump.coordinates import Coordinates
-from regress.dump.dump_continuation import Place, Position, StartingPlace, continued
+from regress.dump.dump_continuation import ContinuationPoint, Position, StartingPlace, continued
 from regress.dump.dump_files import TEMPORARY, probe, unwritable
 from regress.dump.dump_location import Location, location
 from regress.dump.dump_manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
@@ -202,14 +202,14 @@ class Recorder(Collector):
         if self._alone or self.failure is None:
             self._writer.put(path, record)
 
-    def position(self, place: Place) -> Position:
+    def position(self, place: ContinuationPoint) -> Position:
         """Return which records before a place are written, after waiting for those on their way; ranks together.
 
         Raises `DumpError` if one cannot be written.
         """
         return functools.reduce(Position.joined, self._together(lambda: self._written(place)))
 
-    def _written(self, place: Place) -> Position:
+    def _written(self, place: ContinuationPoint) -> Position:
         self._writer.drain()
         found = {name: entry.stamp for name, entry in self._kept.items()}
         for path, stamp in self._writer.stamps.items():

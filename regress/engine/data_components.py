@@ -25,7 +25,7 @@ from regress.tasks.task_registry import Task, make_task
 
 
 @dataclass(frozen=True)
-class Material:
+class DataComponents:
     """Tokenizer, prompts, the dialogue of conversations with several turns, and the curriculum, if there is one."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ class Material:
     curriculum: Curriculum | None = None
 
 
-def make_material(config: Config) -> Material:
+def make_material(config: Config) -> DataComponents:
     """Make what a configuration asks to train on.
 
     Raises:
@@ -42,7 +42,7 @@ def make_material(config: Config) -> Material:
         TaskError: if the problems cannot be made or read, or leave a stage of the curriculum empty.
     """
     if not config.has_task:
-        return Material(_given_tokenizer(config), NoPrompts())
+        return DataComponents(_given_tokenizer(config), NoPrompts())
     stages = config.curriculum.read_stages() if config.curriculum.enable else ()
     dataset = _held_out(config, _dataset(config, stages))
     if config.task.answer_tags:
@@ -54,7 +54,7 @@ def make_material(config: Config) -> Material:
         dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
     prompts = PromptSource(dataset, tokenizer, config, dialogue)
     curriculum = _curriculum(config, dataset, stages, prompts) if stages else None
-    return Material(tokenizer, prompts, dialogue, curriculum)
+    return DataComponents(tokenizer, prompts, dialogue, curriculum)
 
 
 def _held_out(config: Config, dataset: Dataset) -> Dataset:

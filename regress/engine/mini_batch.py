@@ -34,8 +34,8 @@ class LossTokens:
 
     ``sequence`` is the index of the token's sample, non-decreasing, in ``[0, num_sequences)``. ``entropy_weights`` are
     those of the entropy bonus where they are not ``weights``; ``correction`` are sampler weights computed over the
-    rollout, ``kept`` and ``penalized`` the `regress.grpo.token_selection.Marks` of the mini-batch, ``counted`` is True
-    for tokens that metrics are of, where others have values, too.
+    rollout, ``kept`` and ``penalized`` the `regress.grpo.token_selection.TokenSelection` of the mini-batch, ``counted``
+    is True for tokens that metrics are of, where others have values, too.
     """
 
     sequence: Tensor

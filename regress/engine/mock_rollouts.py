@@ -13,7 +13,7 @@ from regress.engine import run_log
 from regress.engine.config.config_schema import Config
 from regress.engine.rollout_worker import SAMPLES, TRAIN, Prompt
 from regress.errors import ReplayError
-from regress.tasks.curriculum import Place
+from regress.tasks.curriculum import CurriculumPosition
 
 LOG_PROB_LIMIT = 1e-2
 """Tolerated excess of a log-prob over 0: half a unit of bfloat16 near 1 is 0.004."""
@@ -132,7 +132,7 @@ class MockRolloutWorker:
         found = self._recorded(step, split).trajectories
         return list(dict.fromkeys(trajectory.group_id for trajectory in found))
 
-    def place(self, step: int) -> Place:
+    def place(self, step: int) -> CurriculumPosition:
         """Return the stage of the curriculum that a training step was sampled from.
 
         Raises:
@@ -145,9 +145,9 @@ class MockRolloutWorker:
                 f"{found.path} was recorded without a curriculum; set curriculum.enable=false, or record with it"
             )
         try:
-            place = Place(**{str(name): value for name, value in told.items()})  # type: ignore[arg-type]
+            place = CurriculumPosition(**{str(name): value for name, value in told.items()})  # type: ignore[arg-type]
         except TypeError:
-            place = Place(-1)
+            place = CurriculumPosition(-1)
         if any(type(value) is not int for value in vars(place).values()) or not (
             0 <= place.stage < len(self._expect.stages) and 0 <= place.start_step <= step
         ):

@@ -13,7 +13,7 @@ from regress.engine.dialogue_rollouts import Dialogue
 from regress.engine.rollout_worker import Prompt
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
 from regress.errors import ConfigError, reason
-from regress.tasks.curriculum import Place
+from regress.tasks.curriculum import CurriculumPosition
 from regress.tasks.portable_draws import distinct, generator
 from regress.tasks.problem import Problem, is_correct
 from regress.tasks.problem_split import Dataset, training_batch
@@ -34,10 +34,10 @@ class Prompts(Protocol):
     def demonstrations(self, step: int) -> list[Trajectory]:
         """Return prompts with their right answers, for a supervised step."""
 
-    def place(self, step: int) -> Place | None:
+    def place(self, step: int) -> CurriculumPosition | None:
         """Return the stage of the curriculum that a step's prompts are from; None without a curriculum."""
 
-    def follow(self, place: Callable[[int], Place]) -> None:
+    def follow(self, place: Callable[[int], CurriculumPosition]) -> None:
         """Take the stage of every step from elsewhere, such as a recording."""
 
     @property
@@ -66,11 +66,11 @@ class NoPrompts:
         """Return nothing; the configuration refuses a warm start."""
         return []
 
-    def place(self, step: int) -> Place | None:
+    def place(self, step: int) -> CurriculumPosition | None:
         """Return None: there is no curriculum."""
         return None
 
-    def follow(self, place: Callable[[int], Place]) -> None:
+    def follow(self, place: Callable[[int], CurriculumPosition]) -> None:
         """Do nothing: there is no curriculum."""
 
 
@@ -94,7 +94,7 @@ class PromptSource:
         self._config = config
         self._dialogue = dialogue
         self._stages: Sequence[Sequence[Problem]] = ()
-        self._place: Callable[[int], Place] | None = None
+        self._place: Callable[[int], CurriculumPosition] | None = None
         self._tokens = {p.task_id: _prompt_tokens(tokenizer, p) for p in _all(dataset)}
         _check_distinct(self._tokens, _all(dataset))
         for problem in _all(dataset):
@@ -108,7 +108,9 @@ class PromptSource:
                 f"set data.max_prompt_length to at least {length} or make the task easier"
             )
 
-    def set_stages(self, stages: Sequence[Sequence[Problem]], place: Callable[[int], Place]) -> None:
+    def set_stages(
+        self, stages: Sequence[Sequence[Problem]], place: Callable[[int], CurriculumPosition]
+    ) -> None:
         """Sample the problems of one stage at a time.
 
         Args:
@@ -118,11 +120,11 @@ class PromptSource:
         self._stages = stages
         self._place = place
 
-    def follow(self, place: Callable[[int], Place]) -> None:
+    def follow(self, place: Callable[[int], CurriculumPosition]) -> None:
         """Take the stage of every step from elsewhere, such as a recording."""
         self._place = place
 
-    def place(self, step: int) -> Place | None:
+    def place(self, step: int) -> CurriculumPosition | None:
         """Return the stage of the curriculum that a step's prompts are from; None without a curriculum."""
         return None if self._place is None or not self._stages else self._place(step)
 

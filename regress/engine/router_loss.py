@@ -32,7 +32,7 @@ RECORDED = "router_logits"
 """Name under which transformers' models say which modules are routers."""
 
 
-class _Beside(torch.autograd.Function):
+class _AddedLoss(torch.autograd.Function):
     """Values, and beside them a loss that is back-propagated with a factor of 1 whenever they are."""
 
     @staticmethod
@@ -156,7 +156,7 @@ class RouterLoss:
             return None
         weight = self._weights[index].to(probabilities.dtype)
         loss = (probabilities * weight).sum() * self.policy.backward_scale
-        return logits, _Beside.apply(scores, loss), chosen
+        return logits, _AddedLoss.apply(scores, loss), chosen
 
 
 def router_loss(policy: LocalPolicy, config: ModelConfig) -> RouterLoss | None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_continuation import ContinuationPoint, Position, StartingPlace
 from regress.dump.dump_location import Location, location
 from regress.dump.dump_manifest import MANIFEST, Provenance
 from regress.dump.module_selection import matching_modules, matching_parameters, record_modules
@@ -23,7 +23,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.compiled_blocks import blocks_of
 from regress.engine.config.config_schema import Config
 from regress.engine.configured_worker import make_worker, policy_sampler
-from regress.engine.data_components import Material, make_material
+from regress.engine.data_components import DataComponents, make_material
 from regress.engine.engine_ranks import SingleProcess, World, raise_on_all_ranks
 from regress.engine.evaluation import TABLE, Evaluation
 from regress.engine.grpo_trainer import Trainer
@@ -60,7 +60,7 @@ class Dumping(Protocol):
     @property
     def folder(self) -> Location | None: ...
 
-    def position(self, place: Place) -> Position:
+    def position(self, place: ContinuationPoint) -> Position:
         """Return what is written that lies before a place in the run."""
 
 
@@ -197,7 +197,7 @@ def recorded(
 
 def assembled(
     trainer: Trainer,
-    material: Material,
+    material: DataComponents,
     recorder: Recorder | None,
     recorders: Mapping[str, Dumping],
     resources: ExitStack,

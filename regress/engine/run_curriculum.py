@@ -24,7 +24,7 @@ def observe(curriculum: Curriculum, outcome: Outcome, config: Config) -> Advance
     return curriculum.observe(outcome.step, rate)
 
 
-def told(found: Advancement, curriculum: Curriculum) -> str:
+def describe_advancement(found: Advancement, curriculum: Curriculum) -> str:
     """Return the line of the log that tells of a change of stage."""
     names = [stage.name for stage in curriculum.stages]
     why = (

@@ -14,7 +14,7 @@ from regress.engine.engine_ranks import raise_on_all_ranks
 from regress.engine.evaluation import due
 from regress.engine.grpo_trainer import UnfinishedStep
 from regress.engine.run_construction import Run
-from regress.engine.run_curriculum import at_stage, observe, told, write_state
+from regress.engine.run_curriculum import at_stage, describe_advancement, observe, write_state
 from regress.engine.step_metrics import (
     RunTotals,
     Values,
@@ -111,7 +111,7 @@ class Loop:
         if run.curriculum is not None:
             found = observe(run.curriculum, outcome, run.config)
             if found is not None:
-                run_log.curriculum(told(found, run.curriculum))
+                run_log.curriculum(describe_advancement(found, run.curriculum))
             row |= run.curriculum.metrics(step)
             self._save_curriculum()
         self._write(row)
@@ -121,7 +121,7 @@ class Loop:
         run, place = self._run, self._run.prompts.place(self._step)
         if place is None or run.curriculum is None or place == run.curriculum.place:
             return
-        run_log.curriculum(told(run.curriculum.follow(place, self._step), run.curriculum))
+        run_log.curriculum(describe_advancement(run.curriculum.follow(place, self._step), run.curriculum))
         self._save_curriculum()
 
     def _save_curriculum(self) -> None:

@@ -25,7 +25,7 @@ from regress.grpo.loss_aggregation import entropy_scale
 from regress.grpo.objective import Objective
 from regress.grpo.selective_log_softmax import TokenLogProbs
 from regress.grpo.token_losses import TokenLoss, entropy_in_loss, token_loss
-from regress.grpo.token_selection import Marks
+from regress.grpo.token_selection import TokenSelection
 from regress.grpo.update_metrics import Metric, add_metrics, token_metrics
 
 Watch = Callable[[Microbatch, TokenLogProbs, TokenLoss], None]
@@ -152,7 +152,7 @@ class _Losses:
         assert part.weights is not None
         named: dict[str, Any] = {}  # what a loss of one's own need not know
         if part.kept is not None or part.penalized is not None:
-            named["marks"] = Marks(part.kept, part.penalized)
+            named["marks"] = TokenSelection(part.kept, part.penalized)
         if part.entropy_weights is not None:
             named["entropy_scale_K"] = entropy_scale(part.weights, part.entropy_weights)
         if part.correction is not None:

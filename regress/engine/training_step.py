@@ -180,7 +180,7 @@ def update(
     return outcome
 
 
-def settled(world: World, part: Part) -> StepOutcome:
+def step_outcome(world: World, part: Part) -> StepOutcome:
     """Return passes of all ranks as a whole, before any update; there is no gradient norm yet.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regress.explain.update_tokens import Floats, Ints, Update
+from regress.explain.update_tokens import Floats, Ints, UpdateTokens
 
 if TYPE_CHECKING:
     from regress.grpo.objective import Objective
@@ -36,25 +36,25 @@ class Advantages:
     eps: float | None = None
 
 
-def candidates(update: Update) -> list[Advantages]:
+def candidates(update: UpdateTokens) -> list[Advantages]:
     """Return every rule that the dump has the values for: recorded advantages, or those that follow from rewards."""
     recorded = update.get("is_loss_debug/advantages")
     return of_rewards(update) if recorded is None else [Advantages("as recorded", recorded)]
 
 
-def of_rewards(update: Update) -> list[Advantages]:
+def of_rewards(update: UpdateTokens) -> list[Advantages]:
     """Return every rule by which advantages follow from the recorded rewards; none without these."""
     if not update.trajectories:
         return []
     return [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
 
 
-def constant(update: Update) -> list[Advantages]:
+def constant(update: UpdateTokens) -> list[Advantages]:
     """Return the rule of supervised fine-tuning, which needs no rewards."""
     return [Advantages("1 for every sample", np.ones(update.frame.size), {"advantage": "constant"})]
 
 
-def solved(update: Update, recorded: Floats, tokens: Ints) -> Iterator[Advantages]:
+def solved(update: UpdateTokens, recorded: Floats, tokens: Ints) -> Iterator[Advantages]:
     """Yield rules that divide by a deviation plus the constant with which they are nearest to recorded advantages."""
     own = recorded[tokens]
     for estimator, scale, ddof in product(_BASELINES, ("group", "batch"), (1, 0)):
@@ -73,7 +73,7 @@ def solved(update: Update, recorded: Floats, tokens: Ints) -> Iterator[Advantage
             yield Advantages(words, _each(update, values), fields | {"eps": eps}, eps)
 
 
-def groups_of(update: Update) -> Ints:
+def groups_of(update: UpdateTokens) -> Ints:
     """Return the number of the group of each trajectory: by its id, or by its prompt where every id stands alone."""
     names: list[object] = [trajectory.group_id for trajectory in update.trajectories]
     if len(set(names)) == len(names):
@@ -82,11 +82,11 @@ def groups_of(update: Update) -> Ints:
     return np.array([numbers[name] for name in names], np.int64)
 
 
-def _rewards(update: Update) -> Floats:
+def _rewards(update: UpdateTokens) -> Floats:
     return np.array([trajectory.reward for trajectory in update.trajectories], np.float64)
 
 
-def _each(update: Update, of_trajectory: Floats) -> Floats:
+def _each(update: UpdateTokens, of_trajectory: Floats) -> Floats:
     return of_trajectory[update.rollout][update.sample]
 
 
@@ -102,7 +102,7 @@ _BASELINES = {
 }
 
 
-def _of_objective(update: Update) -> Iterator[Advantages]:
+def _of_objective(update: UpdateTokens) -> Iterator[Advantages]:
     """Yield rules with one value per sample that an `Objective` can express."""
     for estimator, scale in product(_BASELINES, _SCALES):
         words = f"{_BASELINES[estimator]}, {_SCALES[scale]}"
@@ -121,7 +121,7 @@ def _deviation(ddof: int) -> str:
     return f"{'sample' if ddof else 'population'} deviation"
 
 
-def _by_objective(update: Update, fields: dict[str, Any]) -> Floats | None:
+def _by_objective(update: UpdateTokens, fields: dict[str, Any]) -> Floats | None:
     """Return one advantage per trajectory, by the functions that our own trainer uses; None where they have none."""
     import torch
 
@@ -140,7 +140,7 @@ def _by_objective(update: Update, fields: dict[str, Any]) -> Floats | None:
         return None
 
 
-def _of_samples(update: Update) -> Iterator[Advantages]:
+def _of_samples(update: UpdateTokens) -> Iterator[Advantages]:
     """Yield rules with one value per sample that have no scale to choose."""
     rewards, groups = _rewards(update), groups_of(update)
     used = int(np.count_nonzero(rewards))
@@ -195,7 +195,7 @@ def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
     return out
 
 
-def _of_tokens(update: Update) -> Iterator[Advantages]:
+def _of_tokens(update: UpdateTokens) -> Iterator[Advantages]:
     """Yield rules that whiten over the loss tokens of the rollout batch."""
     from regress.grpo.objective_presets import make_objective
 
@@ -207,7 +207,7 @@ def _of_tokens(update: Update) -> Iterator[Advantages]:
             yield Advantages(name, values, fields, fields.get("eps"))
 
 
-def by_tokens(update: Update, objective: Objective) -> Floats:
+def by_tokens(update: UpdateTokens, objective: Objective) -> Floats:
     """Return the advantage of each loss token under an objective, by the functions that our own trainer uses.
 
     Raises:

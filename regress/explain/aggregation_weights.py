@@ -18,7 +18,7 @@ RESAMPLED = "resampled"
 
 
 @dataclass(frozen=True)
-class Rule:
+class AggregationRule:
     """One way to weigh tokens.
 
     Attributes:
@@ -71,7 +71,7 @@ def scopes(mask: Mask) -> dict[str, tuple[str, Blocks]]:
     }
 
 
-def rules(mask: Mask) -> list[Rule]:
+def rules(mask: Mask) -> list[AggregationRule]:
     """Return every rule whose weights follow from the tokens of the update, or from how often samples are drawn."""
     drawn = [*_drawn(mask)]
     if drawn or not mask.complete:
@@ -84,17 +84,19 @@ def rules(mask: Mask) -> list[Rule]:
     ]
 
 
-def _drawn(mask: Mask) -> Iterator[Rule]:
+def _drawn(mask: Mask) -> Iterator[AggregationRule]:
     """Yield the recorded weights of a run that says that samples count as often as they are drawn by their rewards."""
     trainer = mask.update.config.get("trainer")
     method = trainer.get("resampling", "none") if isinstance(trainer, dict) else "none"
     weights = mask.update.get("is_loss_debug/weights")
     if method != "none" and weights is not None:
         words = f"as recorded, as often as its sample is drawn (trainer.resampling={method})"
-        yield Rule(RESAMPLED, "global", words, weights)
+        yield AggregationRule(RESAMPLED, "global", words, weights)
 
 
-def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Blocks) -> Iterator[Rule]:
+def _of_scope(
+    mask: Mask, lengths: Floats, scope: str, words: str, blocks: Blocks
+) -> Iterator[AggregationRule]:
     token_sample = mask.update.sample
     seen = mask.update.block >= 0
     part_of_sample = np.zeros(len(lengths), np.int64)
@@ -109,10 +111,12 @@ def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Block
 
     def rule(
         name: str, text: str, divisor: Floats, each: Floats | None = None, length: str | None = None
-    ) -> Rule:
+    ) -> AggregationRule:
         with np.errstate(divide="ignore", invalid="ignore"):
             values = 1.0 / (divisor[blocks.part] * blocks.parts)
-            return Rule(name, scope, text, values if each is None else values / each[token_sample], length)
+            return AggregationRule(
+                name, scope, text, values if each is None else values / each[token_sample], length
+            )
 
     mean, norm, sums = "seq-mean-token-mean", "seq-mean-token-sum-norm", "seq-mean-token-sum"
     yield rule("token-mean", f"1 / tokens of {words}", total(lengths))
@@ -133,7 +137,7 @@ def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Block
             np.maximum.at(own, block, mask.spans[token_sample])
             words = f"1 / (samples of {words} x the longest completion of the microbatch)"
             values = 1.0 / (samples[blocks.part] * own[block])
-            yield Rule(norm, scope, words, values, "longest of the microbatch")
+            yield AggregationRule(norm, scope, words, values, "longest of the microbatch")
 
 
 def whole_length(value: float) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regress.explain.aggregation_weights import Rule, rules
+from regress.explain.aggregation_weights import AggregationRule, rules
 from regress.explain.hypothesis_search import NOISE, TOLERANCE
 from regress.explain.loss_tokens import Mask
 from regress.explain.policy_log_probs import Policies
@@ -29,7 +29,7 @@ def centred(mask: Mask, known: Policies) -> Iterator[Statement]:
     tolerance = max(TOLERANCE, NOISE * mask.noise)
     if groups is None:
         return
-    found: list[tuple[Rule, Floats]] = []
+    found: list[tuple[AggregationRule, Floats]] = []
     others: list[float] = []
     for rule in rules(mask):
         scores = _scores(mask, rule, tolerance)
@@ -67,7 +67,7 @@ def _groups(mask: Mask) -> Ints | None:
     return groups if (sizes > 1).sum() >= GROUPS else None
 
 
-def _scores(mask: Mask, rule: Rule, tolerance: float) -> Floats | None:
+def _scores(mask: Mask, rule: AggregationRule, tolerance: float) -> Floats | None:
     """Return -g / weight of each sample, which is its advantage; None where the tokens of a sample disagree."""
     tokens = mask.policy & (mask.update.block >= 0)
     weights = rule.values[tokens]
@@ -87,11 +87,11 @@ def _imbalance(scores: Floats, groups: Ints) -> float:
     return float(np.sqrt(np.sum(sums**2) / np.sum(scores**2)))
 
 
-def _shape(rule: Rule) -> str:
+def _shape(rule: AggregationRule) -> str:
     return f"in proportion to {rule.words}"
 
 
-def _scaled(found: list[tuple[Rule, Floats]], groups: Ints) -> Iterator[Statement]:
+def _scaled(found: list[tuple[AggregationRule, Floats]], groups: Ints) -> Iterator[Statement]:
     """Yield the denominator where the norms of groups show that advantages are divided by the group's deviation."""
     sizes = np.bincount(groups)
     exact = []

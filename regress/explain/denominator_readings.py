@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from regress.explain.aggregation_weights import Rule, whole_length
+from regress.explain.aggregation_weights import AggregationRule, whole_length
 from regress.explain.hypothesis_search import Found, Match
 from regress.explain.loss_tokens import Mask
 from regress.explain.term_derivatives import PRODUCT, shifts
@@ -25,7 +25,7 @@ class Reading:
     """
 
     match: Match
-    rule: Rule
+    rule: AggregationRule
     factor: float
     length: int | None = None
     cause: str = ""
@@ -67,7 +67,7 @@ def _is_shift(match: Match, found: Found) -> bool:
     return match.penalty is not None and shifts(match.penalty, match.factor, found.tokens)
 
 
-def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:
+def _read(match: Match, rule: AggregationRule, mask: Mask, exact: float) -> list[Reading]:
     factor = match.scale(rule)
     if rule.length == "free":
         return _constant(match, rule, factor, mask)
@@ -77,7 +77,7 @@ def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:
     return [Reading(match, rule, factor, cause=" or ".join(causes))]
 
 
-def _constant(match: Match, rule: Rule, factor: float, mask: Mask) -> list[Reading]:
+def _constant(match: Match, rule: AggregationRule, factor: float, mask: Mask) -> list[Reading]:
     """Return the reading whose constant length is a whole number that fits every completion, if any."""
     if factor <= 0:
         return []

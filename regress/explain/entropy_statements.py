@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.explain.aggregation_weights import Rule
+from regress.explain.aggregation_weights import AggregationRule
 from regress.explain.loss_statements import either
 from regress.explain.loss_tokens import Mask
 from regress.explain.statement import Statement
@@ -19,7 +19,7 @@ ABSENT = 1e-3
 """Derivative by the entropy, relative to the largest by a log-prob, up to which its absence counts as shown."""
 
 
-def entropies(mask: Mask, rules: list[Rule]) -> Iterator[Statement]:
+def entropies(mask: Mask, rules: list[AggregationRule]) -> Iterator[Statement]:
     """Yield statements on the entropy bonus; none where its derivatives are too noisy to tell."""
     if "token_gradient/entropy_gradient" not in mask.update.values or not mask.policy.any():
         return
@@ -42,7 +42,7 @@ def entropies(mask: Mask, rules: list[Rule]) -> Iterator[Statement]:
     yield Statement("entropy", text, ("masked tokens",), evidence, departure=True)
 
 
-def _bonus(mask: Mask, rules: list[Rule], live: Bools) -> Iterator[Statement]:
+def _bonus(mask: Mask, rules: list[AggregationRule], live: Bools) -> Iterator[Statement]:
     """Yield the coefficient under every rule of weights that the derivatives follow."""
     fits: dict[str, float] = {}
     names: list[str] = []

@@ -24,8 +24,8 @@ from regress.explain.preset_match import agreements, followed
 from regress.explain.selection_hypotheses import without_drawn, without_low_entropy
 from regress.explain.statement import Explanation, Statement, UpdateExplanation
 from regress.explain.trust_regions import regions
-from regress.explain.update_sources import Place, Source, chosen
-from regress.explain.update_tokens import Bools, Floats, Update, read_update
+from regress.explain.update_sources import Place, UpdateSource, chosen
+from regress.explain.update_tokens import Bools, Floats, UpdateTokens, read_update
 from regress.grpo.objective_presets import make_objective, preset_values
 
 
@@ -50,26 +50,26 @@ def explain_dump(
     return _explanation(str(path), _updates(source, chosen(source, step, update)), preset)
 
 
-def _updates(source: Source, places: Iterable[Place]) -> Iterator[Update]:
+def _updates(source: UpdateSource, places: Iterable[Place]) -> Iterator[UpdateTokens]:
     for place in places:
         update = read_update(source, *place)
         add_log_probs(update, source)
         yield update
 
 
-def explain_update(path: str, found: Update, preset: str | None = None) -> Explanation:
+def explain_update(path: str, found: UpdateTokens, preset: str | None = None) -> Explanation:
     """Explain an update that was read from a dump."""
     return _explanation(path, [found], preset)
 
 
-def _explanation(path: str, updates: Iterable[Update], preset: str | None) -> Explanation:
+def _explanation(path: str, updates: Iterable[UpdateTokens], preset: str | None) -> Explanation:
     told = [_explained(update, preset) for update in updates]
     refusals = [refusal for _, refusal in told if refusal is not None]
     refusal = refusals[0].to_json() if len(refusals) == len(told) else None
     return Explanation(path, tuple(one for one, _ in told), preset, refusal)
 
 
-def _explained(update: Update, preset: str | None) -> tuple[UpdateExplanation, RegressError | None]:
+def _explained(update: UpdateTokens, preset: str | None) -> tuple[UpdateExplanation, RegressError | None]:
     """Return what an update shows, and why the preset cannot be evaluated; None if it can, or none is asked for."""
     mask = find_mask(update)
     statements = list(solution_statements.dependence(mask))

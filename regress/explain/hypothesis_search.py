@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from regress.explain.advantage_candidates import Advantages
-from regress.explain.aggregation_weights import Rule
+from regress.explain.aggregation_weights import AggregationRule
 from regress.explain.hypothesis_fit import Fit, fit_all, fit_clipped
 from regress.explain.loss_tokens import IDLE, Mask
 from regress.explain.policy_log_probs import Policies
@@ -39,13 +39,13 @@ class Match:
     """A hypothesis that explains the gradients, and the rules of weights that are the same but for a factor."""
 
     advantages: Advantages
-    rules: tuple[Rule, ...]
+    rules: tuple[AggregationRule, ...]
     factor: Factor
     penalty: Penalty | None
     fit: Fit
     token: int
 
-    def scale(self, rule: Rule) -> float:
+    def scale(self, rule: AggregationRule) -> float:
         """Return the factor between the gradients and what a rule of the same direction predicts."""
         return float(self.fit.scale * self.rules[0].values[self.token] / rule.values[self.token])
 
@@ -61,7 +61,7 @@ class Found:
     nearest: float
 
 
-def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule]) -> Found:
+def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: list[AggregationRule]) -> Found:
     """Try every combination of advantages, weights, ratio and KL, and keep those that explain the gradients.
 
     If none explains all samples, those without any gradient are left out: they may have been dropped.
@@ -74,7 +74,7 @@ def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: lis
 
 
 def _search(
-    mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule], used: Bools
+    mask: Mask, known: Policies, advantages: list[Advantages], rules: list[AggregationRule], used: Bools
 ) -> Found:
     noise = mask.noise
     tolerance = max(TOLERANCE, NOISE * noise)
@@ -107,9 +107,9 @@ def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
     return len(np.unique(mask.update.sample[tokens][whole])) >= WHOLE
 
 
-def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:
+def _classes(rules: list[AggregationRule], tokens: Ints) -> list[tuple[AggregationRule, ...]]:
     """Return classes of rules whose weights differ by a factor only, without rules that lack a weight."""
-    classes: list[list[Rule]] = []
+    classes: list[list[AggregationRule]] = []
     units: list[Floats] = []
     for rule in rules:
         own = rule.values[tokens]
@@ -129,7 +129,7 @@ def _hypotheses(
     mask: Mask,
     known: Policies,
     advantages: list[Advantages],
-    classes: list[tuple[Rule, ...]],
+    classes: list[tuple[AggregationRule, ...]],
     tokens: Ints,
     tolerance: float,
 ) -> Iterator[Match]:

@@ -7,8 +7,8 @@ import numpy as np
 from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.logit_recomputation import expected_values
 from regress.dump.record import Record
-from regress.explain.update_sources import Source
-from regress.explain.update_tokens import Floats, Ints, Update, indices_of
+from regress.explain.update_sources import UpdateSource
+from regress.explain.update_tokens import Floats, Ints, UpdateTokens, indices_of
 
 LOGITS = "activations"
 """Record type of the outputs of modules, the head among them."""
@@ -18,7 +18,7 @@ SPACINGS = 32
 """Spacings at the size of the logits up to which recorded log-probs are those of recorded logits."""
 
 
-def add_log_probs(update: Update, dump: Source) -> None:
+def add_log_probs(update: UpdateTokens, dump: UpdateSource) -> None:
     """Add log-probs and entropies at the temperature of the loss, where those of the forward pass are of another one.
 
     Outputs ``[B, T, V]`` of a module are logits where they give the recorded log-probs of all tokens at the temperature
@@ -33,7 +33,7 @@ def add_log_probs(update: Update, dump: Source) -> None:
             _add(update, dump.read(name), known, max(told), used)
 
 
-def _add(update: Update, record: Record, known: Floats, told: float, used: float) -> None:
+def _add(update: UpdateTokens, record: Record, known: Floats, told: float, used: float) -> None:
     """Add the values of the tokens that a record holds logits of."""
     at = _states(update, record)
     ids = update.get("forward_data/input_ids", "batch_inputs/input_ids")
@@ -57,7 +57,7 @@ def _add(update: Update, record: Record, known: Floats, told: float, used: float
             return
 
 
-def _states(update: Update, record: Record) -> Ints:
+def _states(update: UpdateTokens, record: Record) -> Ints:
     """Return the place in ``[B * T]`` of the state that predicts each token of the frame; -1 without one."""
     flat, local = indices_of(record, update.frame, update.frame.index)
     at = np.full(update.frame.size + 1, -1)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from regress.explain.update_tokens import TEMPERATURE_ERROR, Bools, Floats, Ints, Update
+from regress.explain.update_tokens import TEMPERATURE_ERROR, Bools, Floats, Ints, UpdateTokens
 
 CERTAIN = -1e-5
 """Log-prob above which a token may have no gradient because its probability rounds to 1."""
@@ -38,7 +38,7 @@ class Mask:
         selection: the rule of those, in words that follow "as a loss that".
     """
 
-    update: Update
+    update: UpdateTokens
     g: Floats
     h: Floats
     known: Bools
@@ -195,7 +195,7 @@ def _alike(rewards: Sequence[float]) -> bool:
     return max(rewards) - min(rewards) <= 1e-6 * max(map(abs, rewards))
 
 
-def find_mask(update: Update) -> Mask:
+def find_mask(update: UpdateTokens) -> Mask:
     """Read the masks of an update: the real one from its gradients, the expected one from what was tapped."""
     g = update.values["token_gradient/token_gradient"]
     h = update.values.get("token_gradient/entropy_gradient", np.zeros_like(g))
@@ -207,7 +207,7 @@ def find_mask(update: Update) -> Mask:
     return Mask(update, g, h, known, expected, source)
 
 
-def _expected(update: Update) -> tuple[Bools | None, str]:
+def _expected(update: UpdateTokens) -> tuple[Bools | None, str]:
     if update.trajectories:
         out = np.zeros(update.frame.size, bool)
         for number, trajectory in enumerate(update.rollout):

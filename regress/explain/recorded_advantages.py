@@ -10,7 +10,7 @@ import numpy as np
 
 from regress.errors import RegressError
 from regress.explain.advantage_candidates import Advantages, by_tokens, groups_of, of_rewards, solved
-from regress.explain.update_tokens import Floats, Ints, Update
+from regress.explain.update_tokens import Floats, Ints, UpdateTokens
 from regress.grpo.objective_catalogue import ADVANTAGES
 from regress.grpo.objective_presets import make_objective
 
@@ -23,7 +23,7 @@ SHOWN = 3
 """Most samples that a sentence names."""
 
 
-def configured(update: Update) -> Objective | None:
+def configured(update: UpdateTokens) -> Objective | None:
     """Return the objective that the run's own configuration names; None where it names none."""
     told = update.config.get("algorithm")
     if not isinstance(told, dict):
@@ -34,7 +34,7 @@ def configured(update: Update) -> Objective | None:
         return None
 
 
-def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
+def named(update: UpdateTokens, tokens: Ints, tolerance: float) -> list[Advantages]:
     """Return rules that give the recorded advantages of some tokens; none without rewards."""
     recorded, tokens = update.get("is_loss_debug/advantages"), _in_the_loss(update, tokens)
     if recorded is None or not update.trajectories:
@@ -50,14 +50,14 @@ def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
     )
 
 
-def _configured(update: Update) -> Iterator[Advantages]:
+def _configured(update: UpdateTokens) -> Iterator[Advantages]:
     objective = configured(update)
     if objective is not None:
         with suppress(RegressError):  # it asks for more than rewards
             yield Advantages("the rule of the configuration", by_tokens(update, objective))
 
 
-def contradiction(update: Update, tokens: Ints) -> tuple[str, list[str]]:
+def contradiction(update: UpdateTokens, tokens: Ints) -> tuple[str, list[str]]:
     """Return why the recorded advantages cannot be those of the recorded rewards, and some samples; empty if they can.
 
     Those that differ within a sample are of a critic or of tokens, and those that are the reward but for one number of
@@ -86,13 +86,13 @@ def contradiction(update: Update, tokens: Ints) -> tuple[str, list[str]]:
     return "no known formula of the recorded rewards gives them", names
 
 
-def _in_the_loss(update: Update, tokens: Ints) -> Ints:
+def _in_the_loss(update: UpdateTokens, tokens: Ints) -> Ints:
     """Return those of some tokens that have an advantage: those in the recorded mask of the loss, if there is one."""
     mask = update.get("is_loss_debug/effective_valid")
     return tokens if mask is None else tokens[np.nan_to_num(mask[tokens]) != 0]
 
 
-def _of_samples(update: Update, recorded: Floats, tokens: Ints) -> Floats | None:
+def _of_samples(update: UpdateTokens, recorded: Floats, tokens: Ints) -> Floats | None:
     """Return one advantage for each trajectory, NaN without any; None where those of a sample differ."""
     own, sample = recorded[tokens], update.rollout[update.sample[tokens]]
     size = len(update.trajectories)

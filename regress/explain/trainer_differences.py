@@ -15,7 +15,7 @@ import numpy as np
 from regress.compare.dumps.opened_dump import open_side
 from regress.explain.explanation import explain_dump
 from regress.explain.statement import Statement, UpdateExplanation
-from regress.explain.update_tokens import Update, read_update
+from regress.explain.update_tokens import UpdateTokens, read_update
 from regress.layout import SampleKey
 
 SUBJECTS = (
@@ -46,7 +46,7 @@ def differences(golden: str, actual: str, step: int, update: int | None) -> list
     return found
 
 
-def _trained(update: Update) -> dict[SampleKey, tuple[int, int]]:
+def _trained(update: UpdateTokens) -> dict[SampleKey, tuple[int, int]]:
     """Return the first and last token of each sample that has a gradient."""
     gradient = np.nan_to_num(update.values["token_gradient/token_gradient"])
     found: dict[SampleKey, tuple[int, int]] = {}

@@ -11,7 +11,7 @@ from regress.dump.record import Record
 from regress.errors import CompareError
 
 
-class Source(Protocol):
+class UpdateSource(Protocol):
     """Source of records: the reader of a dump, a golden case, or the source of another system.
 
     Attributes:
@@ -38,7 +38,7 @@ Place = tuple[int, int | None]
 
 
 def chosen(
-    dump: Source, step: int | None, update: int | None, samples_of: str = "token_gradient"
+    dump: UpdateSource, step: int | None, update: int | None, samples_of: str = "token_gradient"
 ) -> list[Place]:
     """Return the updates of a step and number that have records of a type, at least one; None: of all.
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import CompareError
-from regress.explain.update_sources import Place, Source, chosen
+from regress.explain.update_sources import Place, UpdateSource, chosen
 from regress.layout import SampleKey, TokenFrame, TokenLayout
 
 Floats = NDArray[np.float64]
@@ -41,7 +41,7 @@ _ALONE = ("old_log_probs", "ref_log_probs")
 
 
 @dataclass
-class Update:
+class UpdateTokens:
     """One update: flat arrays over all recorded tokens of its samples, ``[frame.size]``.
 
     Attributes:
@@ -138,13 +138,13 @@ class Update:
 
 
 def read_update(
-    dump: Source,
+    dump: UpdateSource,
     step: int | None = None,
     update: int | None = None,
     rollouts: Sequence[Trajectory] = (),
     *,
     samples_of: str = "token_gradient",
-) -> Update:
+) -> UpdateTokens:
     """Read one update of a dump; by default the first that has token gradients.
 
     Args:
@@ -175,10 +175,10 @@ def read_update(
 def _gather(
     records: Sequence[Record],
     place: Place,
-    dump: Source,
+    dump: UpdateSource,
     rollouts: Sequence[Trajectory],
     samples_of: str,
-) -> Update:
+) -> UpdateTokens:
     gradients = [record for record in records if record.type == samples_of]
     frame = _frame([record for record in records if record.type in _READ], gradients)
     blocks, block_of = _blocks(gradients)
@@ -212,7 +212,7 @@ def _gather(
     trajectories = recorded or [*rollouts]
     earlier = any(record.type == "trajectory" and record.where.step != place[0] for record in records)
     rollout, note = _match(trajectories, frame, values, named=not earlier)
-    return Update(
+    return UpdateTokens(
         *place,
         frame,
         values,

@@ -60,7 +60,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
             yield f"recorded with {name} {before.get(name, '(not set)')}, now {after.get(name, '(not set)')}"
 
 
-def told(now: Mapping[str, Any]) -> dict[str, str]:
+def environment_lines(now: Mapping[str, Any]) -> dict[str, str]:
     """Return the result of `collect` as lines for a reader; unknown facts get no line."""
     found = now.get("environment", {})
     threads = found.get("threads")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.grpo.fields import ObjectiveFields
     from regress.grpo.token_losses import TokenLoss
     from regress.grpo.token_samples import Samples
-    from regress.grpo.token_selection import Marks
+    from regress.grpo.token_selection import TokenSelection
 
 LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT = math.log(1e-8), 20.0
 """Clamps of VESPO: of a token's log-ratio (both ways the greater), of a sampler weight's log and of a sample's."""
@@ -43,7 +43,7 @@ class PolicyInputs:
     advantages: Tensor
     samples: Samples
     correction: Tensor | None
-    marks: Marks
+    marks: TokenSelection
 
     @property
     def log_ratio(self) -> Tensor:
@@ -134,7 +134,7 @@ class Loss(Part):
         on_ratio: False if the ratio of the policies is not in it.
         clips_ratio: True if ``clip_low`` and ``clip_high`` are bounds of the ratio.
         clipped: where the ratio, or what stands for it, is below and above its bounds, bool ``[K]`` each.
-        marks: ``module:function`` that compares the tokens of a batch and returns their `Marks`; empty without.
+        marks: ``module:function`` that compares the tokens of a batch and returns a `TokenSelection`; empty without.
         leaves_out: True if these leave tokens out of the loss.
         weighs: True if the sampler's weights are in the loss already.
         pseudocode: the formula in the words of an exported objective; by default ``text``. ``{ratio}`` is the ratio

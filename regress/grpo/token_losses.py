@@ -19,7 +19,7 @@ from regress.grpo.sampler_corrections import accepted
 from regress.grpo.sampler_corrections import sampler_weights as sampler_weights
 from regress.grpo.segment_sums import SumOverContextParallel, alone
 from regress.grpo.token_samples import Samples
-from regress.grpo.token_selection import Compared, Marks, marks_of
+from regress.grpo.token_selection import Compared, TokenSelection, marks_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def token_loss(
     sampler_log_probs_K: Tensor | None = None,
     entropy_K: Tensor | None = None,
     sum_over_context_parallel: SumOverContextParallel = alone,
-    marks: Marks | None = None,
+    marks: TokenSelection | None = None,
     entropy_scale_K: Tensor | None = None,
     correction_K: Tensor | None = None,
 ) -> TokenLoss:
@@ -145,7 +145,11 @@ def token_loss(
 
 
 def _token_loss(
-    log_probs_K: Tensor, given: _Given, marks: Marks, scale_K: Tensor | None, objective: ObjectiveFields
+    log_probs_K: Tensor,
+    given: _Given,
+    marks: TokenSelection,
+    scale_K: Tensor | None,
+    objective: ObjectiveFields,
 ) -> TokenLoss:
     samples, advantages_K = given.samples, given.advantages
     of_samples = samples.sequence_K, samples.count
@@ -180,7 +184,7 @@ def _token_loss(
     )
 
 
-def _marks(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) -> Marks:
+def _marks(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) -> TokenSelection:
     """Return the marks of the tokens among each other."""
     compared = Compared(
         log_probs_K.detach(),
@@ -246,7 +250,11 @@ def _accepted(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) ->
 
 @torch.no_grad()
 def _kept(
-    log_probs_K: Tensor, given: _Given, marks: Marks, accepted_K: Tensor | None, objective: ObjectiveFields
+    log_probs_K: Tensor,
+    given: _Given,
+    marks: TokenSelection,
+    accepted_K: Tensor | None,
+    objective: ObjectiveFields,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return where the policy loss counts, and the factor that says so; None without masks."""
     kept_K, factor_K = marks.kept_K, None
@@ -282,7 +290,9 @@ def _kl(
     return kl_K * ratio_K if objective.kl_bias_correction else kl_K
 
 
-def _scale_of_kept(scale_K: Tensor | None, marks: Marks, objective: ObjectiveFields) -> Tensor | None:
+def _scale_of_kept(
+    scale_K: Tensor | None, marks: TokenSelection, objective: ObjectiveFields
+) -> Tensor | None:
     """Return the scale of entropies for a mean over the tokens that the entropy quantile keeps among those given."""
     if scale_K is None or objective.top_entropy_quantile >= 1.0 or marks.kept_K is None:
         return scale_K

@@ -22,7 +22,7 @@ from regress.grpo.token_samples import Samples
 
 
 @dataclass(frozen=True)
-class Marks:
+class TokenSelection:
     """Marks of tokens, [K] each; None where the objective needs none.
 
     Attributes:
@@ -33,9 +33,11 @@ class Marks:
     kept_K: Tensor | None = None
     penalized_K: Tensor | None = None
 
-    def select(self, index: Tensor) -> Marks:
+    def select(self, index: Tensor) -> TokenSelection:
         """Return the marks of the tokens at ``index``."""
-        return Marks(**{name: None if each is None else each[index] for name, each in vars(self).items()})
+        return TokenSelection(
+            **{name: None if each is None else each[index] for name, each in vars(self).items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,14 @@ class Compared:
 
 
 @torch.no_grad()
-def marks_of(tokens: Compared, objective: ObjectiveFields) -> Marks:
+def marks_of(tokens: Compared, objective: ObjectiveFields) -> TokenSelection:
     """Return the marks of these tokens among each other.
 
     Raises:
         InputError: if the objective asks for entropies or log-probs that are not there.
     """
     compare = LOSSES[objective.loss].marks
-    marks: Marks = imported(compare)(tokens, objective) if compare else Marks()
+    marks: TokenSelection = imported(compare)(tokens, objective) if compare else TokenSelection()
     if objective.top_entropy_quantile < 1.0:
         high = high_entropy(tokens.entropy, objective)
         marks = replace(marks, kept_K=high if marks.kept_K is None else high & marks.kept_K)
@@ -76,14 +78,14 @@ def normalized_weights(tokens: Compared, objective: ObjectiveFields) -> Tensor:
     )
 
 
-def undrawn(tokens: Compared, objective: ObjectiveFields) -> Marks:
+def undrawn(tokens: Compared, objective: ObjectiveFields) -> TokenSelection:
     """Return the marks of clip_cov, whose loss counts the tokens that were not drawn."""
-    return Marks(kept_K=~drawn_by_covariance(tokens, objective))
+    return TokenSelection(kept_K=~drawn_by_covariance(tokens, objective))
 
 
-def penalized(tokens: Compared, objective: ObjectiveFields) -> Marks:
+def penalized(tokens: Compared, objective: ObjectiveFields) -> TokenSelection:
     """Return the marks of kl_cov, whose penalty is added at the tokens of greatest covariance."""
-    return Marks(penalized_K=greatest_covariances(tokens, objective))
+    return TokenSelection(penalized_K=greatest_covariances(tokens, objective))
 
 
 def covariances(tokens: Compared) -> Tensor:

@@ -16,7 +16,7 @@ from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.interop.foreign_payloads import Payload, narrowed, tensor
 from regress.interop.nexrl_row import MASKS, TOKENS, Batch, mask_of
-from regress.interop.row_matching import Rollouts, Row, place_rows
+from regress.interop.row_matching import PaddedRow, Rollouts, place_rows
 from regress.layout import SampleKey, Segment, TokenLayout
 
 Place = tuple[int, int]
@@ -41,7 +41,7 @@ class Batches:
     forward: Mapping[Place, Batch]
     old: Payload | None
     notes: list[str] = field(default_factory=list)
-    _rows: dict[Place, list[Row]] = field(init=False)
+    _rows: dict[Place, list[PaddedRow]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._samples = [t for record in self.rollouts for t in from_record(record)]
@@ -159,7 +159,7 @@ class Batches:
                 tensors[name] = np.zeros((len(items), width), dtype)
         for index, (item, row) in enumerate(zip(items, keys, strict=True)):
             length = len(item["input_tokens"]) + 1
-            rows.append(Row(row.key, 0, length, row.copy_of, row.sure, row.known))
+            rows.append(PaddedRow(row.key, 0, length, row.copy_of, row.sure, row.known))
             if stage == "batch_inputs":
                 tensors["input_ids"][index, : length - 1] = item["input_tokens"]
                 tensors["input_ids"][index, length - 1] = item["loss_fn_inputs"]["target_tokens"][-1]
@@ -174,7 +174,7 @@ class Batches:
         tensors |= {name: narrowed(array) for name, array in tensors.items()}
         return Record.of(stage, where, tensors, {**_meta(rows, width), "sampler": True})
 
-    def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[Row]:
+    def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[PaddedRow]:
         """Return the keys of the samples that these sequences belong to."""
         width = max(map(len, tokens))
         ids = np.full((len(tokens), width), -1, np.int64)
@@ -193,10 +193,10 @@ class Batches:
         tensors = {"old_log_probs": values} if rows is None else _widened({"old_log_probs": values}, width)
         return Record.of("old_log_probs", where, tensors, meta)
 
-    def _global_rows(self, shape: tuple[int, ...], payload: Payload) -> tuple[list[Row] | None, int]:
+    def _global_rows(self, shape: tuple[int, ...], payload: Payload) -> tuple[list[PaddedRow] | None, int]:
         """Return the rows of the whole batch and their width; None where nothing tells them."""
         count, columns = shape
-        found: list[Row] = []
+        found: list[PaddedRow] = []
         lines = 0
         for place in sorted(self._rows):
             own = [
@@ -215,7 +215,7 @@ class Batches:
             )
         return rows, width
 
-    def _sorted_rows(self, count: int, columns: int, width: int) -> list[Row] | None:
+    def _sorted_rows(self, count: int, columns: int, width: int) -> list[PaddedRow] | None:
         """Return the rollouts as NexRL sorts them, the first ones repeated until all ranks have equally many."""
         if not self._samples or count < len(self._samples):
             return None
@@ -226,10 +226,10 @@ class Batches:
             start = 0 if columns == width - 1 else width - columns - t.prompt_length
             if start < 0 or start + len(t.tokens) > width:
                 return None
-            rows.append(Row(t.key, start, start + len(t.tokens)))
+            rows.append(PaddedRow(t.key, start, start + len(t.tokens)))
             for number in range(again.count(t.key)):
                 group = f"{t.group_id} (copy {number + 1})"
-                rows.append(Row((group, t.run_id), start, start + len(t.tokens), copy_of=t.key))
+                rows.append(PaddedRow((group, t.run_id), start, start + len(t.tokens), copy_of=t.key))
         self.notes.append(
             f"step {self.step}: the old log-probs have no ids; their rows were taken in the order in which NexRL sorts "
             "rollouts"
@@ -277,7 +277,7 @@ def _sortable(value: Any) -> str:
     return text.rjust(20, "0") if text.isdigit() else text
 
 
-def _named(row: Row, name: str) -> Row:
+def _named(row: PaddedRow, name: str) -> PaddedRow:
     if row.known:
         return row
     several = row.key[0].rpartition(" row ")[2] if " row " in row.key[0] else ""
@@ -304,7 +304,7 @@ def _widened(tensors: Mapping[str, Array], width: int) -> dict[str, Array]:
     return found
 
 
-def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
+def _meta(rows: Sequence[PaddedRow], width: int) -> dict[str, Any]:
     lines = 1 + max((_line(row, index) for index, row in enumerate(rows)), default=-1)
     packed = any(row.line is not None for row in rows)
     numbers = [index for index, row in enumerate(rows) if row.stop > row.start]
@@ -322,6 +322,6 @@ def _meta(rows: Sequence[Row], width: int) -> dict[str, Any]:
     }
 
 
-def _line(row: Row, index: int) -> int:
+def _line(row: PaddedRow, index: int) -> int:
     """Return the row of a batch that a sample lies in, the ``index``-th of them."""
     return index if row.line is None else row.line

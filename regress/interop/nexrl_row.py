@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from regress.dump.file_damage import Damage
 from regress.dump.numpy_arrays import Array
 from regress.interop.foreign_payloads import Payload, tensor
-from regress.interop.row_matching import Row
+from regress.interop.row_matching import PaddedRow
 
 TOKENS = (
     *("log_probs", "entropy", "response_mask", "old_log_probs", "advantages", "prob_ratio"),
@@ -61,10 +61,10 @@ class Batch:
         return self.mask.shape[1] + 1 if self.ids is None else int(self.ids.shape[1])
 
     @property
-    def open_rows(self) -> list[Row]:
+    def open_rows(self) -> list[PaddedRow]:
         """Its rows, as far as they are known without token ids."""
         named = ((f"{self.name} row", index) for index in range(len(self.mask)))
-        return [Row(key, 0, self.width, known=False, open=True) for key in named]
+        return [PaddedRow(key, 0, self.width, known=False, open=True) for key in named]
 
     @property
     def wide_mask(self) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ HEAD = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class PaddedRow:
     """A row of a batch: tokens ``start:stop`` of the row are those of a sample, from its first on.
 
     Attributes:
@@ -125,7 +125,7 @@ def place_rows(
     batches: Mapping[str, tuple[Ids, NDArray[np.bool_]]],
     rollouts: Rollouts | None,
     positions: Mapping[str, Ids] | None = None,
-) -> dict[str, list[Row]]:
+) -> dict[str, list[PaddedRow]]:
     """Find the samples of the rows of all batches of a step; a packed row holds several.
 
     Args:
@@ -135,7 +135,7 @@ def place_rows(
     """
     pad = padding_id(batches.values())
     seen: dict[tuple[int, ...], int] = {}
-    placed: dict[str, list[Row]] = {}
+    placed: dict[str, list[PaddedRow]] = {}
     for name, (ids, mask) in batches.items():
         placed[name] = []
         for index, row in enumerate(ids.tolist()):
@@ -152,30 +152,30 @@ def place_rows(
     return placed
 
 
-def _unknown(name: str, index: int, start: int, stop: int, positions: Ids | None) -> list[Row]:
+def _unknown(name: str, index: int, start: int, stop: int, positions: Ids | None) -> list[PaddedRow]:
     """Return the samples of a row that no rollout tells: one, or those that its positions tell apart."""
     if positions is None:
-        return [Row((f"{name} row", index), start, stop, known=False)]
+        return [PaddedRow((f"{name} row", index), start, stop, known=False)]
     own = positions[start:stop]
     begins = [start, *(start + 1 + np.flatnonzero(np.diff(own) <= 0)).tolist()]
     if len(begins) == 1:
-        return [Row((f"{name} row", index), start, stop, known=False)]
+        return [PaddedRow((f"{name} row", index), start, stop, known=False)]
     ends = [*begins[1:], stop]
     return [
-        Row((f"{name} row {index}", number), first, end, known=False)
+        PaddedRow((f"{name} row {index}", number), first, end, known=False)
         for number, (first, end) in enumerate(zip(begins, ends, strict=True))
     ]
 
 
 def _known(
     keys: list[SampleKey], seen: dict[tuple[int, ...], int], start: int, tokens: tuple[int, ...]
-) -> Row:
+) -> PaddedRow:
     number = seen[tokens] = seen.get(tokens, -1) + 1
     stop, sure = start + len(tokens), len(keys) == 1
     if number < len(keys):
-        return Row(keys[number], start, stop, sure=sure)
+        return PaddedRow(keys[number], start, stop, sure=sure)
     group, run = original = keys[number % len(keys)]
-    return Row((f"{group} (copy {number // len(keys)})", run), start, stop, copy_of=original, sure=sure)
+    return PaddedRow((f"{group} (copy {number // len(keys)})", run), start, stop, copy_of=original, sure=sure)
 
 
 def padding_id(batches: Iterable[tuple[Ids, NDArray[np.bool_]]]) -> int | None:

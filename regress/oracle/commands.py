@@ -90,7 +90,7 @@ def oracle(
     """
     from regress.oracle.claimed_objective import resolved
     from regress.oracle.oracle_judge import judge_dump
-    from regress.report.compare_commands import tell
+    from regress.report.compare_commands import print_comparison
     from regress.report.comparison_report import refused
 
     with ExitStack() as resources:
@@ -109,7 +109,7 @@ def oracle(
         echo(f"objective: {found.claim.words}")
         echo(f"  {resolved(found.objective)}")
         again = "" if keep is not None else _command(ctx.params)
-        code = tell(
+        code = print_comparison(
             {"oracle": found.comparison},
             folder=report,
             json_file=json_file,

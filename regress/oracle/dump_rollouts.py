@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from regress.dump.trajectory import Trajectory
-from regress.explain.update_tokens import Floats, Update
+from regress.explain.update_tokens import Floats, UpdateTokens
 
 At: TypeAlias = tuple[int, int | None]
 """Step, and update within it."""
@@ -53,7 +53,7 @@ class Rollouts:
         self.known.append(same or Rollout(tapped))
 
     def of(
-        self, tokens: Update, ids: Sequence[tuple[int, ...]]
+        self, tokens: UpdateTokens, ids: Sequence[tuple[int, ...]]
     ) -> tuple[Rollout, list[int], list[int] | None] | None:
         """Return the rollout that an update trains on, the number in it of each sample, and that in the frame.
 
@@ -73,7 +73,7 @@ def _contents(samples: Sequence[Trajectory]) -> Counter[tuple[tuple[int, ...], f
 
 
 def _matched(
-    tokens: Update, ids: Sequence[tuple[int, ...]], rollout: Sequence[Trajectory]
+    tokens: UpdateTokens, ids: Sequence[tuple[int, ...]], rollout: Sequence[Trajectory]
 ) -> dict[int, int] | None:
     """Return the trajectory of each sample: by key, else by tokens; of a repeated sample the first has one."""
     keys = {trajectory.key: index for index, trajectory in enumerate(rollout)}

@@ -19,7 +19,7 @@ from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
-from regress.explain.update_tokens import Floats, Update, read_update
+from regress.explain.update_tokens import Floats, UpdateTokens, read_update
 from regress.layout import SampleKey
 from regress.oracle.dump_rollouts import At, Rollout, Rollouts
 from regress.oracle.recorded_routing import Experts, recorded_experts
@@ -47,7 +47,7 @@ class Observed:
     """
 
     at: At
-    tokens: Update
+    tokens: UpdateTokens
     samples: Sequence[Trajectory]
     rollout: Rollout | None
     own: Sequence[int]
@@ -158,7 +158,9 @@ class Recorded:
         names = self.dump.names("trajectory", step)
         return [t for name in names for t in from_record(self.dump.read(name)) if not t.is_val]
 
-    def _observed(self, at: At, tokens: Update, rollouts: Rollouts, tapped: Sequence[Trajectory]) -> Observed:
+    def _observed(
+        self, at: At, tokens: UpdateTokens, rollouts: Rollouts, tapped: Sequence[Trajectory]
+    ) -> Observed:
         ids = token_ids(tokens, at)
         found = rollouts.of(tokens, ids)
         if found is not None:
@@ -179,7 +181,7 @@ class Recorded:
         samples = [untapped(tokens, number, own, mask) for number, own in enumerate(ids)]
         return Observed(at, tokens, samples, None, (), range(len(ids)), (), source)
 
-    def _note_old(self, rollout: Rollout, at: At, tokens: Update, numbers: Mapping[int, int]) -> None:
+    def _note_old(self, rollout: Rollout, at: At, tokens: UpdateTokens, numbers: Mapping[int, int]) -> None:
         """Keep log-probs from before the first update on a rollout, as its trainer has them."""
         if rollout.began != at:
             return

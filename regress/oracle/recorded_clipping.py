@@ -12,7 +12,7 @@ BESIDE = 1e-5
 """Distance of a log-ratio from a bound that it is moved beside: more than float32 rounds log-probs by."""
 
 
-def settled_ratios(
+def ratios_as_clipped(
     now: Array, old: Array, theirs: Array, clip: tuple[float, float], rounding: float
 ) -> tuple[Array, int]:
     """Move old log-probs so that ratios lie on the side of the clip range where the trainer has them.

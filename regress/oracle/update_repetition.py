@@ -39,7 +39,7 @@ from regress.oracle.dump_rollouts import At
 from regress.oracle.float64_engine import NO_TOKENIZER
 from regress.oracle.observed_updates import Observed, Optimizer, Recorded
 from regress.oracle.old_log_probs import OldPolicy
-from regress.oracle.recorded_clipping import settled_ratios, taken_branches
+from regress.oracle.recorded_clipping import ratios_as_clipped, taken_branches
 from regress.oracle.recorded_gradients import step_with
 from regress.oracle.recorded_inputs import Known, advantages_of
 from regress.oracle.recorded_routing import forced
@@ -286,7 +286,7 @@ class Repetition:
         if gradient is not None and not objective.kl_coef:
             rounded = 0.5 * self.spacing * (np.abs(theirs) + np.abs(before))
             ratios = taken_branches(ratios, gradient, objective.clip_range, rounded)
-        found, count = settled_ratios(
+        found, count = ratios_as_clipped(
             now, old.numpy(), ratios, objective.clip_range, self.rounding * float(np.abs(now).max())
         )
         if count:

@@ -9,7 +9,7 @@ import numpy as np
 from regress.dump.trajectory import Trajectory, joined
 from regress.errors import OracleError
 from regress.explain.loss_tokens import find_mask
-from regress.explain.update_tokens import Bools, Update
+from regress.explain.update_tokens import Bools, UpdateTokens
 from regress.oracle.dump_rollouts import At, Rollouts
 
 FROM_GRADIENTS = "the token gradients themselves"
@@ -21,7 +21,7 @@ def named(at: At) -> str:
     return f"step {at[0]}" + ("" if at[1] is None else f" update {at[1]}")
 
 
-def token_ids(tokens: Update, at: At) -> list[tuple[int, ...]]:
+def token_ids(tokens: UpdateTokens, at: At) -> list[tuple[int, ...]]:
     ids = tokens.get("batch_inputs/input_ids")
     if ids is None or np.isnan(ids).any():
         raise OracleError(
@@ -53,7 +53,7 @@ def foreign(at: At, ids: Sequence[tuple[int, ...]], rollouts: Rollouts) -> Oracl
     )
 
 
-def loss_mask(tokens: Update, at: At) -> tuple[Bools, str]:
+def loss_mask(tokens: UpdateTokens, at: At) -> tuple[Bools, str]:
     """Return the tokens of the loss as tapped, else those that have a gradient, and where this is from."""
     for name in ("is_loss_debug/effective_valid", "forward_data/response_mask", "batch_inputs/response_mask"):
         values = tokens.get(name)
@@ -73,7 +73,7 @@ def loss_mask(tokens: Update, at: At) -> tuple[Bools, str]:
     return mask.policy, FROM_GRADIENTS
 
 
-def untapped(tokens: Update, number: int, ids: tuple[int, ...], mask: Bools) -> Trajectory:
+def untapped(tokens: UpdateTokens, number: int, ids: tuple[int, ...], mask: Bools) -> Trajectory:
     """Return a sample of unknown reward under the key that the dump has for it."""
     group, run = tokens.frame.samples[number]
     start, stop = tokens.frame.offsets[number : number + 2]

@@ -18,7 +18,7 @@ from regress.engine.config.config_schema import Config
 from regress.engine.engine_ranks import SingleProcess, World
 from regress.errors import ConfigError, reason
 from regress.layout import Mesh
-from regress.parallel.failure_report import told
+from regress.parallel.failure_report import reporting_failures
 from regress.parallel.parallel_policy import ParallelPolicy
 from regress.parallel.process_groups import ProcessGroups, rank_plan
 
@@ -56,7 +56,7 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
         _open(config, device, started, environ)
     world = None
     try:
-        with told():
+        with reporting_failures():
             world = ProcessWorld(config.parallel, device)
             yield world
     finally:

@@ -21,7 +21,7 @@ _PATIENCE = timedelta(seconds=2)
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def reporting_failures() -> Iterator[None]:
     """Report the errors of a rank's work through the store of the default process group.
 
     Ranks that fail together agree on one error before they leave. This covers all other failures: the other
@@ -35,20 +35,20 @@ def told() -> Iterator[None]:
     try:
         yield
     except RegressError as error:
-        first = _tell(store, error)
+        first = _first_reported_error(store, error)
         if str(first) == str(error):
             raise
         raise first from error
     except Exception as error:
         if lost_connection(error):
             raise _heard(store) or _lost(error) from error
-        _tell(
+        _first_reported_error(
             store, RegressError(f"rank {dist.get_rank()} ended by an error of the program ({reason(error)})")
         )
         raise
 
 
-def _tell(store: Store, error: RegressError) -> RegressError:
+def _first_reported_error(store: Store, error: RegressError) -> RegressError:
     """Return the first error that any rank reported."""
     try:
         if store.add(_COUNT, 1) > 1:

@@ -84,7 +84,7 @@ def _digest(test: str) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class SessionFacts:
     """Facts from the reports of the session's tests.
 
     Attributes:
@@ -111,7 +111,7 @@ class Applied:
     notes: list[str] = field(default_factory=list)
 
 
-def apply_staged(staged_dir: Path, golden_dir: Path, told: Told) -> Applied:
+def apply_staged(staged_dir: Path, golden_dir: Path, told: SessionFacts) -> Applied:
     """Write what a session staged, all or nothing, without the values of tests that failed.
 
     A case whose update is refused does not prevent the others from being written.
@@ -142,7 +142,7 @@ def apply_staged(staged_dir: Path, golden_dir: Path, told: Told) -> Applied:
     return found
 
 
-def _dropped(told: Told) -> Iterable[str]:
+def _dropped(told: SessionFacts) -> Iterable[str]:
     """Yield a note on the failed tests, which would otherwise have written a golden."""
     tests = sorted({row.owner for test, row in told.rows if test in told.failed})
     if tests:
@@ -192,7 +192,7 @@ def _case_rows(case: str, staged: Staged) -> Iterable[UpdateRow]:
         )
 
 
-def _check_rows(told: Told, written: Collection[str]) -> Iterable[UpdateRow]:
+def _check_rows(told: SessionFacts, written: Collection[str]) -> Iterable[UpdateRow]:
     """Return the rows of the checks that were written; the last run of a test counts."""
     from regress.golden.stored_checks import check_path, without_suffix
 

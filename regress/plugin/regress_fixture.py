@@ -13,7 +13,7 @@ from regress.errors import CheckError, RegressError
 from regress.plugin.check_provenance import provenance_of
 from regress.plugin.session_settings import SETTINGS
 from regress.plugin.session_state import SESSION, owner
-from regress.plugin.worker_rows import ASKED, tell_calls, tell_properties, tell_update
+from regress.plugin.worker_rows import ASKED, send_calls, send_properties, send_update_row
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
@@ -106,7 +106,7 @@ class Regress:
         except RegressError as error:
             raise error.with_traceback(None) from None
         if outcome.row is not None:
-            tell_update(self._node, outcome.row)
+            send_update_row(self._node, outcome.row)
         elif outcome.golden is None:
             from regress.plugin.value_display import show
 
@@ -182,9 +182,9 @@ class Regress:
         test = owner(self._node)
         told = [Call(test, "", verdict, test=test) for verdict in verdicts]
         for call in told[:1]:  # the gravest
-            tell_properties(self._node, call)
+            send_properties(self._node, call)
         if self._settings.report is not None:
-            tell_calls(self._node, told)
+            send_calls(self._node, told)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.golden_provenance import differences

@@ -206,9 +206,9 @@ class ReplaySession:
         if exitstatus not in _ENDED or self._crashed or cut_short:
             summary.note("no golden was written, because the session broke off: run the update again")
             return
-        from regress.plugin.golden_update import Told, apply_staged
+        from regress.plugin.golden_update import SessionFacts, apply_staged
 
-        told = Told([*summary.told_updates()], self._failed)
+        told = SessionFacts([*summary.told_updates()], self._failed)
         found = apply_staged(staged, settings.golden_dir, told)
         summary.add(found.rows)
         for note in found.notes:

@@ -23,11 +23,11 @@ from regress.plugin.worker_rows import (
     NOTE,
     FailedRow,
     ForeignRow,
-    tell_calls,
-    tell_failed,
-    tell_foreign,
-    tell_judged,
-    tell_properties,
+    send_calls,
+    send_failed_row,
+    send_foreign_row,
+    send_judged_count,
+    send_properties,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def regress_record(request: pytest.FixtureRequest, subtests: pytest.Subtests) ->
     found = RecordCheck(request.param, request.config.stash[SUITE], request.node, subtests)
     yield found
     if not request.config.getoption("setuponly", False):
-        tell_judged(request.node, found.judged)
+        send_judged_count(request.node, found.judged)
 
 
 class RecordCheck:
@@ -130,12 +130,12 @@ class RecordCheck:
         if calls:
             failed = (call for call in calls if not call.verdict.ok)
             closest = max(calls, key=lambda call: call.verdict.multiple)
-            tell_properties(self._node, next(failed, closest), found)
+            send_properties(self._node, next(failed, closest), found)
         if settings.report is not None:
-            tell_calls(self._node, calls)
+            send_calls(self._node, calls)
 
     def _tell_failed(self, part: ReplayPart, items: Sequence[Item]) -> None:
-        tell_failed(
+        send_failed_row(
             self._node, FailedRow(part.replay.name, [selector(self._node, part, item) for item in items])
         )
 
@@ -145,7 +145,7 @@ class RecordCheck:
             return
         for name, reason in self._suite.left_out.items():
             if name.startswith(f"{part.replay.case.name}/") and asked(self._node, part, name):
-                tell_foreign(self._node, ForeignRow("", name, reason))
+                send_foreign_row(self._node, ForeignRow("", name, reason))
 
     def _recorded(self, part: ReplayPart, items: Sequence[Item], found: ReplayOutcome) -> Sequence[Item]:
         """Return what can be judged; skip, and count, what a user's own trainer, or a wire between trainer and
@@ -155,7 +155,7 @@ class RecordCheck:
         name = " and ".join(configured) if adapter is None else adapter.name
         replay, reason = part.replay.name, found.unsupported
         if name or reason is not None:
-            tell_foreign(self._node, ForeignRow(name, replay, reason))
+            send_foreign_row(self._node, ForeignRow(name, replay, reason))
         if reason is not None:  # the session fails if nothing else was judged either
             pytest.skip(
                 f"{name} does not support {replay}: {reason}"
@@ -166,7 +166,7 @@ class RecordCheck:
             return items
         lacking = dict.fromkeys(item.quantity for item in items if item.quantity not in found.quantities)
         for quantity in lacking:
-            tell_foreign(self._node, ForeignRow(name, replay, None, quantity))
+            send_foreign_row(self._node, ForeignRow(name, replay, None, quantity))
         left = [item for item in items if item.quantity not in lacking]
         if not left:  # the end of the session tells it, and fails if nothing was judged
             pytest.skip(f"{name} did not record {', '.join(lacking)}")

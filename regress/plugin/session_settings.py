@@ -17,7 +17,7 @@ MODES = ("drifted", "all", "force")
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateRequest:
     """Modes of `--update-golden`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Settings:
     """
 
     golden_dir: Path
-    update: Update | None
+    update: UpdateRequest | None
     tier: str
     matrix: str
     tolerance_scale: float
@@ -89,7 +89,7 @@ def continuous_integration() -> str | None:
     return value if value.lower() not in ("", "0", "false", "no") else None
 
 
-def _update(text: str | None) -> Update | None:
+def _update(text: str | None) -> UpdateRequest | None:
     if text is None:
         return None
     modes = [mode.strip() for mode in text.split(",")]
@@ -105,7 +105,7 @@ def _update(text: str | None) -> Update | None:
             )
     if {"drifted", "all"} <= set(modes):
         raise pytest.UsageError(f"--update-golden={text}: drifted and all exclude each other; choose one")
-    return Update(all="all" in modes, force="force" in modes)
+    return UpdateRequest(all="all" in modes, force="force" in modes)
 
 
 def _tier(config: pytest.Config) -> str:

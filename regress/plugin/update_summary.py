@@ -21,7 +21,7 @@ from regress.plugin.worker_rows import (
     UPDATE,
     UpdateRow,
     foreign_row,
-    told_call,
+    received_call,
     update_row,
 )
 
@@ -68,7 +68,7 @@ class Summary:
 
     def calls(self) -> list[Call]:
         """Return all verdicts that tests sent; none unless a report was asked for."""
-        return [told_call(text) for _, text in self.properties(CALL)]
+        return [received_call(text) for _, text in self.properties(CALL)]
 
     def judged(self) -> list[int]:
         """Return the number of quantities that each test of a golden case judged."""
@@ -95,8 +95,8 @@ class Summary:
             from regress.report.number_format import plural
 
             fails = ", so the session fails" if self.judged_nothing() else ""
-            told = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
-            terminalreporter.line(f"regress: {told}{fails}")
+            environment_lines = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
+            terminalreporter.line(f"regress: {environment_lines}{fails}")
         for note in [*self._notes, *dict.fromkeys(note for _, note in self.properties(NOTE))]:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
@@ -133,7 +133,7 @@ class Summary:
 
     def _report(self, calls: list[Call]) -> Report:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
-        from regress.golden.golden_provenance import told
+        from regress.golden.golden_provenance import environment_lines
         from regress.plugin.check_provenance import provenance_of
         from regress.replay.replay_outcome import read_outcomes
         from regress.replay.token_value_tables import chosen_tables
@@ -141,7 +141,7 @@ class Summary:
 
         replays = self._config.stash[SESSION].replays
         command = shlex.join(["pytest", *self._config.invocation_params.args])
-        environment = {"command": command, **told(provenance_of(self._config))}
+        environment = {"command": command, **environment_lines(provenance_of(self._config))}
         if replays is None:
             return Report("pytest", calls, environment=environment)
         failed = dict.fromkeys(call.where for call in calls if not call.verdict.ok)

@@ -53,12 +53,12 @@ class UpdateRow:
     new: str = ""
 
 
-def tell_update(node: pytest.Item, row: UpdateRow) -> None:
+def send_update_row(node: pytest.Item, row: UpdateRow) -> None:
     """Send a row to be printed at the end of the session."""
     node.user_properties.append((UPDATE, _text(asdict(row))))
 
 
-def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
+def send_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
     """Send verdicts to the report of the session; only worth the space if a report is asked for."""
     for call in calls:
         node.user_properties.append((CALL, _text(call.to_json())))
@@ -78,13 +78,13 @@ class ForeignRow:
     not_recorded: str | None = None
 
 
-def tell_foreign(node: pytest.Item, row: ForeignRow) -> None:
+def send_foreign_row(node: pytest.Item, row: ForeignRow) -> None:
     """Send a row to be counted at the end of the session."""
     node.user_properties.append((FOREIGN, _text(asdict(row))))
 
 
 def foreign_row(text: str) -> ForeignRow:
-    """Return the row that `tell_foreign` sent."""
+    """Return the row that `send_foreign_row` sent."""
     from regress.dump.canonical_json import loads
 
     return ForeignRow(**loads(text))
@@ -104,24 +104,24 @@ class FailedRow:
     quantities: list[str]
 
 
-def tell_failed(node: pytest.Item, row: FailedRow) -> None:
+def send_failed_row(node: pytest.Item, row: FailedRow) -> None:
     """Send a row for the last screen of the session."""
     node.user_properties.append((FAILED, _text(asdict(row))))
 
 
-def tell_judged(node: pytest.Item, quantities: int) -> None:
+def send_judged_count(node: pytest.Item, quantities: int) -> None:
     """Send the number of quantities that a test of a golden case judged, for the last lines of the session."""
     node.user_properties.append((JUDGED, str(quantities)))
 
 
 def failed_row(text: str) -> FailedRow:
-    """Return the row that `tell_failed` sent."""
+    """Return the row that `send_failed_row` sent."""
     from regress.dump.canonical_json import loads
 
     return FailedRow(**loads(text))
 
 
-def tell_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None = None) -> None:
+def send_properties(node: pytest.Item, call: Call, replay: ReplayOutcome | None = None) -> None:
     """Add the test's gravest or closest verdict to its properties, if a JUnit file is written, which shows them.
 
     A failing test has the first divergence of its replay, and its cause, as well.
@@ -161,14 +161,14 @@ def _text(tree: Mapping[str, Any]) -> str:
 
 
 def update_row(text: str) -> UpdateRow:
-    """Return the row that `tell_update` sent."""
+    """Return the row that `send_update_row` sent."""
     from regress.dump.canonical_json import loads
 
     return UpdateRow(**loads(text))
 
 
-def told_call(text: str) -> Call:
-    """Return the verdict that `tell_calls` sent."""
+def received_call(text: str) -> Call:
+    """Return the verdict that `send_calls` sent."""
     from regress.dump.canonical_json import loads
     from regress.report.verdict_entries import Call
 

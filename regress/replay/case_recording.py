@@ -15,7 +15,7 @@ from regress.golden.case_update import commit
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.golden.golden_files import input_files
-from regress.golden.golden_provenance import differences, told
+from regress.golden.golden_provenance import differences, environment_lines
 from regress.replay.case_draft import HOPELESS, draft, seeds_of
 from regress.replay.case_recipe import Recipe, has_inputs, make_inputs
 from regress.replay.case_signal import SignalError
@@ -210,7 +210,7 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
     lines: dict[str, str] = {}
     for case in cases:
         now = provenance_of(case)
-        lines = lines or told(now)
+        lines = lines or environment_lines(now)
         if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
             lines[case.name] = ", ".join(changed)
     return lines

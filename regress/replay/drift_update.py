@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.alignment.canonical_projection import Projection
-from regress.compare.quantities import METRICS, Kind, Source, quantity_named
+from regress.compare.quantities import METRICS, Kind, QuantitySource, quantity_named
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Overrides
@@ -133,7 +133,7 @@ def _judge(
         if quantity_named(quantity).kind is Kind.SHARE:
             scale = golden.share_scale(name)
         elif quantity in METRICS:
-            scale = golden.scale(Source(quantity, name, quantity, name))
+            scale = golden.scale(QuantitySource(quantity, name, quantity, name))
     return judge_tensor(
         new,
         old,

@@ -79,12 +79,12 @@ class EngineReplayer(Replayer):
 
     def judge(self, replay: Replay, folder: Path, judging: Judging, reference: DumpReader | None) -> Judged:
         """Judge a dump by golden values within measured tolerances, or by the bytes of its reference."""
-        from regress.replay.replay_judge import judge_replay, judge_twin, stored_tolerances
+        from regress.replay.replay_judge import judge_by_bitwise_reference, judge_replay, stored_tolerances
 
         dump = DumpReader(self.dump_of(replay, folder))
         scene = run_context_of(replay, dump.manifest.provenance.config)
         if reference is not None:
-            return Judged(judge_twin(replay.case, dump, reference, replay.plan), scene)
+            return Judged(judge_by_bitwise_reference(replay.case, dump, reference, replay.plan), scene)
         tolerance = stored_tolerances(replay.case, replay.precision, judging.scale, judging.overrides)
         golden = judging.golden(replay.case)
         truth = truth_of_ranks(replay, folder / "truth")

@@ -13,7 +13,7 @@ INDEX, OBJECTIVE, ROLLOUTS = "export.json", "objective.json", "rollouts"
 Key = tuple[str | int, int]
 
 
-class Update(TypedDict):
+class ExportedUpdate(TypedDict):
     """An optimizer update of ``objective.json``."""
 
     name: str
@@ -36,7 +36,7 @@ class Objective(TypedDict):
     max_grad_norm: Finite | None
     reference: NotRequired[dict[str, Any] | None]
     optimizer_steps: dict[str, Count] | None
-    updates: list[Update]
+    updates: list[ExportedUpdate]
 
 
 class Rollout(TypedDict):

@@ -27,7 +27,7 @@ from regress.replay.replay_plan import world_size
 from regress.replay.replay_pool import shared_pool, standstill_of
 from regress.replay.run_changes import Around
 from regress.replay.variant import Precision, Variant
-from regress.tasks.curriculum import Place
+from regress.tasks.curriculum import CurriculumPosition
 from regress.tasks.problem import Problem
 from regress.tasks.problem_split import TRAIN_SIZE
 from regress.tasks.task_registry import make_task
@@ -65,8 +65,8 @@ def staged(case: GoldenCase, folder: Path, steps: int) -> dict[str, Any]:
     return overrides
 
 
-def _place(step: int, steps: int) -> Place:
-    return Place(stage=steps - 1 - step, round=1, start_step=step)
+def _place(step: int, steps: int) -> CurriculumPosition:
+    return CurriculumPosition(stage=steps - 1 - step, round=1, start_step=step)
 
 
 def _overrides(case: GoldenCase, problems: Path, recording: Path, steps: int) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
     from regress.report.report_files import write_report
     from regress.report.report_model import Report
     from regress.report.terminal_report import first_failing
-    from regress.report.verdict_text import told
+    from regress.report.verdict_text import describe_divergence
 
     rows = variant_rows(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
@@ -246,7 +246,9 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
         assert group.first is not None
         name = group.replays[0]
         echo(group.title)
-        for line in told(results.divergences.get(name), results.diagnoses.get(name, ()), group.first):
+        for line in describe_divergence(
+            results.divergences.get(name), results.diagnoses.get(name, ()), group.first
+        ):
             echo(f"  {line}")
         if len(results.failed) > 1:
             echo(f"  {group.extent('check')}")

@@ -95,7 +95,7 @@ def verdicts_in_order(
     yield from judge_metrics_file(dump, plan, partial(records_of, dump))
 
 
-def judge_twin(
+def judge_by_bitwise_reference(
     case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""

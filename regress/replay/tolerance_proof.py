@@ -14,7 +14,7 @@ from regress.replay.probes import Probe, probe_named, probes
 from regress.replay.tolerance_calibration import precisions_of
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variant import Precision
-from regress.report.calibration_report import Row
+from regress.report.calibration_report import CalibrationRow
 from regress.report.number_format import multiple
 
 
@@ -148,16 +148,16 @@ def bounds_of(
     return of
 
 
-def rows_of(floors: Iterable[Floor], proof: Proof | None) -> list[Row]:
+def rows_of(floors: Iterable[Floor], proof: Proof | None) -> list[CalibrationRow]:
     """Return the rows of a calibration table: one for each quantity and precision."""
     return [_row(floor, proof) for floor in floors]
 
 
-def _row(floor: Floor, proof: Proof | None) -> Row:
+def _row(floor: Floor, proof: Proof | None) -> CalibrationRow:
     widest = proof and proof.widest(floor.quantity, floor.precision)
     smallest = proof and proof.smallest(floor.quantity, floor.precision)
     entry = floor.entry
-    return Row(
+    return CalibrationRow(
         quantity=floor.quantity,
         precision=str(floor.precision),
         floor=None if floor.shared is None else floor.floor,

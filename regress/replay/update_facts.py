@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.related_values import Beside, OwnMicrobatch
+from regress.compare.diagnosis.related_values import OwnMicrobatch, RelatedValues
 from regress.compare.dumps.golden_source import sampler_log_probs
 from regress.compare.dumps.truth_source import Tensors
 from regress.dump.numpy_arrays import Array
@@ -41,7 +41,9 @@ class _WhenAsked:
         return OwnGradients(self.case, self.update, self.before)
 
 
-def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, own: bool = True) -> Beside:
+def beside_of(
+    case: GoldenCase, update: PlannedUpdate, before: str | None, *, own: bool = True
+) -> RelatedValues:
     """Return what is known of an update of a case besides its golden values.
 
     Args:
@@ -49,7 +51,7 @@ def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, ow
         own: True to compute its samples' own gradients where a hypothesis asks for them.
     """
     samples = trajectories_of(case)[update.step]
-    return Beside(
+    return RelatedValues(
         rewards={sample.key: float(sample.reward) for sample in samples},
         sampler=sampler_log_probs(update.frame, samples),
         gradients=_WhenAsked(case, update, before) if own else None,

@@ -33,7 +33,7 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     table |= parse_variants(_own_rows(root), f"{root / 'pyproject.toml'}: [tool.regress.variants]")
     table |= _added(added)
     for variant in table.values():
-        _check_twin(variant, table)
+        _check_bitwise_reference(variant, table)
     return table
 
 
@@ -62,7 +62,7 @@ def _own_rows(root: Path) -> Mapping[str, Any]:
     return rows or {}
 
 
-def _check_twin(variant: Variant, table: Mapping[str, Variant]) -> None:
+def _check_bitwise_reference(variant: Variant, table: Mapping[str, Variant]) -> None:
     if variant.twin is not None and variant.twin not in table:
         raise ConfigError(
             f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of "

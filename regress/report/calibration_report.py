@@ -21,7 +21,7 @@ JSON_NAME, HTML_NAME = "calibration.json", "calibration.html"
 
 
 @dataclass(frozen=True)
-class Row:
+class CalibrationRow:
     """One quantity in one precision; sizes are relative to the largest golden value.
 
     Attributes:
@@ -50,7 +50,7 @@ _COLUMNS = ("quantity", "precision", "noise floor", "which is", "tolerance")
 _PROOF = ("healthy spread", "of tolerance", "smallest known fault", "x tolerance")
 
 
-def table(case: str, rows: Sequence[Row]) -> Table:
+def table(case: str, rows: Sequence[CalibrationRow]) -> Table:
     """Return the table; columns without any measurement are left out."""
     proved = any(row.closest is not None or row.fault is not None for row in rows)
     columns = (*_COLUMNS, *_PROOF) if proved else _COLUMNS
@@ -59,7 +59,7 @@ def table(case: str, rows: Sequence[Row]) -> Table:
     return Table(columns, cells, f"{case}: {_SCALE}", words=words, folded=words[2:])
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[CalibrationRow]) -> list[str]:
     """Return a sentence for each quantity with tensors that have a bound of their own."""
     found = []
     for row in rows:
@@ -71,7 +71,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _cells(row: Row, proved: bool) -> list[str]:
+def _cells(row: CalibrationRow, proved: bool) -> list[str]:
     bound = _size(row.tolerance) or "absolute"
     bound += f", {len(row.ill)} apart" if row.ill and row.tolerance else ""
     cells = [row.quantity, row.precision, _size(row.floor) or "-", row.source if row.floor else "-", bound]
@@ -86,7 +86,7 @@ def _size(value: float | None) -> str:
     return "" if value is None else f"{value:.1e}"
 
 
-def write(folder: Location, case: str, rows: Sequence[Row]) -> list[Location]:
+def write(folder: Location, case: str, rows: Sequence[CalibrationRow]) -> list[Location]:
     """Write ``calibration.json`` and ``calibration.html``, which needs no network; return their paths."""
     tree = {"schema_version": 1, "case": case, "rows": [_strict(asdict(row)) for row in rows]}
     texts = {JSON_NAME: json.dumps(tree, indent=1, allow_nan=False) + "\n", HTML_NAME: to_html(case, rows)}
@@ -110,7 +110,7 @@ _MARKS = (
 _SCALE = "sizes are relative to the largest golden value"
 
 
-def to_html(case: str, rows: Sequence[Row]) -> str:
+def to_html(case: str, rows: Sequence[CalibrationRow]) -> str:
     """Return the page: each precision has a chart, on one scale; all have a table."""
     charts = charts_of(rows)
     panels = [
@@ -122,7 +122,7 @@ def to_html(case: str, rows: Sequence[Row]) -> str:
     return Page(case, summary, panels=panels, program=program, data=script_json(charts)).html()
 
 
-def charts_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def charts_of(rows: Sequence[CalibrationRow]) -> list[dict[str, Any]]:
     """Return a chart for each precision as ``plot.js`` draws it: spread, floor, tolerance and smallest fault of each
     quantity, as powers of ten.
     """
@@ -162,7 +162,7 @@ def _line(name: str, symbol: str, color: str, points: Sequence[tuple[float, int,
     return {"name": name, "symbol": symbol, "color": color, "points": points}
 
 
-def _sizes(row: Row) -> tuple[tuple[float | None, str], ...]:
+def _sizes(row: CalibrationRow) -> tuple[tuple[float | None, str], ...]:
     """Return the size of each of `_MARKS`, and what is told of it."""
     fault = None if row.multiple is None or row.tolerance is None else row.multiple * row.tolerance
     return (

@@ -174,7 +174,7 @@ def compare(
             second = located(noise, golden_dir)
             found = {name: _beside_noise(one, second, options, work) for name, one in found.items()}
         tables = [] if report is json_file is json_calls is None else _tables(found, options)
-        code = tell(found, tables, modes, report, json_file, json_calls, options)
+        code = print_comparison(found, tables, modes, report, json_file, json_calls, options)
     ctx.exit(code)
 
 
@@ -255,7 +255,7 @@ def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTabl
     return [table for name, one in found.items() for table in comparison_tables(name, one, options)]
 
 
-def tell(
+def print_comparison(
     found: Mapping[str, Comparison],
     tokens: Sequence[TokenTable] = (),
     modes: Modes | None = None,

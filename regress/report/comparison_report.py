@@ -33,7 +33,7 @@ from regress.errors import RegressError
 from regress.explain.trainer_differences import SUBJECTS, differences
 from regress.layout import SampleKey, TokenFrame
 from regress.report.mode_comparison import Found
-from regress.report.report_model import Report, Told
+from regress.report.report_model import Describable, Report
 from regress.report.token_values import Columns, TokenTable, table_of
 from regress.report.verdict_entries import Call
 
@@ -111,7 +111,7 @@ def report_of(
         for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
             notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
     divergences = {}
-    diagnoses: dict[str, Sequence[Told]] = {}
+    diagnoses: dict[str, Sequence[Describable]] = {}
     if modes is not None:
         notes = [*modes.notes, *notes]
         diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
@@ -245,7 +245,7 @@ def comparison_tables(where: str, comparison: Comparison, options: Options) -> l
         options: options of the comparison.
     """
     found: dict[tuple[int, int | None], dict[Place, None]] = {}
-    for verdict in _telling(comparison):
+    for verdict in _notable_verdicts(comparison):
         place = verdict.place
         if place.step is not None:
             found.setdefault((place.step, place.update), {})[place] = None
@@ -258,7 +258,7 @@ def comparison_tables(where: str, comparison: Comparison, options: Options) -> l
     ]
 
 
-def _telling(comparison: Comparison) -> Iterable[Verdict]:
+def _notable_verdicts(comparison: Comparison) -> Iterable[Verdict]:
     if comparison.failed:
         return comparison.failed
     near = [v for v in comparison.verdicts if quantity_named(v.quantity).kind is Kind.TOKEN]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from regress.compare.dumps.comparison_options import Options
 from regress.plugins import MODES, load, named
-from regress.report.report_model import Told
+from regress.report.report_model import Describable
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Found(Protocol):
         """Facts about what was looked at, a sentence each."""
 
     @property
-    def discrepancies(self) -> Sequence[Told]:
+    def discrepancies(self) -> Sequence[Describable]:
         """All that were found."""
 
     def explains(self, quantity: str) -> bool:

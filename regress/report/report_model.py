@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 
 
-class Told(Protocol):
+class Describable(Protocol):
     """Finding that converts to words (by ``str``, one or several lines) and to data."""
 
     def to_json(self) -> Mapping[str, Any]:
@@ -58,8 +58,8 @@ class Report:
     title: str
     calls: Sequence[Call] = ()
     errors: Mapping[str, str] = field(default_factory=dict)
-    divergences: Mapping[str, Told] = field(default_factory=dict)
-    diagnoses: Mapping[str, Sequence[Told]] = field(default_factory=dict)
+    divergences: Mapping[str, Describable] = field(default_factory=dict)
+    diagnoses: Mapping[str, Sequence[Describable]] = field(default_factory=dict)
     tokens: Sequence[TokenTable] = ()
     lenses: Mapping[str, LogitLens] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -156,8 +156,10 @@ class Report:
             "errors": self.errors,
             "headroom": [row.to_json() for row in self.closest if every or row.failed],
             "variants": [row.to_json() for row in self.variants],
-            "divergences": {where: _told(found) for where, found in self.divergences.items()},
-            "diagnoses": {where: [_told(one) for one in found] for where, found in self.diagnoses.items()},
+            "divergences": {where: _finding_json(found) for where, found in self.divergences.items()},
+            "diagnoses": {
+                where: [_finding_json(one) for one in found] for where, found in self.diagnoses.items()
+            },
             **(
                 {"lenses": {name: lens.to_json() for name, lens in self.lenses.items()}}
                 if self.lenses
@@ -194,5 +196,5 @@ class Report:
             yield from islice((replace(table, values=values[:1]) for table, values in rows if values), 1)
 
 
-def _told(found: Told) -> dict[str, Any]:
+def _finding_json(found: Describable) -> dict[str, Any]:
     return {"text": str(found), **found.to_json()}

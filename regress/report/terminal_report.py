@@ -204,7 +204,9 @@ class RankTable:
         """Return the table with a limited number of ranks and microbatches, failed ones first."""
         rows, more_rows = _chosen([key[0] for key in self.cells], self._bad(0), ranks)
         columns, more_columns = _chosen([key[1] for key in self.cells], self._bad(1), micros)
-        cells = [[_name("rank", rank), *(_told(self.cells.get((rank, n))) for n in columns)] for rank in rows]
+        cells = [
+            [_name("rank", rank), *(_cell_text(self.cells.get((rank, n))) for n in columns)] for rank in rows
+        ]
         cells += [[plural(more_rows, "more rank")]] if more_rows else []
         titles = ["", *(_name("micro", micro) for micro in columns)]
         titles += [f"{more_columns} more"] if more_columns else []
@@ -243,7 +245,7 @@ def _difference(verdicts: Sequence[Verdict]) -> float:
     return max(v.max_error if v.ok or v.worst is not None else math.inf for v in verdicts)
 
 
-def _told(verdicts: Sequence[Verdict] | None) -> str:
+def _cell_text(verdicts: Sequence[Verdict] | None) -> str:
     """Return what a cell says."""
     if verdicts is None:
         return ""

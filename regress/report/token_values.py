@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.element_names import TokenText
 from regress.compare.alignment.record_keys import canonical_layout
-from regress.compare.quantities import QUANTITIES, Kind, Source, primary_source
+from regress.compare.quantities import QUANTITIES, Kind, QuantitySource, primary_source
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place
 from regress.dump.numpy_arrays import Array
@@ -156,7 +156,7 @@ def _bound(golden: NDArray[np.float64], tolerance: Tolerance) -> float:
     return tolerance.relative * float(np.max(finite, initial=0.0)) + tolerance.absolute
 
 
-def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:
+def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[QuantitySource]:
     """Yield the sources of token values, in the order of computation."""
     for quantity in QUANTITIES:
         if quantity.kind is Kind.TOKEN:
@@ -164,7 +164,7 @@ def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:
 
 
 def _actual(
-    records: Sequence[Record], source: Source, golden: NDArray[np.float64], frame: TokenFrame
+    records: Sequence[Record], source: QuantitySource, golden: NDArray[np.float64], frame: TokenFrame
 ) -> NDArray[np.float64]:
     """Return the recorded values ``[frame.size]``, NaN where nothing was recorded."""
     found, off = np.full(frame.size, np.nan), np.full(frame.size, -1.0)

@@ -33,9 +33,9 @@ def headline(verdict: Verdict, where: str = "") -> str:
     """
     line = printable(f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}")
     place = printable(f" ({placed(where, verdict)})") if where else ""
-    for told in (place, f" ({verdict.place})" if where else ""):
-        if len(line) + len(told) <= WIDTH:
-            return line + told
+    for describe_divergence in (place, f" ({verdict.place})" if where else ""):
+        if len(line) + len(describe_divergence) <= WIDTH:
+            return line + describe_divergence
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
 
 
@@ -62,7 +62,11 @@ def explain(
     """
     if not verdicts:
         raise ValueError("there is no verdict to explain")
-    lines = [*details(verdicts[0], where), *told(divergence, diagnoses, *verdicts), *_siblings(verdicts[1:])]
+    lines = [
+        *details(verdicts[0], where),
+        *describe_divergence(divergence, diagnoses, *verdicts),
+        *_siblings(verdicts[1:]),
+    ]
     lines += [f"environment: {line}" for line in environment]
     lines += [f"{purpose}: {command}" for purpose, command in (commands or {}).items()]
     return printable("\n".join(lines))
@@ -151,7 +155,9 @@ def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"  and {len(verdicts) - LISTED} more"
 
 
-def told(divergence: Divergence | None, diagnoses: Sequence[Diagnosis], *verdicts: Verdict) -> Iterator[str]:
+def describe_divergence(
+    divergence: Divergence | None, diagnoses: Sequence[Diagnosis], *verdicts: Verdict
+) -> Iterator[str]:
     """Yield the first divergence, the affected quantities, the probable causes and the next commands, line by line.
 
     Args:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 from datetime import UTC, datetime
 from typing import IO
 
-from regress.service.core.operations import Ticket
+from regress.service.core.operations import PendingOperation
 
 
 class OperationLog:
@@ -47,7 +47,7 @@ class OperationLog:
         self._format, self._stream = format, stream
         self._lock = threading.Lock()
 
-    def __call__(self, ticket: Ticket) -> None:
+    def __call__(self, ticket: PendingOperation) -> None:
         """Write the line of an operation."""
         if self._format == "none":
             return
@@ -56,7 +56,7 @@ class OperationLog:
             print(line, file=self._stream or sys.stderr, flush=True)
 
 
-def _json(ticket: Ticket) -> str:
+def _json(ticket: PendingOperation) -> str:
     error = ticket.error
     return json.dumps(
         {
@@ -77,17 +77,17 @@ def _json(ticket: Ticket) -> str:
     )
 
 
-def _text(ticket: Ticket) -> str:
+def _text(ticket: PendingOperation) -> str:
     time = datetime.now(UTC).strftime("%H:%M:%S")
     end = "" if ticket.error is None else f": {ticket.error}"
     return f"{time} {ticket.lane} {ticket.name} {ticket.status.value} in {_ran(ticket):.3f} s{end}"
 
 
-def _waited(ticket: Ticket) -> float:
+def _waited(ticket: PendingOperation) -> float:
     return (ticket.started or ticket.finished or ticket.accepted) - ticket.accepted
 
 
-def _ran(ticket: Ticket) -> float:
+def _ran(ticket: PendingOperation) -> float:
     return 0.0 if ticket.started is None or ticket.finished is None else ticket.finished - ticket.started
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from regress.systems.conformance_row import Error, Result, Row
+from regress.systems.conformance_row import ConformanceRow, Error, Result
 from regress.systems.conformance_table import kind_of
 from regress.systems.known_findings import DOCUMENT, finding_named
 from regress.systems.protocol import SystemUnderTest
 
 
-def page_of(rows: Sequence[Row], systems: Iterable[SystemUnderTest], shared: int = 0) -> str:
+def page_of(rows: Sequence[ConformanceRow], systems: Iterable[SystemUnderTest], shared: int = 0) -> str:
     """Return the table in Markdown: the sum, the known findings, then each system with its cells, shims and claims.
 
     Args:
@@ -29,7 +29,7 @@ def page_of(rows: Sequence[Row], systems: Iterable[SystemUnderTest], shared: int
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _lead(rows: Sequence[Row]) -> Iterator[str]:
+def _lead(rows: Sequence[ConformanceRow]) -> Iterator[str]:
     yield (
         "Released trainers, unmodified, on recorded batches, judged by the truth that our engine computes for their "
         "configuration in float64: forward quantities for each rank and microbatch, gradients and parameters for each "
@@ -47,7 +47,7 @@ def _lead(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| all | | {' | '.join(map(str, _counts(rows)))} |"
 
 
-def _counts(rows: Sequence[Row]) -> list[int]:
+def _counts(rows: Sequence[ConformanceRow]) -> list[int]:
     rest = [row for row in rows if not row.known and not row.fixed]
     kinds = [
         (Result.EXACT,),
@@ -61,7 +61,7 @@ def _counts(rows: Sequence[Row]) -> list[int]:
     return [len(rows), *found, sum(row.fixed for row in rows)]
 
 
-def _disk(rows: Sequence[Row], shared: int) -> Iterator[str]:
+def _disk(rows: Sequence[ConformanceRow], shared: int) -> Iterator[str]:
     """Yield the sizes of the environments."""
     sizes = {row.system: row.disk for row in rows if row.disk}
     if not sizes:
@@ -73,7 +73,7 @@ def _disk(rows: Sequence[Row], shared: int) -> Iterator[str]:
     yield ""
 
 
-def _findings(rows: Sequence[Row]) -> Iterator[str]:
+def _findings(rows: Sequence[ConformanceRow]) -> Iterator[str]:
     """Yield the known findings that cells show, or do not show any more."""
     names = dict.fromkeys(row.finding for row in rows if row.finding)
     if not names:
@@ -99,7 +99,7 @@ def _linked(name: str) -> str:
     return f"[{name}]({DOCUMENT}#{finding.anchor})" if finding else name
 
 
-def _system(rows: Sequence[Row]) -> Iterator[str]:
+def _system(rows: Sequence[ConformanceRow]) -> Iterator[str]:
     first = rows[0]
     beside = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     yield f"## {first.system} {first.version}"
@@ -149,7 +149,7 @@ def _shims(system: SystemUnderTest) -> Iterator[str]:
         yield f"| {_escaped(shim.title)} | {shim.lines} | {_escaped(shim.reason)} | {passes} | {layouts} |"
 
 
-def _claims(rows: Sequence[Row]) -> Iterator[str]:
+def _claims(rows: Sequence[ConformanceRow]) -> Iterator[str]:
     """Yield what configurations claim beside what the recorded step did, once for each pair of them."""
     seen: dict[tuple[str, str], list[str]] = {}
     for row in rows:

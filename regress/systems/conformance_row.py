@@ -42,7 +42,7 @@ class Error:
 
 
 @dataclass(frozen=True)
-class Row:
+class ConformanceRow:
     """One judged cell.
 
     Attributes:
@@ -111,7 +111,7 @@ class Row:
         return {**asdict(self), "result": str(self.result), "shims": [*self.shims]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Row:
+    def from_json(cls, data: Mapping[str, Any]) -> ConformanceRow:
         """Rebuild a row written by `to_json`."""
         errors = {name: Error(**error) for name, error in data["errors"].items()}
         cell = Cell.from_json(data["cell"])

@@ -15,13 +15,13 @@ from regress.golden.golden_directory import GoldenStore
 from regress.systems.cell_judge import judge
 from regress.systems.cell_launch import TIMEOUT, Outcome, run_jobs
 from regress.systems.cell_worker import Job
-from regress.systems.conformance_row import Result, Row
+from regress.systems.conformance_row import ConformanceRow, Result
 from regress.systems.known_findings import marked
 from regress.systems.protocol import Cell, SystemUnderTest
 from regress.systems.system_environments import Environment
 from regress.systems.system_registry import load, location_of
 
-Told = Callable[[Row], None]
+Told = Callable[[ConformanceRow], None]
 
 
 @dataclass
@@ -101,7 +101,7 @@ def run_system(
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
     told: Told = lambda _: None,
-) -> list[Row]:
+) -> list[ConformanceRow]:
     """Run the cells of a system and judge each as soon as it is done.
 
     Args:
@@ -130,7 +130,7 @@ def run_cells(
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
     told: Told = lambda _: None,
-) -> list[Row]:
+) -> list[ConformanceRow]:
     """Run cells of a system, each with a plant of its own or none, and judge each as soon as it is done.
 
     Args:
@@ -148,7 +148,7 @@ def run_cells(
         export = str(workspace.export(cell.case, cell.batches, cell.without))
         job = Job(location, cell.to_json(), export, str(dumps[-1]), plant, tuple(paths))
         jobs.append((job, cell.layout.ranks))
-    rows: list[Row] = []
+    rows: list[ConformanceRow] = []
 
     def done(number: int, outcome: Outcome) -> None:
         cell, plant = tasks[number]
@@ -169,7 +169,9 @@ def run_cells(
     return rows
 
 
-def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, workspace: Workspace) -> Row:
+def row_of(
+    system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, workspace: Workspace
+) -> ConformanceRow:
     """Return the row of a cell that was carried, or failed."""
     claimed = dict(system.objective(cell))
     common: dict[str, Any] = {
@@ -182,9 +184,9 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         "versions": outcome.versions,
     }
     if outcome.error:
-        return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
+        return ConformanceRow(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
-        return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+        return ConformanceRow(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
     from regress.replay.exported_case import ExportedCase
     from regress.systems.explained_rollouts import explained
 
@@ -192,7 +194,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
-        return Row(result=Result.ERROR, told=str(error), **common)
+        return ConformanceRow(result=Result.ERROR, told=str(error), **common)
     shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches, cell.without)), claimed)
     judged: dict[str, Any] = {
         "told": found.told,
@@ -200,7 +202,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         "cause": found.cause,
         "listed": found.listed,
     }
-    return Row(result=found.result, errors=found.errors, explained=shown, **judged, **common)
+    return ConformanceRow(result=found.result, errors=found.errors, explained=shown, **judged, **common)
 
 
 def _shims(system: SystemUnderTest, cell: Cell) -> list[str]:

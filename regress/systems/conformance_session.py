@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from regress.dump.command_outputs import Output, StandardOutput, write_output
 from regress.errors import SystemsError, meant
 from regress.golden.golden_directory import open_store
-from regress.systems.conformance_row import RED, Row
+from regress.systems.conformance_row import RED, ConformanceRow
 from regress.systems.conformance_run import Workspace, chosen, run_system
 from regress.systems.conformance_table import exit_code, read_rows, text_of, together, write_rows
 from regress.systems.known_findings import marked
@@ -55,7 +55,7 @@ def run_systems(
 
     rows = _kept(json_file, resume, known)
 
-    def tell(row: Row) -> None:
+    def tell(row: ConformanceRow) -> None:
         rows[:] = together([*rows, row])
         if json_file is not None:
             write_rows(json_file, rows)
@@ -90,7 +90,9 @@ def run_systems(
     return exit_code(rows)
 
 
-def _kept(json_file: Output | None, resume: bool, known: Mapping[str, SystemUnderTest]) -> list[Row]:
+def _kept(
+    json_file: Output | None, resume: bool, known: Mapping[str, SystemUnderTest]
+) -> list[ConformanceRow]:
     """Return the rows that a resumed run goes on from, without cells that the systems do not have any more."""
     if not resume:
         return []
@@ -102,7 +104,7 @@ def _kept(json_file: Output | None, resume: bool, known: Mapping[str, SystemUnde
     return [marked(r) for r in found if r.system not in names or (r.system, r.cell.name) in cells]
 
 
-def _done(rows: Sequence[Row], system: str, stamp: str) -> set[str]:
+def _done(rows: Sequence[ConformanceRow], system: str, stamp: str) -> set[str]:
     """Return the cells of a system that were judged in this environment; red ones of no finding are tried again."""
     own = [row for row in rows if row.system == system and row.stamp == stamp != ""]
     return {row.cell.identity for row in own if row.known or row.result not in RED}

@@ -11,14 +11,14 @@ from regress.dump.command_outputs import Output, save_output
 from regress.dump.dump_location import Location, read_bytes
 from regress.errors import SystemsError
 from regress.json_schema import conform
-from regress.systems.conformance_row import Result, Row
+from regress.systems.conformance_row import ConformanceRow, Result
 from regress.systems.known_findings import finding_named, gone
 from regress.untrusted_files import parse_json
 
 FORMAT = 1
 
 
-def line_of(row: Row) -> str:
+def line_of(row: ConformanceRow) -> str:
     """Return a row in one line: ``trainer 5.23.0 fsdp2/sft/dense: exact (gradient 3.1e-07, 0.2 x tolerance)``."""
     name = f"{row.system} {row.version}".strip()
     plant = f" with {row.plant}" if row.plant else ""
@@ -26,7 +26,7 @@ def line_of(row: Row) -> str:
     return f"{name} {row.cell.name}{plant}: {row.result}{known}{_detail(row)}"
 
 
-def _detail(row: Row) -> str:
+def _detail(row: ConformanceRow) -> str:
     worst = row.worst
     if row.result in (Result.EXACT, Result.DECLARED) and worst is not None:
         quantity, error = worst
@@ -37,7 +37,7 @@ def _detail(row: Row) -> str:
     return f": {row.told}" if row.told else ""
 
 
-def text_of(rows: Sequence[Row]) -> Iterator[str]:
+def text_of(rows: Sequence[ConformanceRow]) -> Iterator[str]:
     """Yield the table line by line, and a sum."""
     for row in rows:
         yield line_of(row)
@@ -49,14 +49,14 @@ def text_of(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{len(rows)} cells: {', '.join(f'{number} {name}' for name, number in count.items())}"
 
 
-def kind_of(row: Row) -> str:
+def kind_of(row: ConformanceRow) -> str:
     """Return what a row counts as: its result, or what a known finding makes of it."""
     if row.fixed:
         return "finding gone"
     return f"{row.result} as known" if row.known else str(row.result)
 
 
-def exit_code(rows: Sequence[Row]) -> int:
+def exit_code(rows: Sequence[ConformanceRow]) -> int:
     """Return the exit code of a run.
 
     0 if exactly the cells of known findings are red, and all others exact or as declared; 1 if another one is wrong,
@@ -68,19 +68,19 @@ def exit_code(rows: Sequence[Row]) -> int:
     return 2 if Result.ERROR in results or not rows else 0
 
 
-def write_rows(path: Output, rows: Sequence[Row]) -> None:
+def write_rows(path: Output, rows: Sequence[ConformanceRow]) -> None:
     """Write rows as JSON, in place of those that the file holds; a reader sees the old or the new ones."""
     data: dict[str, Any] = {"format": FORMAT, "rows": [row.to_json() for row in rows]}
     save_output(path, json.dumps(data, indent=1, allow_nan=False, default=str) + "\n")
 
 
-def together(rows: Iterable[Row]) -> list[Row]:
+def together(rows: Iterable[ConformanceRow]) -> list[ConformanceRow]:
     """Return the last row of each cell of each system, in the order in which cells were first told."""
     found = {(row.system, row.cell.name): row for row in rows}
     return list(found.values())
 
 
-def read_rows(path: Location) -> list[Row]:
+def read_rows(path: Location) -> list[ConformanceRow]:
     """Read rows from JSON.
 
     Raises:
@@ -92,7 +92,7 @@ def read_rows(path: Location) -> list[Row]:
             raise SystemsError(
                 f"{path} has format {data['format']}, but {FORMAT} is known: run the table again"
             )
-        return [Row.from_json(conform(row, Row, "a row")) for row in data["rows"]]
+        return [ConformanceRow.from_json(conform(row, ConformanceRow, "a row")) for row in data["rows"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SystemsError(
             f"{path} holds no rows of a conformance table ({error}): write one with regress systems run --json {path}"

@@ -11,7 +11,7 @@ import numpy as np
 from regress.dump.dump_reader import DumpReader
 from regress.errors import RegressError
 from regress.explain.explanation import explain_update
-from regress.explain.update_tokens import Update, read_update
+from regress.explain.update_tokens import UpdateTokens, read_update
 from regress.replay.exported_case import ExportedCase, Sample
 
 
@@ -36,7 +36,10 @@ def explained(dump: Path, case: ExportedCase, claimed: Mapping[str, Any]) -> dic
 
 
 def _give(
-    update: Update, name: str, samples: Sequence[Sample], values: Sequence[Sequence[float | None] | None]
+    update: UpdateTokens,
+    name: str,
+    samples: Sequence[Sample],
+    values: Sequence[Sequence[float | None] | None],
 ) -> None:
     """Add recorded log-probs that the system was given, unless its dump has them."""
     key = f"{name}/{name}"

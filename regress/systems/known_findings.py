@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from regress.systems.conformance_row import RED, Row
+from regress.systems.conformance_row import RED, ConformanceRow
 
 DOCUMENT = "reference/finding-details.md"
 """Page of the documentation, beside that of the table, with a section for each finding."""
@@ -36,7 +36,7 @@ class Finding:
     shown: str
     also: tuple[str, ...] = ()
 
-    def meets(self, row: Row) -> bool:
+    def meets(self, row: ConformanceRow) -> bool:
         """Return True if the cell of a row is one that shows the defect."""
         return row.system in (self.system, *self.also) and any(
             fnmatchcase(row.cell.name, one) for one in self.cells
@@ -131,7 +131,7 @@ FINDINGS: tuple[Finding, ...] = (
 """One row for each finding; a cell that meets one and is not red makes a run fail."""
 
 
-def marked(row: Row, findings: Sequence[Finding] = FINDINGS) -> Row:
+def marked(row: ConformanceRow, findings: Sequence[Finding] = FINDINGS) -> ConformanceRow:
     """Return a row with the name of the known finding that its cell shows, or does not show any more.
 
     A cell that is red by something else has none. A row that was marked before is marked anew.

@@ -34,7 +34,7 @@ def _placed(placements: object) -> str:
     return f"DTensor {' '.join(words[p] for p in placements)}"
 
 
-def held(model: nn.Module) -> float:
+def held_share(model: nn.Module) -> float:
     """Return the part of the model's elements that this rank holds: 0.5 where two ranks have a half each."""
     whole = sum(parameter.numel() for parameter in model.parameters())
     local = [getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters()]

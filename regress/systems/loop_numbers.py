@@ -34,7 +34,7 @@ def sampler_log_probs(sample: Sample) -> list[float]:
     return [0.0] * len(sample.prompt) + [0.0 if value is None else value for value in known]
 
 
-def told_config(
+def manifest_config(
     case: ExportedCase, system: str, dtype: str = "float32", *, clip: bool = True
 ) -> dict[str, Any]:
     """Return what a dump tells of the run: the system, the dtype, and AdamW by which the judge follows updates."""

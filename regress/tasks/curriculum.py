@@ -20,7 +20,7 @@ _DIGITS = 12  # of a pass rate and a threshold; 0.65 + 2 * 0.1 must be 0.85
 
 
 @dataclass(frozen=True)
-class Place:
+class CurriculumPosition:
     """Where a rollout stands: its stage from 0, its round from 1, and the step at which the stage was entered."""
 
     stage: int = 0
@@ -89,7 +89,7 @@ class Curriculum:
         self.stages = tuple(stages)
         self.rules = rules or Rules()
         self.recorded = recorded
-        self.place = Place()
+        self.place = CurriculumPosition()
         self.evaluations: list[Evaluation] = []
         self.advancements: list[Advancement] = []
         self._steps_per_pass = tuple(steps_per_pass)
@@ -145,7 +145,7 @@ class Curriculum:
             return None
         return self._advance(step, found)
 
-    def follow(self, place: Place, step: int) -> Advancement:
+    def follow(self, place: CurriculumPosition, step: int) -> Advancement:
         """Go to another stage at a step, because a recording says so."""
         return self._enter(place, step, None, None)
 
@@ -155,10 +155,10 @@ class Curriculum:
             stage, number = 0, number + 1
         if number > self.rules.max_rounds:
             return None
-        return self._enter(Place(stage, number, step), step, performance, self.threshold)
+        return self._enter(CurriculumPosition(stage, number, step), step, performance, self.threshold)
 
     def _enter(
-        self, place: Place, step: int, performance: float | None, threshold: float | None
+        self, place: CurriculumPosition, step: int, performance: float | None, threshold: float | None
     ) -> Advancement:
         old, self.place = self.place, place
         found = Advancement(step, old.stage, place.stage, old.round, place.round, performance, threshold)
@@ -208,7 +208,9 @@ class Curriculum:
         """
         try:
             version = state["schema_version"]
-            place = _whole(Place(state["current_stage"], state["current_round"], state["stage_start_step"]))
+            place = _whole(
+                CurriculumPosition(state["current_stage"], state["current_round"], state["stage_start_step"])
+            )
             names = [str(stage["name"]) for stage in state["stages"]]
             evaluations = [Evaluation(**entry) for entry in state["performance_history"]]
             advancements = [Advancement(**entry) for entry in state["stage_advancement_log"]]
@@ -241,7 +243,7 @@ class Curriculum:
         ]
 
 
-def _whole(place: Place) -> Place:
+def _whole(place: CurriculumPosition) -> CurriculumPosition:
     least = {"stage": 0, "round": 1, "start_step": 0}
     for name, value in vars(place).items():
         if type(value) is not int or value < least[name]:

@@ -165,11 +165,15 @@ def update(path: Path, whole: Path) -> None:
 
 
 def continued(path: Path, whole: Path) -> None:
-    from regress.dump.dump_continuation import Place, Position, StartingPlace
+    from regress.dump.dump_continuation import ContinuationPoint, Position, StartingPlace
     from regress.dump.dump_continuation import continued as kept
     from regress.dump.formats import FORMATS
 
-    kept(path, FORMATS["safetensors"], StartingPlace(Place(1, 0), Position(8, "0" * 64), "checkpoint-1"))
+    kept(
+        path,
+        FORMATS["safetensors"],
+        StartingPlace(ContinuationPoint(1, 0), Position(8, "0" * 64), "checkpoint-1"),
+    )
 
 
 def resumed(path: Path, whole: Path) -> None:

@@ -77,7 +77,7 @@ def adapter(folder: Path) -> None:
 @seed
 def results(folder: Path) -> None:
     """Rows of a conformance table, rows of injected faults, and reward curves."""
-    from regress.systems.conformance_row import Error, Result, Row
+    from regress.systems.conformance_row import ConformanceRow, Error, Result
     from regress.systems.conformance_table import write_rows
     from regress.systems.protocol import Cell, Layout
     from tests.faults.trials.rows import FaultRow, to_json
@@ -85,7 +85,7 @@ def results(folder: Path) -> None:
     folder.mkdir(parents=True)
     errors = {"log_probs": Error(1e-7, 0.5, 4, 0), "gradient": Error(None, None, 2, 1)}
     cells = [
-        Row(
+        ConformanceRow(
             "toy",
             "1.0",
             Cell(Layout("dp2", 2), "trl:dapo"),

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from regress.interop.modes.client_datums import Client
 from regress.interop.modes.discrepancy import Discrepancy
-from regress.interop.modes.mode_rows import MASK, OLD, Floats, Row
+from regress.interop.modes.mode_rows import MASK, OLD, Floats, ModeRow
 from regress.interop.modes.step_context import StepContext
 from regress.interop.modes.token_value_rules import values
 
 
-def row(key: tuple[str, int], seed: int, size: int = 9) -> Row:
+def row(key: tuple[str, int], seed: int, size: int = 9) -> ModeRow:
     rng = np.random.default_rng(seed)
     mask = (np.arange(size) >= 3).astype(np.float64)
-    found = Row(key, rng.integers(0, 50, size))
+    found = ModeRow(key, rng.integers(0, 50, size))
     found.values = {
         MASK: mask,
         OLD: -rng.random(size) * mask,
@@ -29,20 +29,20 @@ def row(key: tuple[str, int], seed: int, size: int = 9) -> Row:
     return found
 
 
-def sent(whole: Row, **changed: Floats) -> Row:
+def sent(whole: ModeRow, **changed: Floats) -> ModeRow:
     known = {name: whole.values[name].copy() for name in (MASK, OLD, "advantages")}
-    return Row(("datum", whole.key[1]), whole.tokens, {**known, **changed})
+    return ModeRow(("datum", whole.key[1]), whole.tokens, {**known, **changed})
 
 
-def context_of(rows: list[Row], datums: list[Row]) -> StepContext:
+def context_of(rows: list[ModeRow], datums: list[ModeRow]) -> StepContext:
     return StepContext(0, rows, Client(datums))
 
 
-def found(rows: list[Row], datums: list[Row]) -> list[Discrepancy]:
+def found(rows: list[ModeRow], datums: list[ModeRow]) -> list[Discrepancy]:
     return [*values(context_of(rows, datums))]
 
 
-def rows(count: int = 4) -> list[Row]:
+def rows(count: int = 4) -> list[ModeRow]:
     return [row((f"g{n // 2}", n), n) for n in range(count)]
 
 

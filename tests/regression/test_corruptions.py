@@ -18,7 +18,7 @@ from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.layout import TokenLayout
 from regress.replay.case_run import replay
-from regress.replay.replay_judge import judge_replay, judge_twin
+from regress.replay.replay_judge import judge_by_bitwise_reference, judge_replay
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
 from regress.replay.variant_table import VARIANTS
@@ -132,7 +132,7 @@ def test_one_ulp_in_the_bitwise_tier(padded: tuple[Replay, DumpReader], tmp_path
         return x
 
     moved = rewritten(dump, tmp_path / "dump", changed(at("forward_data", 2, 0), "log_probs", nudge))
-    failed = [v for v in judge_twin(chosen.case, moved, dump, chosen.plan) if not v.ok]
+    failed = [v for v in judge_by_bitwise_reference(chosen.case, moved, dump, chosen.plan) if not v.ok]
     assert [(v.status, v.quantity, v.name, v.place) for v in failed] == [
         (Status.DRIFT, "log_probs", "log_probs", Place(2, None, 0, 0))
     ]

@@ -17,14 +17,14 @@ from regress.compare.alignment.metric_scale import metric_scale, size_of
 from regress.compare.alignment.token_overlap import Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.hypotheses import Truth
-from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.diagnosis.tensor_failures import FailureContexts
 from regress.compare.quantities import (
     AT_TOKENS,
     METRICS,
     SHARES,
     Kind,
-    Source,
+    QuantitySource,
     quantity_named,
     sources_in,
 )
@@ -73,13 +73,13 @@ class Projection:
         text: TokenText | None = None,
         config: Mapping[str, Any] | None = None,
         whole: Projection | None = None,
-        beside: Beside = NOTHING,
+        beside: RelatedValues = NOTHING,
     ) -> None:
         self.truth = truth
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
-        self._stages: dict[str, list[Source]] = {}
+        self._stages: dict[str, list[QuantitySource]] = {}
         self._parts: dict[tuple[str, str], Part] = {}
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
@@ -116,7 +116,7 @@ class Projection:
         return Projection(truth, frame, self._text, self._config, self, beside)
 
     @cached_property
-    def _known_beside(self) -> Beside:
+    def _known_beside(self) -> RelatedValues:
         """Further facts, with the number of loss tokens of each sample."""
         loss = self.known_loss_mask
         if self._beside.counts or loss is None:
@@ -141,7 +141,7 @@ class Projection:
         """The loss mask, or None if there are no golden values of it."""
         return self.loss_mask if "response_mask" in self.truth.get("batch_inputs", {}) else None
 
-    def stage(self, stage: str) -> list[Source]:
+    def stage(self, stage: str) -> list[QuantitySource]:
         """Return the tensors that a record of this stage has to hold."""
         if stage not in self._stages:
             rows = ((name, [*tensors]) for name, tensors in self.truth.items())
@@ -150,7 +150,7 @@ class Projection:
 
     def context(
         self,
-        source: Source,
+        source: QuantitySource,
         part: ShardLayout,
         layout: TokenLayout,
         rows: TokenLayout,
@@ -175,12 +175,12 @@ class Projection:
             found = self.around.rows(source, rows, tokens, shape)
         return found if part.is_whole else found.part(part)
 
-    def context_of_whole(self, source: Source, part: ShardLayout) -> FailureContext:
+    def context_of_whole(self, source: QuantitySource, part: ShardLayout) -> FailureContext:
         """Return the failure context of a full tensor, or a shard of it."""
         found = self.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)
 
-    def part(self, source: Source) -> Part:
+    def part(self, source: QuantitySource) -> Part:
         """Return golden values as rows: one for each token, or one for each loss token.
 
         Raises:
@@ -210,7 +210,7 @@ class Projection:
             self._whole.truth,
         )
 
-    def pool(self, source: Source) -> NDArray[np.float64] | None:
+    def pool(self, source: QuantitySource) -> NDArray[np.float64] | None:
         """Return the distinct golden values of a token quantity in the update, sorted; None for too many, or none."""
         key = source.quantity, source.name
         if key not in self._pools:
@@ -271,17 +271,17 @@ class Projection:
         if found is None:
             label = quantity if name is None else f"{quantity}/{name}"
             raise CompareError(f"the golden values lack {label}, but {why}; record them with it")
-        self._check_rows(Source("", quantity, quantity, name or quantity), found, self.frame.size)
+        self._check_rows(QuantitySource("", quantity, quantity, name or quantity), found, self.frame.size)
         return found
 
-    def _check_rows(self, source: Source, values: Array, wanted: int) -> None:
+    def _check_rows(self, source: QuantitySource, values: Array, wanted: int) -> None:
         if values.shape[:1] != (wanted,):
             raise CompareError(
                 f"the golden {source.label} has the shape {list(values.shape)}, but the samples of this update have "
                 f"{self.frame.size} tokens; golden values and rollouts are not of one recording"
             )
 
-    def scale(self, source: Source) -> float:
+    def scale(self, source: QuantitySource) -> float:
         """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches; see
         `metric_scale` for metrics."""
         key = (source.quantity, source.name)

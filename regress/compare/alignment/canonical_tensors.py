@@ -11,7 +11,14 @@ import numpy as np
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import Key, key_of
 from regress.compare.alignment.shard_overlap import assembled, two_values
-from regress.compare.alignment.token_places import Mask, Placed, Places, Told, placed, told_tokens
+from regress.compare.alignment.token_places import (
+    Mask,
+    Placed,
+    Places,
+    RecordedTokens,
+    placed,
+    recorded_tokens,
+)
 from regress.compare.coverage import judge_coverage
 from regress.compare.quantities import (
     MASKS,
@@ -20,7 +27,7 @@ from regress.compare.quantities import (
     STEP_STAGES,
     UPDATE_STAGES,
     Kind,
-    Source,
+    QuantitySource,
     quantity_named,
     source_of,
 )
@@ -55,7 +62,7 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
     result = _whole_tensors(known)
     stages = _microbatches(index, known, plan or Plan(()))
     telling = (part for stage in MASKS for part in stages.get(stage, ()))
-    told = told_tokens(((part.record, part.places) for part in telling), frame.size)
+    told = recorded_tokens(((part.record, part.places) for part in telling), frame.size)
     for stage, parts in stages.items():
         _prove_coverage(stage, parts, frame, told)
     for stage in (*MICRO_STAGES, *STEP_STAGES):
@@ -124,7 +131,7 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
     }
 
 
-def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: Told) -> None:
+def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: RecordedTokens) -> None:
     found = {part.key: part.places.canonical for part in parts}
     wanted = tokens_of(stage, frame, told.loss)
     verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), wanted=wanted)
@@ -132,7 +139,7 @@ def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: 
         raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
 
 
-def _sources(parts: Sequence[Part]) -> list[Source]:
+def _sources(parts: Sequence[Part]) -> list[QuantitySource]:
     """Return the tensors of a stage, in recorded order; each must be in all of its records."""
     names = list(dict.fromkeys(name for part in parts for name in part.record.tensors))
     found = []
@@ -158,7 +165,7 @@ class Part:
     places: Places
 
 
-def gather(parts: Sequence[Part], source: Source, frame: TokenFrame, told: Told) -> Array:
+def gather(parts: Sequence[Part], source: QuantitySource, frame: TokenFrame, told: RecordedTokens) -> Array:
     """Return the canonical values of a tensor that all parts hold.
 
     Raises:
@@ -182,7 +189,9 @@ def gather(parts: Sequence[Part], source: Source, frame: TokenFrame, told: Told)
     return whole
 
 
-def of_loss_tokens(records: Iterable[tuple[Record, Places]], source: Source, loss: Mask | None) -> bool:
+def of_loss_tokens(
+    records: Iterable[tuple[Record, Places]], source: QuantitySource, loss: Mask | None
+) -> bool:
     """Return True if a tensor has one row for each loss token.
 
     A shape may match by chance in one microbatch, but not in all: nothing predicts a first token, so there are fewer
@@ -194,7 +203,9 @@ def of_loss_tokens(records: Iterable[tuple[Record, Places]], source: Source, los
     return all(places.by_loss(shape, loss) for shape, places in shapes)
 
 
-def _placed(part: Part, source: Source, told: Told, inside: bool, rows_only: bool) -> Placed:
+def _placed(
+    part: Part, source: QuantitySource, told: RecordedTokens, inside: bool, rows_only: bool
+) -> Placed:
     tokens = part.places.canonical
     unknown = bool(tokens.size) and not told.known[tokens].any()
     try:

@@ -32,7 +32,7 @@ whole_layout = lru_cache(maxsize=1024)(ShardLayout.whole)
 """The layout of a whole tensor of a shape."""
 
 
-def told_shards(record: Record) -> Mapping[str, Any]:
+def recorded_shards(record: Record) -> Mapping[str, Any]:
     """Return ``meta["shards"]``; what is no mapping of tensors stands beside each, as none of them is placed by it."""
     shards: Any = record.meta.get("shards") or {}
     return shards if isinstance(shards, Mapping) else dict.fromkeys(record.tensors, shards)
@@ -45,7 +45,7 @@ def local_shard(key: Key, record: Record, name: str) -> Shard:
         CompareError: if the entry is no shard layout, or not one of this local tensor.
     """
     array = record.tensors[name]
-    shards = told_shards(record)
+    shards = recorded_shards(record)
     if name not in shards:
         return Shard(array, whole_layout(array.shape), key)
     try:

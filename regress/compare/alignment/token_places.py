@@ -14,7 +14,7 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import Key, key_of
 from regress.compare.alignment.token_overlap import Index, Part, token_part
 from regress.compare.alignment.token_spans import PADDING
-from regress.compare.quantities import EVERYWHERE, MASKS, Kind, Source, quantity_named
+from regress.compare.quantities import EVERYWHERE, MASKS, Kind, QuantitySource, quantity_named
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout, TokenLayout
@@ -111,7 +111,7 @@ class Placed:
 
 
 def placed(
-    record: Record, source: Source, places: Places, loss: Mask | None, *, rows_only: bool = False
+    record: Record, source: QuantitySource, places: Places, loss: Mask | None, *, rows_only: bool = False
 ) -> Placed:
     """Return a tensor of a record as rows of tokens, by its shape.
 
@@ -130,7 +130,7 @@ def placed(
     return Placed(part, shard.layout, tokens, by_loss, None if logits and by_loss else places.grid[1])
 
 
-class Told(NamedTuple):
+class RecordedTokens(NamedTuple):
     """Token ids and loss tokens of a frame, as records tell them.
 
     Attributes:
@@ -143,7 +143,7 @@ class Told(NamedTuple):
     known: Mask
 
 
-def told_tokens(records: Iterable[tuple[Record, Places]], size: int) -> Told:
+def recorded_tokens(records: Iterable[tuple[Record, Places]], size: int) -> RecordedTokens:
     """Read token ids and loss tokens from records; the first that tells of a token whether it is in the loss counts."""
     ids = np.zeros(size, np.int64)
     loss, known = np.zeros(size, bool), np.zeros(size, bool)
@@ -161,10 +161,10 @@ def told_tokens(records: Iterable[tuple[Record, Places]], size: int) -> Told:
             new = ~known[tokens]
             loss[tokens[new]] = mask.reshape(-1)[here[new]].astype(bool)
             known[tokens] = True
-    return Told(ids if any_ids else None, loss if known.any() else None, known)
+    return RecordedTokens(ids if any_ids else None, loss if known.any() else None, known)
 
 
-def selected_rows(source: Source, rows: Index, loss: Mask | None) -> Index:
+def selected_rows(source: QuantitySource, rows: Index, loss: Mask | None) -> Index:
     """Return the local rows whose values count."""
     here = rows >= 0
     inside = quantity_named(source.quantity).kind is Kind.TOKEN and source.quantity not in EVERYWHERE

@@ -77,7 +77,7 @@ def changed(found: Counterfactual, values: Floats) -> Hypothesis:
     return Hypothesis("formula", values, said)
 
 
-def told_apart(guess: Hypothesis, plain: Floats | None) -> Hypothesis:
+def without_unchanged(guess: Hypothesis, plain: Floats | None) -> Hypothesis:
     """Return a hypothesis that says nothing of the values that it leaves as they are.
 
     Args:

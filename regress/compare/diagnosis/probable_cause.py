@@ -94,8 +94,12 @@ def diagnose(
     if exchanged is not None and mine < _VALUES_EXPLAINED and (other := exchanged()) is not None:
         theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _proof([row]) > mine]
         if theirs:
-            return [replace(_told(rule, other[0], why, other[1]), of="golden") for rule, why in theirs]
-    return [_told(rule, divergence, why, known) for rule, why in told] or [_unknown(divergence, known)]
+            return [
+                replace(_diagnosis_of(rule, other[0], why, other[1]), of="golden") for rule, why in theirs
+            ]
+    return [_diagnosis_of(rule, divergence, why, known) for rule, why in told] or [
+        _unknown(divergence, known)
+    ]
 
 
 _VALUES_EXPLAINED = 2
@@ -167,11 +171,11 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     words = [first.detail] if rule.says and first.detail else []
     where = [p.words for p in divergence.patterns if p.id in PLACES]
     if not rule.patterns and not rule.any_of:  # which are about one of them
-        where += [p.words for p in divergence.patterns if _tells_where(p.id)]
+        where += [p.words for p in divergence.patterns if _is_location(p.id)]
     return _evidence(divergence, [*dict.fromkeys((*words, *where, *proofs))])
 
 
-def _tells_where(id: str) -> bool:
+def _is_location(id: str) -> bool:
     """Return True for patterns of the tokens and parts that are affected."""
     return id in (*_TOKENS, *_PARTS) or id.startswith(("class:", "names:", "mesh:"))
 
@@ -192,7 +196,7 @@ def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
     return told
 
 
-def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:
+def _diagnosis_of(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:
     there = rule.look in scene.quantities or not scene.quantities
     quantity = rule.look if rule.look and there else divergence.first.quantity
     said = re.search(rule.says, divergence.first.detail)

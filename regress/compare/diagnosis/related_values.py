@@ -31,7 +31,7 @@ class OwnMicrobatch:
 
 
 @dataclass(frozen=True)
-class Beside:
+class RelatedValues:
     """Facts of an update besides its own values.
 
     Attributes:
@@ -56,7 +56,7 @@ class Beside:
     sampled: Callable[[], NDArray[np.bool_] | None] = lambda: None
     first: Callable[[], bool] = lambda: False
 
-    def of_tokens(self, tokens: NDArray[np.int64]) -> Beside:
+    def of_tokens(self, tokens: NDArray[np.int64]) -> RelatedValues:
         """Return what is known of some tokens."""
 
         def sampled() -> NDArray[np.bool_] | None:
@@ -66,4 +66,4 @@ class Beside:
         return replace(self, sampler=None if self.sampler is None else self.sampler[tokens], sampled=sampled)
 
 
-NOTHING = Beside()
+NOTHING = RelatedValues()

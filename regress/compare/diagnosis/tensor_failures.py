@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.hypotheses import Hypothesis, Truth
-from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.diagnosis.term_decomposition import Terms
 from regress.compare.diagnosis.token_attributes import TokenAttributes, token_classes, traits_of
 from regress.compare.diagnosis.token_hypotheses import TokenHypotheses, clip_range, shifted
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
-from regress.compare.quantities import EVERYWHERE, Source, order_of
+from regress.compare.quantities import EVERYWHERE, QuantitySource, order_of
 from regress.grpo.objective_presets import PRESETS
 from regress.layout import TokenFrame, TokenLayout
 
@@ -43,13 +43,13 @@ class FailureContexts:
     frame: TokenFrame
     loss_mask: NDArray[np.bool_] | None
     config: Mapping[str, Any]
-    pool: Callable[[Source], NDArray[np.float64] | None] = lambda _: None
-    beside: Beside = NOTHING
+    pool: Callable[[QuantitySource], NDArray[np.float64] | None] = lambda _: None
+    beside: RelatedValues = NOTHING
     of_update: Truth = field(default_factory=dict)
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
     _least: list[int] = field(default_factory=list)
 
-    def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
+    def tokens(self, source: QuantitySource, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
         """Return the context of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
         known = self.truth.get(source.quantity, {}).get(source.name)
         if known is None:
@@ -108,7 +108,7 @@ class FailureContexts:
         )
 
     def _of_columns(
-        self, source: Source, layout: TokenLayout, leading: tuple[int, ...]
+        self, source: QuantitySource, layout: TokenLayout, leading: tuple[int, ...]
     ) -> Iterator[Hypothesis]:
         """Yield the embeddings of the columns of a row, as far as golden tokens of the update have these positions."""
         known = self.of_update or self.truth
@@ -124,7 +124,10 @@ class FailureContexts:
         yield Hypothesis("columns", columns.reshape(*leading, *outputs.shape[1:]), partial=True)
 
     def _usual(
-        self, source: Source, placed: Callable[[NDArray[Any], float], NDArray[Any]], leading: tuple[int, ...]
+        self,
+        source: QuantitySource,
+        placed: Callable[[NDArray[Any], float], NDArray[Any]],
+        leading: tuple[int, ...],
     ) -> NDArray[np.bool_] | None:
         """Return the loss tokens, for quantities that are 0 at all others; None for any other quantity."""
         if source.quantity not in EVERYWHERE or self.loss_mask is None:
@@ -132,7 +135,7 @@ class FailureContexts:
         return placed(self.loss_mask, False).reshape(leading)
 
     def rows(
-        self, source: Source, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
+        self, source: QuantitySource, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
     ) -> FailureContext:
         """Return the context of rows ``[..., K, V]`` of loss tokens; ``tokens`` are their flat canonical indices."""
 

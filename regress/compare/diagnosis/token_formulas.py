@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.hypotheses import Floats, Truth
-from regress.compare.diagnosis.related_values import Beside
+from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.diagnosis.softmax_formula import TOKEN_GRADIENTS, softmax_formula
 from regress.dump.numpy_arrays import Array
 from regress.errors import RegressError
@@ -69,7 +69,7 @@ class TokenFormulas:
     frame: TokenFrame
     loss_mask: NDArray[np.bool_]
     section: Mapping[str, Any]
-    beside: Beside
+    beside: RelatedValues
     logits: tuple[Floats, NDArray[np.int64]] | None = None
     length: int = 0
     _formulas: dict[str, Formula | None] = field(default_factory=dict)

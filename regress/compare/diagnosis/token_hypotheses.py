@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, told_apart
-from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, without_unchanged
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.diagnosis.term_decomposition import Terms
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.quantities import TOKEN_GRADIENTS
@@ -63,14 +63,14 @@ class TokenHypotheses:
     frame: TokenFrame
     loss_mask: NDArray[np.bool_] | None
     objective: Mapping[str, Any]
-    beside: Beside = NOTHING
+    beside: RelatedValues = NOTHING
     length: int = 0
 
     def of(self, quantity: str, name: str, tokens: NDArray[np.int64]) -> Iterator[Hypothesis]:
         """Yield hypotheses about a tensor of these tokens, each where it changes what the objective makes of them."""
         plain = self._plain(quantity, name)
         for guess in self._changes(quantity, name, tokens):
-            yield told_apart(guess, plain)
+            yield without_unchanged(guess, plain)
 
     def _plain(self, quantity: str, name: str) -> Floats | None:
         """Return what the objective makes of the golden inputs, ``[frame.size]``; None where that is unknown."""
@@ -100,7 +100,9 @@ class TokenHypotheses:
         """Yield hypotheses about the gradient of the loss by a token quantity; none for other quantities."""
         if quantity in TOKEN_GRADIENTS and self.counterfactuals is not None:
             plain = self.counterfactuals.plain(quantity)
-            yield from (told_apart(guess, plain) for guess in self.counterfactuals.of(quantity, tokens))
+            yield from (
+                without_unchanged(guess, plain) for guess in self.counterfactuals.of(quantity, tokens)
+            )
 
     def sums(self, quantity: str) -> Iterator[Terms]:
         """Yield decompositions of a token quantity into terms of the loss."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.adamw_formula import MOMENTS, STATE, AdamW, adamw_formula, made_twice
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, changed
-from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.dumps.adamw_settings import CLIP_EPS
 
@@ -40,7 +40,7 @@ class UpdateHypotheses:
 
     truth: Truth
     settings: Mapping[str, Any]
-    beside: Beside = NOTHING
+    beside: RelatedValues = NOTHING
 
     def of(self, quantity: str, name: str, affected: NDArray[np.bool_] | None = None) -> Iterator[Hypothesis]:
         """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``.

@@ -104,7 +104,9 @@ class Updated:
         at, size = (at_of(own.step, own.update), at_of(other.step, other.update)), actual.array.size
         found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
         if found.allowed is None:
-            return cls(doubt=_doubt(name, place, error, size) if found.undecided(error, bound, size) else "")
+            return cls(
+                doubt=_inconclusive(name, place, error, size) if found.undecided(error, bound, size) else ""
+            )
         settled = (found.allowed > 0) & (error <= found.allowed + bound)
         if not settled.any():
             return cls()
@@ -176,7 +178,7 @@ class Chosen:
         return found if seen.all() else None
 
 
-def _doubt(name: str, place: Place, error: Floats, size: int) -> str:
+def _inconclusive(name: str, place: Place, error: Floats, size: int) -> str:
     return (
         f"{place}: param {name}: {error.size} of {size} elements are off by "
         f"{error.max():.2g} at most, as far as AdamW may move them apart where gradients are nearly zero, and nothing "

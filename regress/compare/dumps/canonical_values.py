@@ -18,7 +18,7 @@ from regress.compare.alignment.canonical_tensors import gathered, of_loss_tokens
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.token_places import Mask, placed
-from regress.compare.diagnosis.related_values import Beside
+from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.dumps import record_listing
 from regress.compare.dumps.opened_dump import Named, Side, open_side
 from regress.compare.dumps.record_listing import headers
@@ -29,7 +29,7 @@ from regress.compare.quantities import (
     MICRO_STAGES,
     UPDATE_STAGES,
     Kind,
-    Source,
+    QuantitySource,
     quantity_named,
     source_of,
 )
@@ -66,19 +66,19 @@ def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Proje
             yield golden_at(golden, actual, step, update)
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Forget what was read: it may have changed since."""
     golden_at.cache_clear()
-    record_listing.forget()
+    record_listing.clear_caches()
 
 
 @contextmanager
-def forgetting() -> Iterator[None]:
+def clearing_caches() -> Iterator[None]:
     """Forget what was read of sources in memory as soon as they have been compared."""
     try:
         yield
     finally:
-        forget()
+        clear_caches()
 
 
 @lru_cache(maxsize=4)
@@ -97,7 +97,7 @@ def golden_at(golden: Named, actual: Named, step: int | None, update: int | None
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
-    beside = Beside(
+    beside = RelatedValues(
         before=_before(golden_side, step, update),
         trusted=golden_side.system == "golden",
         sampled=partial(_sampled, golden_side, step, headers(golden_side, names), found.frame),
@@ -169,7 +169,7 @@ class _Recorded:
         self._copies = {
             (str(copy[0]), int(copy[1])) for record in records for copy, _ in record.meta.get("copies", ())
         }
-        self._found: dict[tuple[str, str], list[tuple[Header, Source]]] = {}
+        self._found: dict[tuple[str, str], list[tuple[Header, QuantitySource]]] = {}
         for record in self._records:
             for name in record.tensors:
                 source = source_of(record.key.stage, name)
@@ -196,7 +196,7 @@ class _Recorded:
     def _has_norm(self, record: Header) -> bool:
         return record.key.stage == "gradient" and isinstance(record.meta.get("grad_norm"), int | float)
 
-    def _usable(self, record: Header, source: Source) -> bool:
+    def _usable(self, record: Header, source: QuantitySource) -> bool:
         layout = record.layout(source.tensor)
         kind = quantity_named(source.quantity).kind
         if layout is None or kind is Kind.SHARE or math.prod(layout.shape) > LIMIT:
@@ -227,7 +227,7 @@ class _Recorded:
         whole = None if found is None else self._rows(found, None)
         return None if whole is None else whole.astype(bool)
 
-    def _tokens(self, found: Sequence[tuple[Header, Source]]) -> Array | None:
+    def _tokens(self, found: Sequence[tuple[Header, QuantitySource]]) -> Array | None:
         """Return values ``[frame.size, ...]``, or ``[K, ...]`` of the loss tokens; 0 where there is no loss token."""
         whole, quantity = self._rows(found, self._loss), found[0][1].quantity
         inside = quantity_named(quantity).kind is Kind.TOKEN and quantity not in EVERYWHERE
@@ -235,7 +235,7 @@ class _Recorded:
             whole[~self._loss] = 0
         return whole
 
-    def _rows(self, found: Sequence[tuple[Header, Source]], loss: Mask | None) -> Array | None:
+    def _rows(self, found: Sequence[tuple[Header, QuantitySource]], loss: Mask | None) -> Array | None:
         read = [
             (self._side.read(record.name), record.places(self.frame.index, self.frame)) for record, _ in found
         ]
@@ -252,7 +252,7 @@ class _Recorded:
             release(one.part.array)
         return whole
 
-    def _whole(self, found: Sequence[tuple[Header, Source]]) -> Array:
+    def _whole(self, found: Sequence[tuple[Header, QuantitySource]]) -> Array:
         whole: Array | None = None
         for record, source in found:
             read = self._side.read(record.name)

@@ -17,7 +17,7 @@ from regress.compare.dumps.byte_verification import (
     unsealed,
     verify_parts,
 )
-from regress.compare.dumps.canonical_values import forget
+from regress.compare.dumps.canonical_values import clear_caches
 from regress.compare.dumps.comparison_options import AnyUnit, Options, Planned
 from regress.compare.dumps.comparison_plan import plan_units
 from regress.compare.dumps.comparison_unit import Unit
@@ -25,7 +25,12 @@ from regress.compare.dumps.golden_source import GoldenSide
 from regress.compare.dumps.loss_shares import ShareUnit, compare_shares
 from regress.compare.dumps.opened_dump import Named, Side, close_sides, open_side, precisions
 from regress.compare.dumps.rollout_comparison import RolloutUnit, compare_rollouts
-from regress.compare.dumps.scaled_verdicts import Finding, settle, told, without_carried
+from regress.compare.dumps.scaled_verdicts import (
+    Finding,
+    notes_and_problems,
+    rejudge_at_common_scale,
+    without_carried,
+)
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.dumps.truth_source import TruthSide
 from regress.compare.dumps.unit_comparison import compare_unit
@@ -141,7 +146,7 @@ def compare_dumps(
     """
     asked = options or Options()
     close_sides()  # the dumps may have changed since
-    forget()
+    clear_caches()
     golden_side = open_side(golden)
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
         asked = replace(asked, bounds=asked.bounds.over(golden_side.case))
@@ -155,11 +160,13 @@ def compare_dumps(
     results = list(_done(work_of, run([(unit, None) for unit in work_of]), advance))[len(checks) :]
     results = _without_common(results, planned)
     results = _given_the_weights(results, run, sides, planned.notes)
-    notes, problems = told(results)
+    notes, problems = notes_and_problems(results)
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts = without_carried(settle(results, run, planned.problems), results, planned.problems)
+    verdicts = without_carried(
+        rejudge_at_common_scale(results, run, planned.problems), results, planned.problems
+    )
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(

@@ -17,7 +17,7 @@ from regress.compare.dumps.update_numbering import counted_otherwise, numbered_a
 from regress.compare.missing_records import one_sided, unmatched
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.record_header import Header, lengths_of
-from regress.compare.update_units import Update
+from regress.compare.update_units import UpdateUnits
 from regress.compare.updates.trajectory_judge import QUANTITY as TRAJECTORY
 from regress.compare.verdicts.verdict import Place
 from regress.errors import CompareError
@@ -115,7 +115,7 @@ class _Step:
         for key, length in lengths_of([*actual, *golden]).items():
             lengths[key] = max(lengths.get(key, 0), length)
         for number, own, actual_side in self._updates(golden, actual):
-            Update(
+            UpdateUnits(
                 self.paths,
                 self.sides,
                 Place(self.step, number),

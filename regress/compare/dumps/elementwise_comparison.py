@@ -160,7 +160,7 @@ def layouts_of(records: Iterable[Header]) -> dict[At, Spans]:
     return found
 
 
-def told_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterator[str]:
+def layout_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterator[str]:
     """Yield notes on what is unknown about the tensors of a stage."""
     if bare:
         known = [*records]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.element_names import TokenText
-from regress.compare.diagnosis.related_values import Beside
+from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.dumps.truth_source import TruthSide
 from regress.dump.coordinates import Coordinates
 from regress.dump.numpy_arrays import Array
@@ -162,12 +162,12 @@ class GoldenSide(TruthSide):
         """Return the tensor names of each quantity of one update."""
         return self._recorded[where]
 
-    def beside(self, where: str) -> Beside:
+    def beside(self, where: str) -> RelatedValues:
         """Return rewards, the sampler's log-probs and the update before."""
         samples = self._trajectories.get(self.places[where].step, [])
         names = [*self.places]
         number = names.index(where)
-        return Beside(
+        return RelatedValues(
             rewards={sample.key: float(sample.reward) for sample in samples},
             sampler=sampler_log_probs(self.frame(where), samples),
             before=self.values(names[number - 1]) if number else {},

@@ -26,7 +26,7 @@ from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.metrics.striped_measures import largest
-from regress.compare.quantities import SHARES, Source, source_of
+from regress.compare.quantities import SHARES, QuantitySource, source_of
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
@@ -150,7 +150,7 @@ def _metrics(record: Record) -> dict[str, float]:
     }
 
 
-def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:
+def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[QuantitySource]:
     for name in dict.fromkeys(name for record in records for name in record.tensors):
         source = source_of(unit.stage, name)
         if (
@@ -165,7 +165,7 @@ def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:
 def _judged(
     unit: ShareUnit,
     group: Group,
-    source: Source,
+    source: QuantitySource,
     records: tuple[Sequence[Record], Sequence[Record]],
     sides: tuple[Side, Side],
     scales: _Scales,
@@ -205,7 +205,9 @@ def _judged(
     )
 
 
-def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
+def _summed(
+    unit: ShareUnit, group: Group, source: QuantitySource, record: Record, tolerance: Tolerance
+) -> Finding:
     """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
     actual = record.tensors[source.tensor]

@@ -11,7 +11,7 @@ from regress.compare.dumps.golden_source import PREFIX as GOLDEN
 from regress.compare.dumps.golden_source import GoldenSide, is_golden
 from regress.compare.dumps.rank_averaged_loss import PREFIX as AVERAGED
 from regress.compare.dumps.rank_averaged_loss import AveragedSide, is_averaged
-from regress.compare.dumps.wire_view import SentSide, flags_of, is_sent
+from regress.compare.dumps.wire_view import WireView, flags_of, is_sent
 from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates
 from regress.dump.dump_location import Location, location
@@ -120,7 +120,7 @@ def _opened(path: str) -> Side:
         return GoldenSide(path)
     if is_sent(path):
         flags, whole = flags_of(path)
-        return SentSide(open_side(whole), flags)
+        return WireView(open_side(whole), flags)
     if is_averaged(path):
         return AveragedSide(open_side(path.removeprefix(AVERAGED)))
     folder = location(path)

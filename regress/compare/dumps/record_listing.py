@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from regress.compare.alignment.token_places import Told, told_tokens
+from regress.compare.alignment.token_places import RecordedTokens, recorded_tokens
 from regress.compare.dumps.opened_dump import Named, open_side
 from regress.compare.record_header import Header, header_of
 from regress.dump.record import Record
@@ -31,26 +31,28 @@ def header(source: Named, name: str) -> Header:
     return header_of(name, record_of(open_side(source), name))
 
 
-def told_by(source: Named, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame) -> Told:
+def recorded_by(
+    source: Named, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame
+) -> RecordedTokens:
     """Return what some records of a source tell of the tokens of a frame.
 
     Args:
         index: the frame's number of each sample of that source.
     """
-    read = _told_once if frame.size <= FEW else _told
+    read = _told_once if frame.size <= FEW else _recorded_tokens
     return read(source, tuple(names), tuple(index.items()), frame)
 
 
-def _told(
+def _recorded_tokens(
     source: Named, names: tuple[str, ...], index: tuple[tuple[SampleKey, int], ...], frame: TokenFrame
-) -> Told:
+) -> RecordedTokens:
     numbers = dict(index)
     records = ((record_of(open_side(source), name), header(source, name)) for name in names)
     placed = ((r, found.places(numbers, frame)) for r, found in records if found.spans is not None)
-    return told_tokens(placed, frame.size)
+    return recorded_tokens(placed, frame.size)
 
 
-_told_once = lru_cache(maxsize=256)(_told)
+_told_once = lru_cache(maxsize=256)(_recorded_tokens)
 
 
 def record_of(side: Source, name: str) -> Record:
@@ -95,7 +97,7 @@ def by_step(side: Source) -> dict[int, list[str]]:
     return found
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Forget what was read: it may have changed since."""
     header.cache_clear()
     _records.clear()

@@ -50,7 +50,7 @@ class Defect(str):
     __slots__ = ()
 
 
-def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], list[str]]:
+def notes_and_problems(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], list[str]]:
     """Return notes and problems of findings, a sentence each."""
     alike: dict[tuple[str, str], list[int]] = {}
     problems: dict[str, None] = {}
@@ -75,7 +75,7 @@ Again = Callable[[Sequence[tuple[U, Mapping[tuple[str, str], float]]]], Iterable
 """Function that compares units anew under scales of ``(quantity, name)``; returns findings in the order of units."""
 
 
-def settle(
+def rejudge_at_common_scale(
     results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U], problems: list[str] | None = None
 ) -> list[Verdict]:
     """Return verdicts under the scale of a tensor over all units, in the order of the units and their findings.
@@ -137,14 +137,14 @@ def without_carried(
         count, share = carried.get(at, (0, 0.0))
         carried[at] = count + finding.carried, math.hypot(share, finding.share)
     kept: list[Verdict] = []
-    told: dict[tuple[int, int], list[Verdict]] = {}
+    notes_and_problems: dict[tuple[int, int], list[Verdict]] = {}
     for verdict in verdicts:
         reach = REACH * _share_before(carried, verdict)
         if verdict.status is Status.DRIFT and verdict.quantity in FOLLOWING and verdict.relative <= reach:
-            told.setdefault(_update(verdict), []).append(verdict)
+            notes_and_problems.setdefault(_update(verdict), []).append(verdict)
         else:
             kept.append(verdict)
-    for at, failed in told.items():
+    for at, failed in notes_and_problems.items():
         count, share = carried.get(at, (0, 0.0))
         kinds = ", ".join(dict.fromkeys(verdict.quantity for verdict in failed))
         those = f"{count} of its tokens" if count else "tokens of earlier updates"

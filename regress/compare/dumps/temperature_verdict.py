@@ -27,7 +27,10 @@ def judge_temperatures(
     The loss may depend on log-probs alike and these on other logits: ``d loss / d log-prob`` then holds.
     """
     records = list(golden)
-    own, known = _told(actual), [value for record in records for value in _told(record)]
+    own, known = (
+        _recorded_temperatures(actual),
+        [value for record in records for value in _recorded_temperatures(record)],
+    )
     if not own or not known:
         return None
     pairs = [(value, min(known, key=lambda one: abs(one - value))) for value in own]
@@ -56,6 +59,6 @@ def _unexplained(record: Record) -> float:
     return float(np.median(some)) if some.size else 0.0
 
 
-def _told(record: Record) -> list[float]:
+def _recorded_temperatures(record: Record) -> list[float]:
     told: Any = record.meta.get("temperatures")
     return [float(one) for one in told if isinstance(one, int | float)] if isinstance(told, list) else []

@@ -10,13 +10,13 @@ from typing import Any
 
 from regress.compare.alignment.element_names import TokenText
 from regress.compare.diagnosis.hypotheses import Truth
-from regress.compare.diagnosis.related_values import NOTHING, Beside
+from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.quantities import (
     MICRO_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
     Kind,
-    Source,
+    QuantitySource,
     quantity_named,
     source_of,
     sources_in,
@@ -92,7 +92,7 @@ class TruthSide(source_readers.Source):
     def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
         """Return the tensor names of each quantity of one update."""
 
-    def beside(self, where: str) -> Beside:
+    def beside(self, where: str) -> RelatedValues:
         """Return what else is known of an update, for hypotheses; nothing by default."""
         return NOTHING
 
@@ -138,11 +138,11 @@ class TruthSide(source_readers.Source):
         """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""
         return any(type == stage for type, _ in self.entries.values())
 
-    def _sources(self, stage: str, where: str) -> list[Source]:
+    def _sources(self, stage: str, where: str) -> list[QuantitySource]:
         rows = ((quantity, [*names]) for quantity, names in self.recorded(where).items())
         return [source for row in rows for source in sources_in(stage, *row)]
 
-    def _local(self, source: Source, where: str) -> Array:
+    def _local(self, source: QuantitySource, where: str) -> Array:
         values = self.truth(where, source.quantity)[source.name]
         kind = quantity_named(source.quantity).kind
         whole = kind is Kind.SHARE or source.stage in UPDATE_STAGES
@@ -155,7 +155,7 @@ class TruthSide(source_readers.Source):
         return values if whole else values[None]
 
 
-class HeldTruth(TruthSide):
+class InMemoryTruth(TruthSide):
     """Canonical values of one update in memory."""
 
     folder = Path("golden values")
@@ -167,7 +167,7 @@ class HeldTruth(TruthSide):
         frame: TokenFrame,
         place: tuple[int, int | None],
         text: TokenText | None = None,
-        beside: Beside = NOTHING,
+        beside: RelatedValues = NOTHING,
     ) -> None:
         self._truth, self._frame, self._text = truth, frame, text
         self._beside = beside
@@ -188,7 +188,7 @@ class HeldTruth(TruthSide):
         """Return the samples of the update."""
         return self._frame
 
-    def beside(self, where: str) -> Beside:
+    def beside(self, where: str) -> RelatedValues:
         """Return what else is known of the update."""
         return self._beside
 

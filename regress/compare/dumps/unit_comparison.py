@@ -36,7 +36,7 @@ from regress.compare.quantities import (
     METRICS,
     UPDATE_STAGES,
     Kind,
-    Source,
+    QuantitySource,
     quantity_named,
     source_or_other,
 )
@@ -102,7 +102,7 @@ class UnitWork:
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
-    def _whole(self, source: Source, actual: Shard, golden: Sequence[Shard]) -> Aligned:
+    def _whole(self, source: QuantitySource, actual: Shard, golden: Sequence[Shard]) -> Aligned:
         """Return a full tensor or a shard of it beside the golden shards."""
         part = actual.layout
         whole = self.records.words(source, part.shape) if self.unit.elementwise else None
@@ -115,7 +115,9 @@ class UnitWork:
         """Return the function unless nobody asks what is affected."""
         return around if self.unit.explained else None
 
-    def _settled(self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard) -> Finding:
+    def _settled(
+        self, source: QuantitySource, finding: Finding, golden: Sequence[Shard], actual: Shard
+    ) -> Finding:
         """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
         table = "multiple" in finding.tolerance.basis
         if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or not table:
@@ -151,7 +153,7 @@ class UnitWork:
             )
             yield from () if solved is None else [Finding(*solved)]
 
-    def _without_rounding(self, source: Source, finding: Finding, found: Aligned) -> Finding:
+    def _without_rounding(self, source: QuantitySource, finding: Finding, found: Aligned) -> Finding:
         """Return the finding without what rounding decides: branches of the loss, and choices of experts."""
         unit, judged = self.unit, partial(self._judged, source)
         if unit.planned or unit.bounds.given is not None:
@@ -177,7 +179,7 @@ class UnitWork:
         models = precisions((self.records.golden_side, self.records.actual_side))
         return self.unit.bounds.precision or coarsest([*models, *(dtype_name(one.dtype) for one in arrays)])
 
-    def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
+    def aligned(self) -> Iterator[tuple[QuantitySource, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
         ids, loss = self.records.told()
         actual_loss = self.records.actual_loss(loss)
@@ -205,7 +207,7 @@ class UnitWork:
                     rows = TokenRows(found.part, golden, self._selected(source, found, loss))
                     yield source, Aligned.of_tokens(rows, words, around)
 
-    def _selected(self, source: Source, found: Placed, loss: Mask | None) -> Index:
+    def _selected(self, source: QuantitySource, found: Placed, loss: Mask | None) -> Index:
         """Return the local rows whose values count: not those that rounding hides on one side."""
         selected = selected_rows(source, found.part.rows, loss)
         hidden = (
@@ -217,7 +219,7 @@ class UnitWork:
             return selected
         return selected[~np.isin(found.part.rows[selected], hidden)]
 
-    def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
+    def tolerance(self, source: QuantitySource, *arrays: Array) -> Tolerance:
         """Return the tolerance of a tensor, widened by the error of estimated values."""
         found = self._tolerance(source.quantity, *arrays).of(source.name)
         if self.unit.bounds.given is not None or not self._estimates:
@@ -232,14 +234,14 @@ class UnitWork:
             "accuracy" in record.meta for record in (self.records.actual, *self.records.golden.values())
         )
 
-    def _sources(self) -> Iterator[Source]:
+    def _sources(self) -> Iterator[QuantitySource]:
         chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.records.actual.tensors:
             source = source_or_other(self.unit.stage, name)
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _judged(self, source: Source, found: Aligned, other: Tolerance | None = None) -> Finding:
+    def _judged(self, source: QuantitySource, found: Aligned, other: Tolerance | None = None) -> Finding:
         tolerance = other or self.tolerance(source, found.actual, found.golden)
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
@@ -250,7 +252,7 @@ class UnitWork:
         alike = sum(one.count - one.finite - one.mismatched for one in seen) if floats else 0
         return Finding(verdict, tolerance, nonfinite=alike)
 
-    def _scale(self, source: Source, label: str) -> float | None:
+    def _scale(self, source: QuantitySource, label: str) -> float | None:
         """Return the largest golden value over all records, as far as it is known."""
         given = self.unit.bounds.given
         bitwise = given is not None and given.bitwise
@@ -290,7 +292,7 @@ class UnitWork:
         )
         yield Finding(verdict, tolerance)
 
-    def _plain(self, status: Status, source: Source, detail: str) -> Finding:
+    def _plain(self, status: Status, source: QuantitySource, detail: str) -> Finding:
         tolerance = self._tolerance(source.quantity).of(source.name)
         name = source.label + self.unit.suffix
         case = Case(source.quantity, name, self.unit.place, tolerance, None, ())

@@ -17,9 +17,9 @@ from regress.compare.dumps.canonical_values import golden_at, golden_update
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.golden_source import text_of
 from regress.compare.dumps.opened_dump import Side, open_side
-from regress.compare.dumps.record_listing import header, record_of, told_by
+from regress.compare.dumps.record_listing import header, record_of, recorded_by
 from regress.compare.dumps.sample_matching import numbered
-from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, Source
+from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, QuantitySource
 from regress.compare.update_records import words_at
 from regress.compare.verdicts.tensor_case import Locate
 from regress.dump.record import Record
@@ -62,7 +62,7 @@ class UnitRecords:
         tokens = np.unique(np.concatenate(lost))
         return tokens[tokens >= 0]
 
-    def golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
+    def golden_rows(self, source: QuantitySource, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
         """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
         if self.unit.planned:
             part = self.update.part(source)
@@ -77,17 +77,17 @@ class UnitRecords:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
         if self.unit.planned:
             return self.update.locator.token_ids, self.update.known_loss_mask
-        return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
+        return recorded_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def actual_loss(self, loss: Mask | None) -> Mask | None:
         """Return the loss tokens that the actual records tell; of a plan those of the golden ones."""
         if self.unit.planned:
             return loss
         telling = self.unit.actual, self.unit.actual_telling
-        return told_by(*telling, self._indices[1], self.unit.frame).loss
+        return recorded_by(*telling, self._indices[1], self.unit.frame).loss
 
     def placed(
-        self, name: str | None, source: Source, loss: Mask | None, *, rows_only: bool = False
+        self, name: str | None, source: QuantitySource, loss: Mask | None, *, rows_only: bool = False
     ) -> Placed | str:
         """Return a tensor of a golden record (None: the own one) as rows of tokens, or why it cannot be placed."""
         record = self.actual if name is None else self.golden[name]
@@ -96,7 +96,7 @@ class UnitRecords:
         except CompareError as error:
             return str(error)
 
-    def words(self, source: Source, shape: tuple[int, ...]) -> Locate | None:
+    def words(self, source: QuantitySource, shape: tuple[int, ...]) -> Locate | None:
         """Return canonical words for the elements of the whole of an actual tensor; None where nothing tells them."""
         if not self.unit.frame.size:
             return None
@@ -140,7 +140,7 @@ class UnitRecords:
             return whole
         return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
-    def context(self, source: Source, placed: Placed) -> FailureContext:
+    def context(self, source: QuantitySource, placed: Placed) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
         golden, name = self.projection, self.unit.record
         index = numbered(self.unit.golden_of, golden.frame.index)

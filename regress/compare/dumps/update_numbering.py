@@ -33,7 +33,7 @@ class Number(NamedTuple):
         return f"step {self.step}" + ("" if self.update is None else f" update {self.update}")
 
 
-class Numbered(SourceView):
+class RenumberedSource(SourceView):
     """A golden case or dump with its updates numbered as those of another dump.
 
     Args:
@@ -81,14 +81,16 @@ def numbered_as(golden: Side, actual: Side) -> tuple[Side, list[str]]:
     others = _numbers(actual)
     same = {number: number for number in known if number in others}
     if len(same) == len(others) and _agree(golden, actual, same):
-        return (golden if len(same) == len(known) else Numbered(golden, same)), _left(golden, known, same)
+        return (golden if len(same) == len(known) else RenumberedSource(golden, same)), _left(
+            golden, known, same
+        )
     ordered = dict(zip(known, others, strict=False))
     if not _agree(golden, actual, ordered):
         chosen = _by_content(golden, actual, known, others)
         ordered = chosen or same or ordered
     of = "the case" if isinstance(golden, GoldenSide) else "the golden dump"
     if all(own == number for own, number in ordered.items()):
-        return Numbered(golden, ordered), _left(golden, known, ordered)
+        return RenumberedSource(golden, ordered), _left(golden, known, ordered)
     told = ", ".join(f"{number} with {own} of {of}" for own, number in [*ordered.items()][:4])
     more = " ..." if len(ordered) > 4 else ""
     notes = [
@@ -97,7 +99,7 @@ def numbered_as(golden: Side, actual: Side) -> tuple[Side, list[str]]:
     left = [str(number) for number in others if number not in ordered.values()]
     if left:
         notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {_named(golden)}")
-    return Numbered(golden, ordered), [*notes, *_left(golden, known, ordered)]
+    return RenumberedSource(golden, ordered), [*notes, *_left(golden, known, ordered)]
 
 
 def _known(golden: Side) -> list[Number]:

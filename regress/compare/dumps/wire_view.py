@@ -63,7 +63,7 @@ def original(source: str) -> str:
     return flags_of(source)[1] if is_sent(source) else source
 
 
-class SentSide(SourceView):
+class WireView(SourceView):
     """View of a dump.
 
     Args:

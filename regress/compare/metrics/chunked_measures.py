@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.metrics.error_measures import Measures, Row
+from regress.compare.metrics.error_measures import Measures, RowNorms
 from regress.compare.metrics.ulps import most_ulps
 from regress.dump.numpy_arrays import Array, is_float
 
@@ -121,12 +121,12 @@ def _octaves(error: NDArray[np.float64]) -> dict[int, int]:
     return dict(zip((held + (lowest - 1022)).tolist(), counts[held].tolist(), strict=True))
 
 
-def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int | None) -> Row | None:
+def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int | None) -> RowNorms | None:
     if not row:
         return None
     rows = error.reshape(-1, row)
     index = int(np.einsum("ij,ij->i", rows, rows).argmax())
-    return Row(index, norm(rows[index]), norm(golden.reshape(-1, row)[index]))
+    return RowNorms(index, norm(rows[index]), norm(golden.reshape(-1, row)[index]))
 
 
 def norm(values: NDArray[np.float64], square: float | None = None) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.metrics import measure_kernels
 from regress.compare.metrics.chunked_measures import measure_chunks
-from regress.compare.metrics.error_measures import Measures, Row
+from regress.compare.metrics.error_measures import Measures, RowNorms
 from regress.dump.numpy_arrays import DTYPES, Array
 
 _NONE = np.zeros(0, np.int32)
@@ -104,5 +104,7 @@ def _measures(
         max_relative=relative,
         max_ulp=float(ulps % 2**64) if finite else None,
         octaves={int(k) - 1022: int(octaves[k]) for k in np.flatnonzero(octaves) if k},
-        worst_row=Row(index, math.sqrt(row_square), math.sqrt(row_golden)) if row and index >= 0 else None,
+        worst_row=RowNorms(index, math.sqrt(row_square), math.sqrt(row_golden))
+        if row and index >= 0
+        else None,
     )

@@ -10,7 +10,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
 @dataclass(frozen=True)
-class Row:
+class RowNorms:
     """A row with the Euclidean norms of its finite errors and golden values."""
 
     index: int
@@ -57,7 +57,7 @@ class Measures:
     max_relative: float = 0.0
     max_ulp: float | None = None
     octaves: Mapping[int, int] = field(default_factory=dict)
-    worst_row: Row | None = None
+    worst_row: RowNorms | None = None
 
     @property
     def relative_l2(self) -> float:
@@ -158,7 +158,7 @@ def _larger(a: float | None, b: float | None) -> float | None:
     return a if b is None else b if a is None else max(a, b)
 
 
-def _worse(a: Row | None, b: Row | None) -> Row | None:
+def _worse(a: RowNorms | None, b: RowNorms | None) -> RowNorms | None:
     return a if b is None or (a is not None and a.error_l2 >= b.error_l2) else b
 
 

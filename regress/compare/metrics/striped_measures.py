@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.metrics.chunked_measures import CHUNK, chunks, measure_chunks, norm
-from regress.compare.metrics.error_measures import QUANTILES, Measures, Row, ratio
+from regress.compare.metrics.error_measures import QUANTILES, Measures, ratio
 from regress.dump.mapped_arrays import release
 from regress.dump.numpy_arrays import Array, is_float
 
-__all__ = ["QUANTILES", "Measures", "Row", "largest", "measure", "nonfinite", "ratio", "scaled_residual"]
+__all__ = ["QUANTILES", "Measures", "largest", "measure", "nonfinite", "ratio", "scaled_residual"]
 
 LARGE = 1 << 20
 """Number of elements from which compiled loops are worth their loading time."""

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.metrics.striped_measures import Row, ratio
+from regress.compare.metrics.error_measures import RowNorms
+from regress.compare.metrics.striped_measures import ratio
 from regress.compare.metrics.ulps import ulps_apart
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
@@ -89,7 +90,7 @@ class Case:
         flat = block.index(element)
         return Worst(self._index(flat), self._words(flat), golden, actual, error, ulps_apart(a, g))
 
-    def worst_row(self, block: Block, row: Row) -> WorstRow:
+    def worst_row(self, block: Block, row: RowNorms) -> WorstRow:
         """Describe a row of a block."""
         assert block.row is not None
         first = block.index(row.index * block.row)

@@ -99,7 +99,7 @@ def _checkpoints(context: CheckContext) -> list[str]:
 def _check(context: CheckContext, path: Path) -> Iterator[Issue]:
     name = path.relative_to(context.tree.root).as_posix()
     context.claimed.add(name)
-    doubt = _doubt(context.tree, path, name)
+    doubt = _reason_to_keep(context.tree, path, name)
     folder = _FOLDER.fullmatch(path.name)
     if doubt is not None:
         yield issue(
@@ -126,7 +126,7 @@ def _check(context: CheckContext, path: Path) -> Iterator[Issue]:
         )
 
 
-def _doubt(tree: Tree, path: Path, name: str) -> str | None:
+def _reason_to_keep(tree: Tree, path: Path, name: str) -> str | None:
     """Return why something may not be a leftover of this tool, or None if it is proven."""
     if path.is_symlink():
         return "it is a link"
@@ -141,29 +141,29 @@ def _doubt(tree: Tree, path: Path, name: str) -> str | None:
     if time.time() - youngest < QUIET:
         return "it changed within the last minutes"
     if folder is not None:
-        return _doubt_of_folder(tree, path, name)
+        return _reason_to_keep_folder(tree, path, name)
     if file is None or path.is_dir():
         return "this tool makes no folder of this name"
-    return _doubt_of_file(tree, name, _target(file))
+    return _reason_to_keep_file(tree, name, _target(file))
 
 
 def _target(match: re.Match[str]) -> str:
     return match["target"] or match["beside"]
 
 
-def _doubt_of_folder(tree: Tree, path: Path, name: str) -> str | None:
+def _reason_to_keep_folder(tree: Tree, path: Path, name: str) -> str | None:
     if not path.is_dir():
         return "it is no folder"
     for file in tree.names(name):
         own = file.rpartition("/")[2]
         match = _FILE.fullmatch(own)
-        doubt = _doubt_of_file(tree, file, _target(match) if match else own)
+        doubt = _reason_to_keep_file(tree, file, _target(match) if match else own)
         if doubt is not None:
             return f"in it lies {clean(file)}: {doubt}"
     return None
 
 
-def _doubt_of_file(tree: Tree, name: str, target: str) -> str | None:
+def _reason_to_keep_file(tree: Tree, name: str, target: str) -> str | None:
     if not _WRITTEN.fullmatch(target):
         return f"this tool writes no file {clean(target)}"
     try:

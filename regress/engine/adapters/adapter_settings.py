@@ -167,7 +167,8 @@ def require_same(section: Section, found: LoraConfig, path: Path) -> None:
         if own != other:
             raise ConfigError(
                 f"model.lora.{key}={getattr(section, key)} is not that of the adapter in model.path={str(path)!r} "
-                f"({_told(other)}); leave section model.lora away, or give model.path the base model for a new adapter"
+                f"({_setting_text(other)}); leave section model.lora away, or give model.path the base model for a new "
+                "adapter"
             )
 
 
@@ -191,5 +192,5 @@ def _whole(value: float) -> Any:
     return int(value) if value == int(value) else value
 
 
-def _told(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return ", ".join(sorted(value)) if isinstance(value, set) else str(value)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_continuation import ContinuationPoint, Position, StartingPlace
 from regress.dump.dump_location import Location, address, location
 from regress.engine.checkpoint.checkpoint_names import LATEST, latest
 from regress.engine.checkpoint.checkpoint_tensors import (
@@ -96,7 +96,9 @@ def dump_places(config: Config, state: CheckpointState | None) -> dict[str, Star
     directories = {"debug": config.debug.dump_dir, "rollout_mock": config.rollout_mock.dump_dir}
     return {
         section: StartingPlace(
-            Place(state.step, state.updates_in_step), Position(known.files, known.digest), state.path.name
+            ContinuationPoint(state.step, state.updates_in_step),
+            Position(known.files, known.digest),
+            state.path.name,
         )
         for section, known in state.dumps.items()
         if section in directories and known.directory == str(location(directories[section]))

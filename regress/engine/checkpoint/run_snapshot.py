@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.canonical_json import plain
-from regress.dump.dump_continuation import Place
+from regress.dump.dump_continuation import ContinuationPoint
 from regress.dump.record import Record
 from regress.engine.checkpoint.checkpoint_names import (
     CURRICULUM_STATE,
@@ -78,16 +78,16 @@ def take(
         DumpError: on every rank, if the run's dump cannot be written.
     """
     trainer, config = run.trainer, run.config
-    place = Place(step, 0 if work is None else len(work.outcomes))
+    place = ContinuationPoint(step, 0 if work is None else len(work.outcomes))
     dumps = {
         name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
         for name, recorder in run.recorders.items()
     }
     if run.remote is None:
-        held = _held_here(run)
+        held = _copied_to_memory(run)
     else:
         saved = run.remote.save(checkpoint_name(step, place.updates_in_step))
-        held = _Held(parts={REMOTE: dict(saved)})
+        held = _InMemory(parts={REMOTE: dict(saved)})
     if not trainer.world.main:
         return None
     records = [] if work is None else records_of(work, step, trainer.trajectory_meta(step))
@@ -121,7 +121,7 @@ def take(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _InMemory:
     """Weights and states of the optimizer and the reference, or what tells where a service keeps them."""
 
     model: PreTrainedModel | None = None
@@ -130,18 +130,18 @@ class _Held:
     parts: dict[str, Any] = field(default_factory=dict)
 
 
-def _held_here(run: Run) -> _Held:
+def _copied_to_memory(run: Run) -> _InMemory:
     """Return what the ranks of a run hold; all of them call this together, and the first gets the tensors."""
     trainer = run.trainer
     reference = _reference(run)  # first: it may be computed in the policy's place
     model = trainer.policy.whole_model()
     tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
     if not trainer.world.main:
-        return _Held()
+        return _InMemory()
     found = {OPTIMIZER: tensors}
     if reference is not None:  # copied, as its values may go on changing
         found[REFERENCE] = {name: value.detach().to("cpu", copy=True) for name, value in reference.items()}
-    return _Held(model, found, others)
+    return _InMemory(model, found, others)
 
 
 def _schedule(trainer: Trainer) -> dict[str, Any]:

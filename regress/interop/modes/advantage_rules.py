@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.interop.modes.mode_rows import Floats, Row, moved
+from regress.interop.modes.mode_rows import Floats, ModeRow, moved
 from regress.interop.modes.step_context import Link, StepContext
 
 _EXPLAINS = ("advantages", "token_loss", "policy_loss", "loss", "gradient", "batch_inputs")
@@ -37,12 +37,12 @@ def advantages(context: StepContext, link: Link) -> Iterator[Discrepancy]:
             yield found
 
 
-def _usable(a: Row, b: Row) -> bool:
+def _usable(a: ModeRow, b: ModeRow) -> bool:
     mine, its = _pair(a, b)
     return mine.size == its.size > 0 and a.mask is not None and a.mask.size == mine.size
 
 
-def _pair(a: Row, b: Row) -> tuple[Floats, Floats]:
+def _pair(a: ModeRow, b: ModeRow) -> tuple[Floats, Floats]:
     """Return the advantages of both rows, 0 where there are none."""
     mine, its = a.values.get("advantages"), b.values.get("advantages")
     if mine is None or its is None:
@@ -50,18 +50,18 @@ def _pair(a: Row, b: Row) -> tuple[Floats, Floats]:
     return np.nan_to_num(mine), np.nan_to_num(its)
 
 
-def _mask(row: Row) -> Mask:
+def _mask(row: ModeRow) -> Mask:
     found = row.mask
     return np.zeros(0, bool) if found is None else found
 
 
-def _same(link: Link, a: Row, b: Row) -> bool:
+def _same(link: Link, a: ModeRow, b: ModeRow) -> bool:
     mine, its = _pair(a, b)
     bound = link.close * float(np.abs(mine).max(initial=0.0))
     return bool((np.abs(mine - its) <= bound).all())
 
 
-def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | None:
+def _misplaced(link: Link, wrong: Sequence[tuple[ModeRow, ModeRow]]) -> Discrepancy | None:
     """Return advantages that do not lie where the mask of their datum is 1, with the same values."""
     one, other = link.whose
     names = [a.name for a, _ in wrong]
@@ -97,7 +97,7 @@ def _everywhere(mask: Mask) -> Mask:
     return found
 
 
-def _lies(link: Link, a: Row, b: Row, where: Mask) -> bool:
+def _lies(link: Link, a: ModeRow, b: ModeRow, where: Mask) -> bool:
     """Return True if a row's advantages are 0 but at some places, and there in the order of the expected ones."""
     mine, its = _pair(a, b)
     mask = _mask(a)
@@ -112,7 +112,7 @@ def _lies(link: Link, a: Row, b: Row, where: Mask) -> bool:
     return bool(constant) and bool((np.abs(values - level) <= bound).all())
 
 
-def _factor(a: Row, b: Row) -> float | None:
+def _factor(a: ModeRow, b: ModeRow) -> float | None:
     """Return the one factor between the advantages of two rows; None where there is none."""
     mine, its = _pair(a, b)
     mask = _mask(a)
@@ -147,7 +147,7 @@ def _of_deviation(
     context: StepContext, link: Link, factors: Mapping[tuple[str, int], float]
 ) -> Discrepancy | None:
     """Return another deviation of the groups: over N samples in place of N - 1, the reverse, or none at all."""
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[ModeRow]] = defaultdict(list)
     for row in context.trainer:
         groups[row.key[0]].append(row)
     known = {key: (factor, groups[key[0]]) for key, factor in factors.items()}
@@ -190,7 +190,7 @@ def _of_deviation(
     return None
 
 
-def _deviation(context: StepContext, rows: Sequence[Row]) -> float:
+def _deviation(context: StepContext, rows: Sequence[ModeRow]) -> float:
     rewards = [row.reward for row in rows if row.reward is not None]
     if len(rewards) < len(rows):
         return 0.0

@@ -12,7 +12,7 @@ import numpy as np
 from regress.compare.dumps.opened_dump import Side
 from regress.dump.request_index import REQUESTED
 from regress.errors import DumpError
-from regress.interop.modes.mode_rows import MASK, OLD, Row
+from regress.interop.modes.mode_rows import MASK, OLD, ModeRow
 
 SURROGATE = "surrogate_weights"
 INPUTS = {"loss_mask": MASK, "logprobs": OLD, "advantages": "advantages", SURROGATE: SURROGATE}
@@ -29,7 +29,7 @@ class Client:
         asked: loss, configuration and optimizer settings that it asked for, empty where they were not dumped.
     """
 
-    rows: list[Row]
+    rows: list[ModeRow]
     metrics: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Client:
         return any(SURROGATE in row.values for row in self.rows)
 
     @cached_property
-    def sent(self) -> list[Row]:
+    def sent(self) -> list[ModeRow]:
         """Rows with what the service is to compute with, which of a custom loss is the derivative."""
         return [_as_surrogate(row) for row in self.rows] if self.custom else self.rows
 
@@ -68,21 +68,21 @@ def client_of(side: Side, step: int) -> Client:
     )
 
 
-def _as_surrogate(row: Row) -> Row:
+def _as_surrogate(row: ModeRow) -> ModeRow:
     """Return a row whose advantages are minus the weights of log-probs, and whose tokens are those with any."""
     weights = row.values.get(SURROGATE)
     values = {} if weights is None else {"advantages": -weights, MASK: (np.nan_to_num(weights) != 0) * 1.0}
-    return Row(row.key, row.tokens, values, id=row.id)
+    return ModeRow(row.key, row.tokens, values, id=row.id)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _row(side: Side, step: int, number: int, item: Any) -> Row:
+def _row(side: Side, step: int, number: int, item: Any) -> ModeRow:
     try:
         ids, inputs = [*item["input_tokens"]], item["loss_fn_inputs"]
-        row = Row(("datum", number), np.array([*ids, inputs["target_tokens"][-1]], np.int64))
+        row = ModeRow(("datum", number), np.array([*ids, inputs["target_tokens"][-1]], np.int64))
         row.id = None if item.get("datum_id") is None else str(item["datum_id"])
         for source, name in INPUTS.items():
             if source in inputs:

@@ -36,7 +36,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass
-class Row:
+class ModeRow:
     """A sample, or a datum.
 
     Attributes:
@@ -77,7 +77,7 @@ class Row:
         found = self.values.get(MASK)
         return None if found is None else np.nan_to_num(found) != 0
 
-    def weighed(self) -> Row:
+    def weighed(self) -> ModeRow:
         """Return this row with its advantages and losses multiplied by its weights, if it has any."""
         weights = self.values.pop("weights", None)
         for name in ("advantages", "loss"):
@@ -86,9 +86,9 @@ class Row:
                 self.values[name] = values * weights
         return self
 
-    def bare(self) -> Row:
+    def bare(self) -> ModeRow:
         """Return this row without values."""
-        return Row(self.key, self.tokens, id=self.id)
+        return ModeRow(self.key, self.tokens, id=self.id)
 
     @property
     def idle(self) -> bool:
@@ -97,9 +97,9 @@ class Row:
         return found is not None and not np.nan_to_num(found).any()
 
 
-def rows_of(side: Side, step: int) -> list[Row]:
+def rows_of(side: Side, step: int) -> list[ModeRow]:
     """Return the samples of a step, with what any record tells of them."""
-    rows: dict[SampleKey, Row] = {}
+    rows: dict[SampleKey, ModeRow] = {}
     order = ("trajectory", "batch_inputs", "forward_data", "is_loss_debug")
     for stage in order:
         for name, (type, where) in side.entries.items():
@@ -113,10 +113,10 @@ def rows_of(side: Side, step: int) -> list[Row]:
     return [*rows.values()]
 
 
-def _rollouts(rows: dict[SampleKey, Row], record: Record) -> None:
+def _rollouts(rows: dict[SampleKey, ModeRow], record: Record) -> None:
     samples: Any = record.meta["samples"]
     for t, told in zip(rollouts_in(record), samples, strict=True):
-        row = Row(t.key, np.asarray(t.tokens, np.int64), reward=t.reward)
+        row = ModeRow(t.key, np.asarray(t.tokens, np.int64), reward=t.reward)
         row.values[MASK] = np.asarray(t.loss_mask, np.float64)
         if t.log_probs is not None:
             row.values["sampler"] = np.asarray(t.log_probs, np.float64)
@@ -125,7 +125,7 @@ def _rollouts(rows: dict[SampleKey, Row], record: Record) -> None:
         rows[t.key] = row
 
 
-def _add(rows: dict[SampleKey, Row], record: Record) -> None:
+def _add(rows: dict[SampleKey, ModeRow], record: Record) -> None:
     """Add the values of one record, at the tokens that it holds."""
     if not isinstance(record.meta.get("layout"), Mapping) or not record.meta.get("samples"):
         return
@@ -133,7 +133,7 @@ def _add(rows: dict[SampleKey, Row], record: Record) -> None:
         return
     spans = Spans.of(record.meta, record.type)
     for key in spans.samples:
-        rows.setdefault(key, Row(key))
+        rows.setdefault(key, ModeRow(key))
     for key, at, ids in spans.runs(record.tensors.get("input_ids")):
         rows[key].tokens = known = _grown(rows[key].tokens, at.stop, np.int64(-1))
         known[at] = np.where(known[at] < 0, ids.astype(np.int64), known[at])
@@ -151,7 +151,7 @@ def _grown(known: NDArray[Any] | None, size: int, fill: np.generic) -> NDArray[A
     return np.concatenate([held, np.full(max(size - held.size, 0), fill)])
 
 
-def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Row]]:
+def pairs_of(golden: Sequence[ModeRow], actual: Sequence[ModeRow]) -> list[tuple[ModeRow, ModeRow]]:
     """Return the rows of both sides with the same tokens; of several those of one id, else the closest values."""
     named = {(row.id or row.name, row.content): row for row in golden}
     by_id = [(named.pop(key), row) for row in actual if (key := (row.id or "", row.content)) in named]
@@ -168,7 +168,7 @@ def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Ro
     return [*by_id, *((mine[to], its[key]) for key, to in matching.golden_of.items())]
 
 
-def _samples(rows: Iterable[Row]) -> list[Sample]:
+def _samples(rows: Iterable[ModeRow]) -> list[Sample]:
     return [
         Sample(row.key, None if row.tokens is None else Tokens.of(row.tokens), named=False) for row in rows
     ]

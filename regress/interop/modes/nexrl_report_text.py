@@ -86,7 +86,7 @@ def _comparisons(section: Mapping[str, Any]) -> Iterator[str]:
         count = sum(row.get("status") == status for row in lacking)
         yield f"  not compared: {status.replace('_', ' ')} ({plural(count, 'place')})"
     lines = [
-        (_close(one), f"  {_place(row)} {one['name']}: {_told(one)}")
+        (_close(one), f"  {_place(row)} {one['name']}: {_row_text(one)}")
         for row in rows
         for one in row["comparisons"]
     ]
@@ -106,7 +106,7 @@ def _place(row: Mapping[str, Any]) -> str:
     return f"rank{rank or 0}_micro{micro or 0}"
 
 
-def _told(one: Mapping[str, Any]) -> str:
+def _row_text(one: Mapping[str, Any]) -> str:
     off = _difference(one)
     if one["status"] != "compared" or off is None:
         return _ABSENT.get(one["status"], "no common tokens")

@@ -13,7 +13,7 @@ import numpy as np
 from regress.compare.dumps.opened_dump import Side
 from regress.dump.request_index import VARIABLES
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
-from regress.interop.modes.mode_rows import Row
+from regress.interop.modes.mode_rows import ModeRow
 from regress.interop.modes.step_context import Link, StepContext
 from regress.interop.nexrl_dumps import NexrlDump
 from regress.interop.service_dumps import PER_MICROBATCH, ServiceDump
@@ -57,14 +57,14 @@ def dropped(context: StepContext) -> list[str]:
     return []
 
 
-def _idle(context: StepContext, row: Row) -> bool:
+def _idle(context: StepContext, row: ModeRow) -> bool:
     if "advantages" in row.values:
         return row.idle
     group = [other.reward for other in context.trainer if other.key[0] == row.key[0]]
     return len(group) > 1 and len({*group}) == 1
 
 
-def _sides(context: StepContext, link: Link) -> tuple[list[Row], list[Row]]:
+def _sides(context: StepContext, link: Link) -> tuple[list[ModeRow], list[ModeRow]]:
     rows = {
         TRAINER: [*context.trainer],
         CLIENT: _sent(context, link),
@@ -77,14 +77,14 @@ def _sides(context: StepContext, link: Link) -> tuple[list[Row], list[Row]]:
     return expected, rows[link.whose[1]]
 
 
-def _sent(context: StepContext, link: Link) -> list[Row]:
+def _sent(context: StepContext, link: Link) -> list[ModeRow]:
     """Return the rows of the client as a link has them: as it dumped them, or as the service is to compute them."""
     if context.client is None:
         return []
     return context.client.sent if link.whose[0] == CLIENT else context.client.rows
 
 
-def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[Discrepancy]:
+def _between(link: Link, expected: Sequence[ModeRow], found: Sequence[ModeRow]) -> Iterator[Discrepancy]:
     mine, its = {id(row) for row, _ in link.pairs}, {id(row) for _, row in link.pairs}
     lost = [row for row in expected if id(row) not in mine]
     more = [row for row in found if id(row) not in its]
@@ -120,9 +120,9 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
             )
 
 
-def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
+def _cut(lost: Sequence[ModeRow], more: Sequence[ModeRow]) -> list[tuple[ModeRow, ModeRow]]:
     """Return lost samples with a found one that is the beginning of it, and has a part of its completion."""
-    pairs: list[tuple[Row, Row]] = []
+    pairs: list[tuple[ModeRow, ModeRow]] = []
     taken: set[int] = set()
     for long in lost:
         for short in more:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.interop.modes.discrepancy import SERVICE, Discrepancy, some
-from regress.interop.modes.mode_rows import OLD, Floats, Row
+from regress.interop.modes.mode_rows import OLD, Floats, ModeRow
 from regress.interop.modes.step_context import StepContext
 
 _CLOSE = 1e-4
@@ -92,7 +92,7 @@ def _clip(context: StepContext) -> Iterator[Discrepancy]:
         )
 
 
-def _terms(row: Row) -> tuple[Floats, Floats, Floats] | None:
+def _terms(row: ModeRow) -> tuple[Floats, Floats, Floats] | None:
     values: Sequence[Floats | None] = [row.values.get(name) for name in ("ratio", "advantages", "loss")]
     mask = row.mask
     if mask is None or OLD not in row.values:

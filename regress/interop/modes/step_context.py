@@ -13,7 +13,7 @@ from regress.compare.dumps.opened_dump import Side, open_side
 from regress.dump.request_index import DumpedRequest, Operation
 from regress.interop.modes.client_datums import Client, client_of
 from regress.interop.modes.discrepancy import CLIENT, SERVICE, TRAINER
-from regress.interop.modes.mode_rows import Row, pairs_of, rows_of
+from regress.interop.modes.mode_rows import ModeRow, pairs_of, rows_of
 from regress.interop.service_dumps import ServiceDump
 
 WEIGHTS = "weights of log-probs"
@@ -31,7 +31,7 @@ class Link:
     """
 
     whose: tuple[str, str]
-    pairs: Sequence[tuple[Row, Row]]
+    pairs: Sequence[tuple[ModeRow, ModeRow]]
     close: float
     what: str = "advantages"
 
@@ -49,9 +49,9 @@ class StepContext:
     """
 
     step: int
-    trainer: Sequence[Row]
+    trainer: Sequence[ModeRow]
     client: Client | None = None
-    service: Sequence[Row] | None = None
+    service: Sequence[ModeRow] | None = None
     index: ServiceDump | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     losses: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -118,12 +118,12 @@ def is_indexed(path: str) -> bool:
     return isinstance(open_side(path), ServiceDump)
 
 
-def _computed(service: Side, step: int) -> list[Row]:
+def _computed(service: Side, step: int) -> list[ModeRow]:
     """Return the datums of a service, those that only its index tells of among them."""
     found = {row.key: row.weighed() for row in rows_of(service, step)}
     for one in service.passes if isinstance(service, ServiceDump) else ():
         for number, datum in enumerate(one.datums if one.step == step else ()):
-            row = found.setdefault(one.key(number), Row(one.key(number)))
+            row = found.setdefault(one.key(number), ModeRow(one.key(number)))
             row.tokens, row.id = np.array(datum.tokens, np.int64), datum.id
     return [*found.values()]
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from regress.interop.modes.advantage_rules import advantages
 from regress.interop.modes.discrepancy import TRAINER, Discrepancy, some
-from regress.interop.modes.mode_rows import OLD, Floats, Row, moved
+from regress.interop.modes.mode_rows import OLD, Floats, ModeRow, moved
 from regress.interop.modes.step_context import WEIGHTS, Link, StepContext
 
 ENOUGH = 3
 """Fewest different values that prove where values come from."""
-Pairs = Sequence[tuple[Row, Row]]
+Pairs = Sequence[tuple[ModeRow, ModeRow]]
 
 
 def values(context: StepContext) -> Iterator[Discrepancy]:
@@ -60,7 +60,7 @@ def _masks(link: Link) -> Discrepancy | None:
     return None
 
 
-def _same_masks(a: Row, b: Row, by: int = 0) -> bool:
+def _same_masks(a: ModeRow, b: ModeRow, by: int = 0) -> bool:
     """Return True if one mask is the other, moved by some places; one of zeros is no moved one."""
     mine, its = a.mask, b.mask
     if mine is None or its is None or mine.size != its.size:
@@ -68,7 +68,7 @@ def _same_masks(a: Row, b: Row, by: int = 0) -> bool:
     return bool((moved(mine, by) == its)[1:].all()) and (not by or bool(mine.any()))
 
 
-def _outside(a: Row, b: Row) -> Floats:
+def _outside(a: ModeRow, b: ModeRow) -> Floats:
     found = b.values.get("advantages")
     if found is None or a.mask is None or found.size != a.mask.size:
         return np.zeros(0)
@@ -122,12 +122,12 @@ def _old(link: Link) -> Discrepancy | None:
     return None
 
 
-def _recomputed(a: Row, b: Row) -> tuple[Floats, Floats] | None:
+def _recomputed(a: ModeRow, b: ModeRow) -> tuple[Floats, Floats] | None:
     """Return the own log-probs of the other row and its old ones; only a service has its own."""
     return _inside(a, b, b.values.get("log_probs"))
 
 
-def _at(a: Row, b: Row, source: str) -> tuple[Floats, Floats] | None:
+def _at(a: ModeRow, b: ModeRow, source: str) -> tuple[Floats, Floats] | None:
     """Return values of a row and the other's old log-probs at the loss tokens, where both are known."""
     found = _inside(a, b, a.values.get(source))
     if found is None:
@@ -136,12 +136,12 @@ def _at(a: Row, b: Row, source: str) -> tuple[Floats, Floats] | None:
     return found[0][both], found[1][both]
 
 
-def _shifted(a: Row, b: Row, source: str, by: int) -> tuple[Floats, Floats] | None:
+def _shifted(a: ModeRow, b: ModeRow, source: str, by: int) -> tuple[Floats, Floats] | None:
     """Return the values of a row's neighbours and the other's old log-probs, where both are loss tokens."""
     return _inside(a, b, a.values.get(source), by)
 
 
-def _inside(a: Row, b: Row, mine: Floats | None, by: int = 0) -> tuple[Floats, Floats] | None:
+def _inside(a: ModeRow, b: ModeRow, mine: Floats | None, by: int = 0) -> tuple[Floats, Floats] | None:
     """Return values ``by`` places on and the old log-probs of a row at the loss tokens; None where it has none."""
     its, mask = b.values.get(OLD), a.mask if a.mask is not None else b.mask
     if mine is None or its is None or mask is None or not mine.size == its.size == mask.size:
@@ -155,7 +155,7 @@ def _all_close(pair: tuple[Floats, Floats] | None, bound: float) -> bool:
 
 
 def _all(
-    pairs: Pairs, of: Callable[[Row, Row], tuple[Floats, Floats] | None], bound: float, least: int
+    pairs: Pairs, of: Callable[[ModeRow, ModeRow], tuple[Floats, Floats] | None], bound: float, least: int
 ) -> bool:
     """Return True if all values are close, and there are enough different ones to prove it."""
     seen: set[float] = set()
@@ -196,7 +196,7 @@ def _others_datums(link: Link) -> Discrepancy | None:
     )
 
 
-def _content(row: Row, names: Sequence[str]) -> Mapping[str, Floats]:
+def _content(row: ModeRow, names: Sequence[str]) -> Mapping[str, Floats]:
     """Return the values of the loss tokens in a row, in their order; fewer than `ENOUGH` log-probs prove nothing."""
     mask = row.mask
     found = {}

@@ -9,7 +9,7 @@ import numpy as np
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.wire_view import ACTIVE, DROPPED, SUMMED, WEIGHTED, without_advantage
 from regress.interop.modes.client_datums import client_of
-from regress.interop.modes.mode_rows import Row, pairs_of, rows_of
+from regress.interop.modes.mode_rows import ModeRow, pairs_of, rows_of
 from regress.interop.service_dumps import ServiceDump
 from regress.layout import SampleKey
 
@@ -55,7 +55,7 @@ def is_custom(client: Side | None, service: Side | None, steps: Sequence[int]) -
     return any(one.loss == "surrogate" and one.step in steps for one in passes)
 
 
-def _inactive(rows: Sequence[Row], computed: Sequence[Row], idle: set[SampleKey]) -> set[bool]:
+def _inactive(rows: Sequence[ModeRow], computed: Sequence[ModeRow], idle: set[SampleKey]) -> set[bool]:
     """Return whether the service counts no token of a sample without advantages, for each that it has."""
     pairs = pairs_of(rows, computed) if computed and all(row.tokens is not None for row in computed) else []
     known = [(a, b.mask) for a, b in pairs if a.key in idle]
@@ -64,12 +64,12 @@ def _inactive(rows: Sequence[Row], computed: Sequence[Row], idle: set[SampleKey]
     }
 
 
-def _others(client: Side | None, service: Side | None, step: int) -> Sequence[Row]:
+def _others(client: Side | None, service: Side | None, step: int) -> Sequence[ModeRow]:
     found = [] if client is None else client_of(client, step).rows
     return found or ([] if service is None else rows_of(service, step))
 
 
-def _nearer(trainer: Row, other: Row) -> int:
+def _nearer(trainer: ModeRow, other: ModeRow) -> int:
     """Return 1 if advantages are nearer to products with weights, -1 if nearer to those alone, 0 if neither."""
     weights, own, found = (
         trainer.values.get("weights"),

@@ -23,7 +23,7 @@ def run_rank(job: Start, rank: int, report: Connection, log: int, listener: sock
     """Run the target of a job as one of its ranks. The process ends here, or waits to be ended once it is done."""
     try:
         port = listener.getsockname()[1]
-        _settle(job, rank, log, port)
+        _prepare_process(job, rank, log, port)
         value = _run(job, rank, report, port, listener)
         _flush()
         report.send(Done(value))
@@ -35,7 +35,7 @@ def run_rank(job: Start, rank: int, report: Connection, log: int, listener: sock
         signal.pause()
 
 
-def _settle(job: Start, rank: int, log: int, port: int) -> None:
+def _prepare_process(job: Start, rank: int, log: int, port: int) -> None:
     os.environ.clear()
     os.environ.update(job.environment)
     os.environ.update(rank_environment(rank, job.world_size, port))

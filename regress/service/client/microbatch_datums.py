@@ -19,7 +19,7 @@ from regress.service.service_api import Array, Datum, ServiceError
 
 
 @dataclass(frozen=True)
-class Row:
+class DatumRow:
     """Place of a sample in a microbatch: its row, its first column and its number of tokens."""
 
     key: SampleKey
@@ -28,10 +28,10 @@ class Row:
     length: int
 
 
-def rows_of(micro: Microbatch) -> list[Row]:
+def rows_of(micro: Microbatch) -> list[DatumRow]:
     """Return where the samples of a microbatch lie, which are whole because the client is one rank."""
     return [
-        Row(micro.keys[segment.sample], segment.row, segment.col, segment.stop - segment.start)
+        DatumRow(micro.keys[segment.sample], segment.row, segment.col, segment.stop - segment.start)
         for segment in micro.layout.segments
     ]
 

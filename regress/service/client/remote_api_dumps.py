@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regress.dump.coordinates import parse_stem
-from regress.dump.dump_continuation import Place, Position, StartingPlace
+from regress.dump.dump_continuation import ContinuationPoint, Position, StartingPlace
 from regress.dump.dump_files import Stamp, stamp_of
 from regress.dump.dump_location import Location, location
 from regress.dump.nexrl_trajectories import as_dict
@@ -69,12 +69,12 @@ class RemoteDumps:
             for path in [*below.iterdir()]:
                 path.unlink()
 
-    def position(self, place: Place) -> Position:
+    def position(self, place: ContinuationPoint) -> Position:
         """Return which files before a place are written."""
         kept = {name: stamp for name, stamp in self._stamps.items() if self._before(name, place)}
         return Position.of(kept)
 
-    def _before(self, name: str, place: Place) -> bool:
+    def _before(self, name: str, place: ContinuationPoint) -> bool:
         """Return True if a file lies before a place: trajectories by rollouts, the others by updates."""
         kind, _, file = name.partition("/")
         where = parse_stem(file.partition(".")[0])

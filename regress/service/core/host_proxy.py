@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.service.core.host_executor import Executor, HostCall, HostLostError, as_service_error
 from regress.service.core.ledger_entries import ModelEntry, Point, SaveEntry
-from regress.service.core.operations import Ticket
+from regress.service.core.operations import PendingOperation
 from regress.service.core.save_storage import SaveStore
 from regress.service.core.service_limits import Limits
 from regress.service.core.sqlite_ledger import Ledger
@@ -47,7 +47,7 @@ class Hosted:
                 log.exception("%s failed", method)
             raise as_service_error(error, method) from error
 
-    def where(self, ticket: Ticket) -> Json:
+    def where(self, ticket: PendingOperation) -> Json:
         """Return what names a request in dumps."""
         return {
             "model_id": ticket.model_id,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from regress.service.core.host_proxy import Hosted
 from regress.service.core.ledger_entries import Entry, ModelEntry, Point, Removed, SaveEntry
-from regress.service.core.operations import Ticket, Work
+from regress.service.core.operations import PendingOperation, Work
 from regress.service.core.save_storage import checked_name, save_path
 from regress.service.service_api import (
     AdamParams,
@@ -38,7 +38,7 @@ class Outcome:
 class Job(Work, Protocol):
     """Work of an operation; a dataclass, whose fields are the content of the request."""
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         """Return the outcome; raises `ServiceError` if it is refused, and nothing is changed then."""
 
 
@@ -53,7 +53,7 @@ class CreateModel:
     path: str | None = None
     optimizer: bool = False
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         model_id = ticket.lane
         origin: ModelSpec | Point
         if self.path is None:
@@ -88,7 +88,7 @@ class ModelCall:
     def mutates(self) -> bool:
         return self.kind != "forward"
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         model = hosted.model(ticket.lane)
         return Outcome(hosted.call(self.method, model.id, self.argument, hosted.where(ticket)))
 
@@ -101,7 +101,7 @@ class SamplerCall:
     kind: Literal["sample", "prompt_logprobs"]
     arguments: Sequence[SamplingRequest | Array]
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         hosted.sampler(ticket.lane)
         return Outcome(hosted.call(self.kind, ticket.lane, *self.arguments))
 
@@ -116,7 +116,7 @@ class Save:
     what: SaveKind
     overwrite: bool
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         model = hosted.model(ticket.lane)
         name = f"unnamed-{ticket.id}" if self.name is None else checked_name(self.name)
         path = save_path(model.id, self.what, name)
@@ -152,7 +152,7 @@ class Load:
     path: str
     optimizer: bool
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         model = hosted.model(ticket.lane, goes_on=False)
         entry = hosted.saved(self.path)
         _require_loadable(entry.saved, self.optimizer)
@@ -169,7 +169,7 @@ class Close:
     mutates: ClassVar[bool] = False
     kind: Literal["close_model", "close_sampler"]
 
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
         if self.kind == "close_sampler":
             hosted.close_sampler(ticket.lane)
             sampler = hosted.ledger.samplers.get(ticket.lane)

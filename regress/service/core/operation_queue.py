@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from regress.service.core.operations import Ticket
+from regress.service.core.operations import PendingOperation
 from regress.service.service_api import ServiceError
 
 
-class Lane:
+class OperationQueue:
     """Queue of one model or sampler.
 
     Operations run as 1, 2, 3, ...; one without a number runs behind everything that was accepted before it. A number
@@ -25,8 +25,10 @@ class Lane:
         self.id = id
         self.next = 1
         self.closing = False
-        self._waiting: dict[int, Ticket] = {}
-        self._unnumbered: deque[tuple[int, Ticket]] = deque()  # behind which number, of those accepted before
+        self._waiting: dict[int, PendingOperation] = {}
+        self._unnumbered: deque[tuple[int, PendingOperation]] = (
+            deque()
+        )  # behind which number, of those accepted before
         self._spent: set[int] = set()
         self._skipped: set[int] = set()
         self._highest = 0
@@ -36,7 +38,7 @@ class Lane:
         return len(self._waiting) + len(self._unnumbered)
 
     @property
-    def tickets(self) -> list[Ticket]:
+    def tickets(self) -> list[PendingOperation]:
         """Operations that wait, in their order as far as it is known."""
         numbered = [((number, 0), ticket) for number, ticket in self._waiting.items()]
         others = [((after, 1 + index), ticket) for index, (after, ticket) in enumerate(self._unnumbered)]
@@ -72,7 +74,7 @@ class Lane:
                 code="invalid_seq_id",
             )
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: PendingOperation) -> None:
         """Queue an operation, which `check` has let pass."""
         if ticket.seq is None:
             self._unnumbered.append((self._highest, ticket))
@@ -101,7 +103,7 @@ class Lane:
                 self._spent.discard(number)
                 self.next += 1
 
-    def discard(self, ticket: Ticket) -> None:
+    def discard(self, ticket: PendingOperation) -> None:
         """Take an operation that waits out of the queue; its number is spent."""
         if ticket.seq is None:
             self._unnumbered = deque(item for item in self._unnumbered if item[1] is not ticket)
@@ -113,7 +115,7 @@ class Lane:
         """Return True if an operation can run."""
         return self._head() is not None
 
-    def take(self) -> Ticket | None:
+    def take(self) -> PendingOperation | None:
         """Return the next operation, no longer waiting, or None if there is none or it has not arrived."""
         ticket = self._head()
         if ticket is None:
@@ -137,7 +139,7 @@ class Lane:
             self._blocked = (missing, now)
         return now - self._blocked[1]
 
-    def give_up(self) -> tuple[int, list[Ticket]]:
+    def give_up(self) -> tuple[int, list[PendingOperation]]:
         """Return the first missing number and the operations that waited for it, which are no longer waiting."""
         missing, tickets = self._reached(), self.tickets
         waiting = set(self._waiting)
@@ -147,7 +149,7 @@ class Lane:
         self._unnumbered.clear()
         return missing, tickets
 
-    def _head(self) -> Ticket | None:
+    def _head(self) -> PendingOperation | None:
         number = self._reached()
         if self._unnumbered and self._unnumbered[0][0] < number:
             return self._unnumbered[0][1]

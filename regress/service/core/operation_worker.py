@@ -12,8 +12,8 @@ from typing import TypeVar, cast
 from regress.service.core.host_executor import HostFailedError, HostLostError
 from regress.service.core.host_proxy import Hosted
 from regress.service.core.operation_kinds import Close, CreateModel, Job, Outcome, Save
-from regress.service.core.operation_queue import Lane
-from regress.service.core.operations import Ticket
+from regress.service.core.operation_queue import OperationQueue
+from regress.service.core.operations import PendingOperation
 from regress.service.core.service_state import State
 from regress.service.service_api import ServiceError, Status
 
@@ -23,7 +23,7 @@ _TURN = 0.2
 """Seconds between two looks for what has waited too long."""
 
 Failure = TypeVar("Failure", HostLostError, HostFailedError)
-Told = Callable[[Ticket], None]
+Told = Callable[[PendingOperation], None]
 
 
 class Worker:
@@ -40,7 +40,7 @@ class Worker:
         self._state, self._hosted = state, hosted
         self._each_turn, self._told = each_turn, told
         self._ending = False
-        self.busy: Ticket | None = None
+        self.busy: PendingOperation | None = None
         self.problem: str | None = None
         self.executed = 0
         self.seconds = 0.0
@@ -86,7 +86,7 @@ class Worker:
             if waited > (0.0 if self._state.draining else self._state.limits.hole_timeout):
                 self._give_up(lane, waited)
 
-    def _give_up(self, lane: Lane, waited: float) -> None:
+    def _give_up(self, lane: OperationQueue, waited: float) -> None:
         missing, tickets = lane.give_up()
         others = ", ".join(str(ticket.seq) for ticket in tickets if ticket.seq is not None)
         why = "and the service is stopping" if self._state.draining else f"within {waited:.0f} s"
@@ -98,7 +98,7 @@ class Worker:
             )
             self._finish(ticket, None, error)
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> PendingOperation | None:
         """Return an operation of the lane whose turn it is."""
         lanes = self._state.lanes
         for id in list(lanes):
@@ -109,7 +109,7 @@ class Worker:
                 return ticket
         return None
 
-    def _execute(self, ticket: Ticket) -> None:
+    def _execute(self, ticket: PendingOperation) -> None:
         job = cast(Job, ticket.job)
         outcome, error = self._outcome(ticket, job)
         try:
@@ -132,7 +132,7 @@ class Worker:
         if isinstance(error, HostLostError) or self.problem is not None:
             self._restart()
 
-    def _outcome(self, ticket: Ticket, job: Job) -> tuple[Outcome | None, ServiceError | None]:
+    def _outcome(self, ticket: PendingOperation, job: Job) -> tuple[Outcome | None, ServiceError | None]:
         try:
             return job.run(self._hosted, ticket), None
         except ServiceError as error:
@@ -147,7 +147,7 @@ class Worker:
             failed.__cause__ = error
             return None, failed
 
-    def _finish(self, ticket: Ticket, outcome: Outcome | None, error: ServiceError | None) -> None:
+    def _finish(self, ticket: PendingOperation, outcome: Outcome | None, error: ServiceError | None) -> None:
         """Make the end of an operation last, and tell it; the lock is held."""
         result = None if outcome is None else outcome.result
         try:
@@ -164,7 +164,7 @@ class Worker:
             self._told(ticket)
         self._state.changed.notify_all()
 
-    def _lose(self, ticket: Ticket, job: Job, error: HostLostError) -> HostLostError:
+    def _lose(self, ticket: PendingOperation, job: Job, error: HostLostError) -> HostLostError:
         """Note that all models are gone; returns the error of the operation that did it."""
         with self._state.changed:
             why = f"{ticket.name} of {ticket.lane} ended the ranks"
@@ -173,7 +173,7 @@ class Worker:
                     self._state.roll_back(model, why, failed=model.id == ticket.lane and job.mutates)
         return self._standing(ticket, error)
 
-    def _repair(self, ticket: Ticket, job: Job, error: HostFailedError) -> ServiceError:
+    def _repair(self, ticket: PendingOperation, job: Job, error: HostFailedError) -> ServiceError:
         """Have a model that may be half changed restored; returns the error of the operation that did it."""
         try:
             self._hosted.drop(ticket.lane)
@@ -188,7 +188,7 @@ class Worker:
                 self._state.roll_back(model, f"{ticket.name} failed", failed=False)
         return self._standing(ticket, error)
 
-    def _standing(self, ticket: Ticket, error: Failure) -> Failure:
+    def _standing(self, ticket: PendingOperation, error: Failure) -> Failure:
         """Return an error that also says at which step the model stands now."""
         model = self._state.ledger.models.get(ticket.lane)
         if model is None:

@@ -29,7 +29,7 @@ class Work(Protocol):
 
 
 @dataclass(eq=False)
-class Ticket:
+class PendingOperation:
     """An accepted request on its way.
 
     Attributes:
@@ -87,20 +87,20 @@ class Operations:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
+        self._tickets: OrderedDict[str, PendingOperation] = OrderedDict()
         self.results_bytes = 0
         self.unread_bytes = 0
         self.unread = 0
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: PendingOperation) -> None:
         """Keep an operation."""
         self._tickets[ticket.id] = ticket
 
-    def get(self, id: str) -> Ticket | None:
+    def get(self, id: str) -> PendingOperation | None:
         """Return an operation, None if it is not kept."""
         return self._tickets.get(id)
 
-    def settle(self, ticket: Ticket, result: Any, error: ServiceError | None) -> None:
+    def settle(self, ticket: PendingOperation, result: Any, error: ServiceError | None) -> None:
         """Bring an operation to its end, of which those that wait for it learn."""
         ticket.status = Status.DONE if error is None else Status.FAILED
         ticket.result, ticket.error, ticket.job = result, error, None
@@ -111,7 +111,7 @@ class Operations:
         self.unread += 1
         ticket.final.set()
 
-    def read(self, ticket: Ticket) -> None:
+    def read(self, ticket: PendingOperation) -> None:
         """Note that somebody has got the end of an operation."""
         if ticket.finished is not None and ticket.read is None:
             ticket.read = time.monotonic()
@@ -130,7 +130,7 @@ class Operations:
             if late:
                 self._drop(ticket)
 
-    def _drop(self, ticket: Ticket) -> None:
+    def _drop(self, ticket: PendingOperation) -> None:
         del self._tickets[ticket.id]
         self.results_bytes -= ticket.result_size
         if ticket.read is None:

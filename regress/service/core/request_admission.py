@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from regress.service.core.ledger_entries import OperationEntry
 from regress.service.core.operation_kinds import CreateModel, Job
-from regress.service.core.operation_queue import Lane
-from regress.service.core.operations import Ticket
+from regress.service.core.operation_queue import OperationQueue
+from regress.service.core.operations import PendingOperation
 from regress.service.core.request_digest import Content, content_of
 from regress.service.core.service_state import State, new_id
 from regress.service.service_api import Operation, ServiceError
@@ -76,7 +76,7 @@ class Admission:
         """Spend a number on a request that could not be read."""
         lane = self._lane(model_id)
         content = content_of("unreadable", error.code, str(error))
-        ticket = Ticket(
+        ticket = PendingOperation(
             new_id("op"), model_id, "request", seq, content.digest, content.size, model_id=model_id
         )
         known = self._state.ledger.in_sequence(model_id, seq)
@@ -101,7 +101,7 @@ class Admission:
             lane.closing = True
             self._queue(lane, self._ticket(id, None, job, content_of(job.kind, job)))
 
-    def withdraw(self, ticket: Ticket) -> None:
+    def withdraw(self, ticket: PendingOperation) -> None:
         """Fail an operation that waits, as its client asks."""
         self._state.lanes[ticket.lane].discard(ticket)
         self._state.waiting_bytes -= ticket.size
@@ -112,9 +112,9 @@ class Admission:
             self._state.operations.settle(ticket, None, error)
         self._state.changed.notify_all()
 
-    def _ticket(self, lane_id: str, seq: int | None, job: Job, content: Content) -> Ticket:
+    def _ticket(self, lane_id: str, seq: int | None, job: Job, content: Content) -> PendingOperation:
         sampler = lane_id in self._state.ledger.samplers
-        return Ticket(
+        return PendingOperation(
             new_id("op"),
             lane_id,
             job.kind,
@@ -125,13 +125,13 @@ class Admission:
             job=job,
         )
 
-    def _lane(self, id: str) -> Lane:
+    def _lane(self, id: str) -> OperationQueue:
         lane = self._state.lanes.get(id)
         if lane is None or lane.closing:
             raise ServiceError(f"there is no model or sampler {id!r}, or it is closed", code="not_found")
         return lane
 
-    def _known(self, ticket: Ticket, known: OperationEntry) -> Operation:
+    def _known(self, ticket: PendingOperation, known: OperationEntry) -> Operation:
         """Return the operation of an earlier request, which is the same unless its content differs."""
         if known.digest == ticket.digest:
             found = self._state.operation(known.id)
@@ -145,25 +145,25 @@ class Admission:
         )
         return self._failed(ticket, error)
 
-    def _check(self, lane: Lane, seq: int) -> None:
+    def _check(self, lane: OperationQueue, seq: int) -> None:
         if isinstance(seq, bool) or seq < 1:
             raise ServiceError(f"seq_id {seq} is no number of a request; count from 1", code="invalid_seq_id")
         lane.check(seq, self._state.limits.queue_length)
 
-    def _failed(self, ticket: Ticket, error: ServiceError) -> Operation:
+    def _failed(self, ticket: PendingOperation, error: ServiceError) -> Operation:
         """Return an operation that has failed, and has spent no number."""
         ticket.seq = ticket.number = None
         self._state.accept(ticket)
         self._state.end(ticket, None, error)
         return ticket.shown()
 
-    def _queue(self, lane: Lane, ticket: Ticket) -> None:
+    def _queue(self, lane: OperationQueue, ticket: PendingOperation) -> None:
         self._state.accept(ticket)
         lane.add(ticket)
         self._state.waiting_bytes += ticket.size
         self._state.changed.notify_all()
 
-    def _require_room(self, lane: Lane, ticket: Ticket) -> None:
+    def _require_room(self, lane: OperationQueue, ticket: PendingOperation) -> None:
         """Raise `ServiceError` if a queue is full, unless others wait for this very request."""
         state, limits = self._state, self._state.limits
         if lane.awaited(ticket.seq):

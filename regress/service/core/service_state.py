@@ -21,8 +21,8 @@ from regress.service.core.ledger_entries import (
     OperationEntry,
     Removed,
 )
-from regress.service.core.operation_queue import Lane
-from regress.service.core.operations import Operations, Ticket
+from regress.service.core.operation_queue import OperationQueue
+from regress.service.core.operations import Operations, PendingOperation
 from regress.service.core.save_storage import SaveStore
 from regress.service.core.service_limits import Limits
 from regress.service.core.sqlite_ledger import FILE, Ledger
@@ -64,7 +64,7 @@ class State:
             ) from error
         self.ledger = Ledger(root / FILE, limits.remembered)
         self.operations = Operations(limits)
-        self.lanes: OrderedDict[str, Lane] = OrderedDict()
+        self.lanes: OrderedDict[str, OperationQueue] = OrderedDict()
         self.waiting_bytes = 0
         self.draining = False
 
@@ -72,7 +72,7 @@ class State:
         """Release the state directory."""
         self.ledger.close()
 
-    def accept(self, ticket: Ticket) -> None:
+    def accept(self, ticket: PendingOperation) -> None:
         """Make an operation known; raises `ServiceError` if that cannot be written."""
         mutates = ticket.job is not None and ticket.job.mutates
         names = ("id", "lane", "kind", "seq", "digest", "number")
@@ -83,7 +83,7 @@ class State:
 
     def end(
         self,
-        ticket: Ticket,
+        ticket: PendingOperation,
         result: Any,
         error: ServiceError | None,
         entries: Sequence[Entry | Removed] = (),
@@ -108,7 +108,7 @@ class State:
         self.ledger.write(ended, *changes, sync=bool(entries))
         self.operations.settle(ticket, result, error)
 
-    def operation(self, id: str) -> Ticket | Operation:
+    def operation(self, id: str) -> PendingOperation | Operation:
         """Return an operation that is kept, or the state of one that is only remembered."""
         ticket = self.operations.get(id)
         if ticket is not None:
@@ -118,10 +118,10 @@ class State:
             raise ServiceError(f"there is no operation {id!r}; use the id of the reply", code="not_found")
         return self._remembered(entry)
 
-    def lane(self, id: str) -> Lane:
+    def lane(self, id: str) -> OperationQueue:
         """Return the queue of a model or sampler, which may be new."""
         if id not in self.lanes:
-            self.lanes[id] = Lane(id)
+            self.lanes[id] = OperationQueue(id)
         return self.lanes[id]
 
     def roll_back(self, model: ModelEntry, why: str, *, failed: bool) -> None:

@@ -11,7 +11,7 @@ from regress.service.core.host_executor import Executor, HostCall
 from regress.service.core.host_proxy import Hosted
 from regress.service.core.operation_kinds import Close, CreateModel, Job, Load, ModelCall, SamplerCall, Save
 from regress.service.core.operation_worker import Worker
-from regress.service.core.operations import Ticket
+from regress.service.core.operations import PendingOperation
 from regress.service.core.request_admission import Admission
 from regress.service.core.request_digest import content_of
 from regress.service.core.save_storage import checked_name
@@ -37,7 +37,7 @@ from regress.service.service_api import (
 _SWEEP = 0.5
 """Seconds between two looks for what is no longer needed."""
 
-Told = Callable[[Ticket], None]
+Told = Callable[[PendingOperation], None]
 
 
 class CoreService:
@@ -293,6 +293,6 @@ class CoreService:
             if self._sessions.finish(session_id):
                 self._close_all(session_id)
 
-    def _count(self, ticket: Ticket) -> None:
+    def _count(self, ticket: PendingOperation) -> None:
         self._ended[ticket.status] += 1
         self._told(ticket)

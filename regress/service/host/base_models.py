@@ -18,7 +18,7 @@ from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.checkpoint.checkpoint_tensors import copied_weights, load_weights, save_weights
 from regress.engine.config.config_schema import Config
 from regress.engine.config.model_config import LoraConfig
-from regress.engine.data_components import Material, make_material, tokenizer_path
+from regress.engine.data_components import DataComponents, make_material, tokenizer_path
 from regress.engine.engine_ranks import SingleProcess, World, raise_on_all_ranks
 from regress.engine.model_hub import local_folder
 from regress.engine.prompt_tokens import NoPrompts
@@ -242,7 +242,7 @@ class Base:
                 )
 
 
-def _material(config: Config) -> Material:
+def _material(config: Config) -> DataComponents:
     """Return the tokenizer of a configuration, and the prompts of its warm start, if it has one."""
     path = tokenizer_path(config)
     if config.warm_start.steps or (path is None and config.has_task):
@@ -251,7 +251,7 @@ def _material(config: Config) -> Material:
         raise ConfigError(
             f"model.path={config.model.path!r} brings no tokenizer; set tokenizer.path to that of the model"
         )
-    return Material(load_tokenizer(path, chat=False), NoPrompts())
+    return DataComponents(load_tokenizer(path, chat=False), NoPrompts())
 
 
 def require_one_layout(bases: Mapping[str, Config]) -> None:

@@ -20,7 +20,7 @@ from regress.engine.engine_ranks import World
 from regress.engine.gradient_accumulation import added
 from regress.engine.mini_batch import Microbatch
 from regress.engine.training_passes import Part, accumulate, evaluate
-from regress.engine.training_step import StepOutcome, settled
+from regress.engine.training_step import StepOutcome, step_outcome
 from regress.errors import NotFinite
 from regress.grpo.objective import Objective
 from regress.grpo.policy_losses import LOSSES
@@ -81,7 +81,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
             at(step=model.step, rank=world.rank, micro=first),
         ):
             part = passes(policy, prepared.tokens, micros, objective, watch=values)
-        outcome = _settled(world, part)
+        outcome = _step_outcome(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
         # of a pipeline the last stage records: it has all that a dump holds of a microbatch
@@ -118,7 +118,7 @@ def accumulate_whole(model: Model, request: PassRequest, world: World) -> None:
     prepared = _prepared(model, request, loss, "requests since the last optim_step")
     micros = _planned(model, prepared, world)
     model.policy.entropy_gradient = objective.entropy_coef != 0.0
-    _settled(world, accumulate(model.policy, prepared.tokens, micros, objective))
+    _step_outcome(world, accumulate(model.policy, prepared.tokens, micros, objective))
 
 
 def _prepared(model: Model, request: PassRequest, loss: Loss, name: str) -> Prepared:
@@ -127,9 +127,9 @@ def _prepared(model: Model, request: PassRequest, loss: Loss, name: str) -> Prep
     return prepare(request, loss, limits, name=name, dtype=policy.log_prob_dtype, device=policy.device)
 
 
-def _settled(world: World, part: Part) -> StepOutcome:
+def _step_outcome(world: World, part: Part) -> StepOutcome:
     try:
-        return settled(world, part)
+        return step_outcome(world, part)
     except NotFinite as error:
         told = str(error).partition(", so no update")[0]
         raise ServiceError(

@@ -16,7 +16,7 @@ from typing import Any
 
 from regress.systems.adapters.deepspeed_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.loop_numbers import group_advantages, told_config
+from regress.systems.loop_numbers import group_advantages, manifest_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -146,7 +146,7 @@ class DeepSpeed(System):
             "tp": self.tensor,
         }
         clip = self.cell.layout.settings.get("clip", True)
-        config = told_config(self.case, self.name, self.cell.precision, clip=clip)
+        config = manifest_config(self.case, self.name, self.cell.precision, clip=clip)
         origin = Provenance(config=config, mesh=mesh)
         options = dict.fromkeys(_TYPES, True)
         recorder = Recorder(

@@ -20,7 +20,7 @@ from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.adapters.megatron_evidence import SHIMS, SPLIT, lacking
 from regress.systems.adapters.megatron_ranges import finalized_gradients, moment
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.loop_numbers import group_advantages, loss_mask, sampler_log_probs, told_config
+from regress.systems.loop_numbers import group_advantages, loss_mask, manifest_config, sampler_log_probs
 from regress.systems.protocol import Cell, Engaged, System
 
 
@@ -185,7 +185,7 @@ class Megatron(System):
             "world_size": self.cell.layout.ranks,
             **{key: self.settings[key] for key in ("pp", "dp", "tp")},
         }
-        config = told_config(self.case, self.name, clip=self.settings.get("clip", True))
+        config = manifest_config(self.case, self.name, clip=self.settings.get("clip", True))
         recorder = Recorder(
             str(self.folder),
             options=dict.fromkeys(_TYPES, True),

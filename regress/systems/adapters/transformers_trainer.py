@@ -137,13 +137,13 @@ class Trainer(System):
 
     def engaged(self) -> Engaged:
         """Return the wrapper, the types of parameters and the collectives, as far as they are expected."""
-        from regress.systems.layout_evidence import collectives, held, parameter_types
+        from regress.systems.layout_evidence import collectives, held_share, parameter_types
 
         expected = self.cell.layout.settings.get("expected", {})
         facts: dict[str, Any] = {
             "wrapper": type(self.trainer.model_wrapped).__name__,
             "parameters": parameter_types(self.model),
-            "held": round(held(self.model), 3),
+            "held": round(held_share(self.model), 3),
             "collectives": collectives(),
             "updates": self.trainer.state.global_step,
         }

@@ -265,14 +265,14 @@ class Verl(System):
 
     def engaged(self) -> Engaged:
         """Return the types of parameters, the shapes of the model's inputs, the ranks and the collectives."""
-        from regress.systems.layout_evidence import collectives, held, parameter_types
+        from regress.systems.layout_evidence import collectives, held_share, parameter_types
 
         settings, engine = self.cell.layout.settings, self.engine
         steps = {int(float(state["step"])) for state in engine.optimizer.state.values()}
         facts: dict[str, Any] = {
             "wrapper": type(engine.module).__name__,
             "parameters": parameter_types(engine.module),
-            "held": round(held(engine.module), 3),
+            "held": round(held_share(engine.module), 3),
             "mesh": str(dict(zip(engine.device_mesh.mesh_dim_names, engine.device_mesh.shape, strict=True))),
             "sequence_ranks": engine.ulysses_sequence_parallel_size,
             "attention": engine.module.config._attn_implementation,

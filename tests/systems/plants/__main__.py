@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from plants.catalogue import FAULTS, HARMLESS, Plant
 from plants.runs import run
-from regress.systems.conformance_row import Row
+from regress.systems.conformance_row import ConformanceRow
 from regress.systems.conformance_table import write_rows
 
 
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> None:
     """Run ``[--json FILE] [SYSTEM]...``."""
     file = Path(arguments.pop(1)) if arguments[:1] == ["--json"] else None
     names = arguments[1:] if file else arguments
-    found: list[tuple[Plant, Row]] = []
+    found: list[tuple[Plant, ConformanceRow]] = []
     with TemporaryDirectory(prefix="regress-plants-") as folder:
         for name in names or list(dict.fromkeys(plant.system for plant in FAULTS)):
             own = [plant for plant in (*FAULTS, *HARMLESS) if plant.system == name]
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         write_rows(file, [row for _, row in found])
 
 
-def line(plant: Plant, row: Row) -> str:
+def line(plant: Plant, row: ConformanceRow) -> str:
     """Return what was found of a plant."""
     if not plant.kind:
         told = "exact" if row.result == "exact" else f"FLAGGED: {row.told}"

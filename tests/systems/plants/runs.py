@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plants.catalogue import Plant
 from regress.golden.golden_directory import GoldenStore
-from regress.systems.conformance_row import Row
+from regress.systems.conformance_row import ConformanceRow
 from regress.systems.conformance_run import Workspace, chosen, run_cells
 from regress.systems.system_environments import environment_of
 from regress.systems.system_registry import load, location_of
@@ -20,8 +20,8 @@ def run(
     plants: Sequence[Plant],
     folder: Path,
     *,
-    told: Callable[[Plant, Row], object] = lambda *_: None,
-) -> list[tuple[Plant, Row]]:
+    told: Callable[[Plant, ConformanceRow], object] = lambda *_: None,
+) -> list[tuple[Plant, ConformanceRow]]:
     """Run the cells of plants in a system, and return each with its row.
 
     Raises:
@@ -29,9 +29,9 @@ def run(
     """
     system = load(location_of(name))
     tasks = [(chosen(system, [_literal(plant.cell)])[0], plant.location) for plant in plants]
-    done: list[tuple[Plant, Row]] = []
+    done: list[tuple[Plant, ConformanceRow]] = []
 
-    def tell(row: Row) -> None:
+    def tell(row: ConformanceRow) -> None:
         done.append((plants[len(done)], row))
         told(*done[-1])
 

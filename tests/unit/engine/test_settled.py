@@ -9,7 +9,7 @@ import pytest
 
 from regress.engine.engine_ranks import SingleProcess
 from regress.engine.training_passes import Part
-from regress.engine.training_step import settled
+from regress.engine.training_step import step_outcome
 from regress.errors import NotFinite, RegressError
 from regress.grpo.argument_checks import InputError
 from regress.grpo.update_metrics import Metric
@@ -28,7 +28,7 @@ def test_another_problem_is_told_before_one_of_finite_values() -> None:
             return parts
 
     with pytest.raises(RegressError, match=r"^first$"):
-        settled(Three(), Part())
+        step_outcome(Three(), Part())
 
 
 def test_ranks_with_the_same_loss_count_once() -> None:
@@ -43,6 +43,6 @@ def test_ranks_with_the_same_loss_count_once() -> None:
             places = [self.plan.mesh.coordinates(rank) for rank in range(4)]
             return [part(1 + 10 * place["dp"] + 100 * place["tp"]) for place in places]
 
-    outcome = settled(Four(), Part())
+    outcome = step_outcome(Four(), Part())
     assert (outcome.loss, outcome.terms, outcome.grad_norm) == (12.0, {"policy": 12.0}, 0.0)
     assert (outcome.metrics["x"].total, outcome.metrics["x"].count) == (12.0, 2)

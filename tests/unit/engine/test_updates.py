@@ -14,7 +14,7 @@ from regress.engine.engine_ranks import SingleProcess
 from regress.engine.mini_batch import LossTokens
 from regress.engine.optimizer import adamw
 from regress.engine.training_passes import Part, _missed, accumulate
-from regress.engine.training_step import settled, train_step, update
+from regress.engine.training_step import step_outcome, train_step, update
 from regress.errors import NotFinite, RegressError
 from regress.grpo.argument_checks import InputError
 from regress.grpo.selective_log_softmax import TokenLogProbs
@@ -87,7 +87,7 @@ def test_a_recorder_that_failed_stops_the_update(problem: Any, monkeypatch: pyte
     monkeypatch.setattr("regress.engine.training_step.failure", lambda: OSError("the disk is full"))
     words = "own" if problem else "the disk is full"
     with pytest.raises(RegressError, match=words):
-        settled(SingleProcess(), Part(problem=problem))
+        step_outcome(SingleProcess(), Part(problem=problem))
     policy = Numbers()
     accumulate(policy, tokens(), micros(4), objective())
     with pytest.raises(RegressError, match=words):
@@ -96,10 +96,10 @@ def test_a_recorder_that_failed_stops_the_update(problem: Any, monkeypatch: pyte
 
 def test_settled_passes_of_one_rank_are_its_own() -> None:
     part = accumulate(Numbers(), tokens(), micros(2), objective())
-    outcome = settled(SingleProcess(), part)
+    outcome = step_outcome(SingleProcess(), part)
     assert (outcome.loss, outcome.terms, outcome.metrics) == (part.loss, part.terms, part.metrics)
     with pytest.raises(InputError, match="own"):
-        settled(SingleProcess(), Part(problem=InputError("own")))
+        step_outcome(SingleProcess(), Part(problem=InputError("own")))
 
 
 @pytest.mark.parametrize(

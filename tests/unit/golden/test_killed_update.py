@@ -23,7 +23,7 @@ from regress.golden.golden_files import changing
 from regress.golden.golden_verification import verify
 from regress.golden.stored_checks import StoredCheck
 from regress.golden.value_tree import Tree
-from regress.plugin.golden_update import TestStage, Told, apply_staged
+from regress.plugin.golden_update import SessionFacts, TestStage, apply_staged
 
 OPERATIONS = [(os, "write"), (os, "fsync")]
 OPERATIONS += [(Path, name) for name in ("replace", "unlink", "mkdir", "rmdir")]  # type: ignore[misc]  # owners
@@ -73,7 +73,7 @@ class Update:
 
     def write(self, root: Path) -> None:
         """Write the update as the controller does at the end of the session."""
-        found = apply_staged(self.staged, root, Told(failed={"failed"}))
+        found = apply_staged(self.staged, root, SessionFacts(failed={"failed"}))
         assert found.problems == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regress.golden.golden_provenance import collect, differences, told
+from regress.golden.golden_provenance import collect, differences, environment_lines
 
 
 def test_threads_in_force_stand_for_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,12 +48,12 @@ def test_a_reader_is_told_what_is_known() -> None:
             "variables": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
         },
     }
-    assert told(now) == {
+    assert environment_lines(now) == {
         "versions": "python 3.11.7, torch 2.13.0",
         "machine": "Linux, x86_64, cpu, 2 threads",
         "variables": "CUBLAS_WORKSPACE_CONFIG=:4096:8",
     }
-    assert told({"environment": {"threads": 1}}) == {"machine": "1 thread"}
+    assert environment_lines({"environment": {"threads": 1}}) == {"machine": "1 thread"}
 
 
 def test_a_provenance_of_somebody_else() -> None:

@@ -14,7 +14,7 @@ from regress.grpo.objective import Objective
 from regress.grpo.selective_log_softmax import token_log_probs
 from regress.grpo.token_losses import TokenLoss, token_loss
 from regress.grpo.token_samples import Samples
-from regress.grpo.token_selection import Compared, Marks, marks_of, normalized_weights
+from regress.grpo.token_selection import Compared, TokenSelection, marks_of, normalized_weights
 
 pytest.register_assert_rewrite("tests.unit.grpo.plain_losses")  # it compares values, too
 
@@ -96,7 +96,7 @@ def batch_advantages(batch: Batch, anchor: Tensor, objective: Objective) -> Tens
 
 def batch_marks(
     batch: Batch, anchor: Tensor, advantages: Tensor, objective: Objective
-) -> tuple[Marks | None, Tensor | None]:
+) -> tuple[TokenSelection | None, Tensor | None]:
     """Marks and normalized sampler weights of the whole batch, where the objective wants its tokens compared."""
     if not objective.compares_tokens or objective.statistics_scope == "microbatch":
         return None, None

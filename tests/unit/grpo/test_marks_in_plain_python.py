@@ -13,7 +13,7 @@ from regress.grpo.token_losses import token_loss
 from regress.grpo.token_samples import Samples
 from regress.grpo.token_selection import (
     Compared,
-    Marks,
+    TokenSelection,
     drawn_by_covariance,
     greatest_covariances,
     high_entropy,
@@ -135,7 +135,7 @@ def test_equal_covariances_are_marked_in_their_order_and_none_is_drawn_at_a_boun
 
 
 def test_an_objective_that_tells_no_tokens_apart_has_no_marks() -> None:
-    assert marks_of(compared(Tokens(27)), ObjectiveFields()) == Marks()
+    assert marks_of(compared(Tokens(27)), ObjectiveFields()) == TokenSelection()
 
 
 def test_a_scale_that_comes_with_marks_is_left_as_it_is() -> None:

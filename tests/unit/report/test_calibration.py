@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regress.report.calibration_report import Row, charts_of, notes, table, write
+from regress.report.calibration_report import CalibrationRow, charts_of, notes, table, write
 
-ROW = Row(
+ROW = CalibrationRow(
     *("gradient", "float32", 2e-6, "weights moved by one ulp", 8e-6),
     ill={"model.layers.*.k_proj.bias": 4e-9},
     spread=1.5e-6,
@@ -25,11 +25,11 @@ ROW = Row(
     fault="one gradient halved",
     multiple=5e4,
 )
-BARE = Row("kl", "bfloat16", None, "an eighth of the dtype's spacing", None, ill={"*": 0.25})
+BARE = CalibrationRow("kl", "bfloat16", None, "an eighth of the dtype's spacing", None, ill={"*": 0.25})
 SIZES = st.none() | st.floats(0, math.inf, allow_nan=False)
 ROWS = st.lists(
     st.builds(
-        Row,
+        CalibrationRow,
         st.sampled_from(["gradient", "kl"]),
         st.sampled_from(["float32", "bfloat16"]),
         *(SIZES, st.just("weights moved by one ulp"), SIZES),
@@ -44,7 +44,7 @@ ROWS = st.lists(
 )
 
 
-def shown(*rows: Row) -> list[str]:
+def shown(*rows: CalibrationRow) -> list[str]:
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
         console.print(table("dense", rows).rich())
@@ -72,7 +72,7 @@ def test_ill_conditioned_tensors_are_named() -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(ROWS)
-def test_whatever_was_measured_can_be_shown(rows: list[Row]) -> None:
+def test_whatever_was_measured_can_be_shown(rows: list[CalibrationRow]) -> None:
     assert len(shown(*rows)) >= len(rows)
     points = [x for chart in charts_of(rows) for line in chart["lines"] for x, *_ in line["points"]]
     assert all(map(math.isfinite, points)), "a logarithm of nothing"

@@ -12,7 +12,7 @@ import pytest
 from regress.errors import SystemsError
 from regress.systems import cell_worker
 from regress.systems.cell_worker import Job, run_rank
-from regress.systems.conformance_row import Result, Row
+from regress.systems.conformance_row import ConformanceRow, Result
 from regress.systems.conformance_table import line_of
 from regress.systems.protocol import Cell, Engaged, Layout, System
 
@@ -89,6 +89,6 @@ def test_a_plant_that_is_not_there_is_named() -> None:
 
 
 def test_a_row_tells_its_plant() -> None:
-    row = Row("noted", "1.0", CELL, Result.EXACT, plant="planting:late")
+    row = ConformanceRow("noted", "1.0", CELL, Result.EXACT, plant="planting:late")
     assert line_of(row) == "noted 1.0 padded/sft/dense with planting:late: exact"
-    assert Row.from_json(row.to_json()).plant == row.plant
+    assert ConformanceRow.from_json(row.to_json()).plant == row.plant

@@ -14,7 +14,7 @@ from regress.golden.golden_directory import GoldenStore
 from regress.systems import conformance_session, system_environments
 from regress.systems.adapters.transformers_trainer import Trainer
 from regress.systems.conformance_page import page_of
-from regress.systems.conformance_row import Error, Result, Row
+from regress.systems.conformance_row import ConformanceRow, Error, Result
 from regress.systems.conformance_run import Workspace, chosen
 from regress.systems.conformance_table import exit_code, line_of, read_rows, together, write_rows
 from regress.systems.exported import ExportedCase
@@ -98,9 +98,9 @@ def test_a_declared_difference_has_one_size() -> None:
         Declared("loss", "why")
 
 
-def row(result: Result, **values: object) -> Row:
+def row(result: Result, **values: object) -> ConformanceRow:
     errors = {"loss": Error(1e-7, 0.1, 2, 0), "gradient": Error(2e-7, 0.4, 5, 0)}
-    return Row("few", "1.0", CELL, result, errors, shims=["!x"], listed=["y"], **values)  # type: ignore[arg-type]
+    return ConformanceRow("few", "1.0", CELL, result, errors, shims=["!x"], listed=["y"], **values)  # type: ignore[arg-type]
 
 
 def test_rows_survive_a_file(tmp_path: Path) -> None:

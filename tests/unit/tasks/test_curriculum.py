@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.curriculum import Curriculum, Place, Rules
+from regress.tasks.curriculum import Curriculum, CurriculumPosition, Rules
 from regress.tasks.curriculum_stages import DEFAULT_STAGES, Stage, problems_of, read_stages
 from regress.tasks.problem import Problem
 from regress.tasks.task_registry import make_task, task_names
@@ -54,10 +54,10 @@ def test_the_steps_of_a_stage_are_counted_from_its_own_start() -> None:
     """Where they were counted from the start of the run, the later stages would be left at once."""
     found = curriculum(passes=8)
     run(found, [1.0] * 3)
-    assert found.place == Place(1, 1, 8)
+    assert found.place == CurriculumPosition(1, 1, 8)
     assert not found.observe(12, 1.0)
     assert found.observe(16, 1.0)
-    assert found.place == Place(2, 1, 16)
+    assert found.place == CurriculumPosition(2, 1, 16)
 
 
 def test_an_evaluation_is_counted_once() -> None:
@@ -98,7 +98,7 @@ def test_thresholds_rise_with_the_rounds_up_to_the_limit() -> None:
     found = Curriculum(stages(1, 0.65), [0], rules)
     seen = []
     for number in range(1, 6):
-        found.place = Place(0, number)
+        found.place = CurriculumPosition(0, number)
         seen.append(found.threshold)
     assert seen == [0.65, 0.75, 0.85, 0.95, 0.95], "to the last bit: 17 of 20 right is 0.85"
 
@@ -185,7 +185,7 @@ def test_a_damaged_state_is_refused_and_nothing_is_taken_over(field: str, value:
     other = curriculum()
     with pytest.raises(TaskError, match=says):
         other.load_state_dict(state)
-    assert other.place == Place()
+    assert other.place == CurriculumPosition()
 
 
 def test_stages_are_found_again_by_name() -> None:
@@ -276,7 +276,7 @@ def test_thresholds_by_name() -> None:
 def test_a_recording_decides_where_it_is_replayed() -> None:
     found = Curriculum(stages(), [0, 0, 0], recorded=True)
     run(found, [1.0] * 5)
-    assert found.place == Place()
+    assert found.place == CurriculumPosition()
     assert len(found.evaluations) == 5
-    assert found.follow(Place(2, 1, 17), 17).performance is None
+    assert found.follow(CurriculumPosition(2, 1, 17), 17).performance is None
     assert found.stage.name == "s2"

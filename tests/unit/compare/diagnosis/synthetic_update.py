@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regress.compare.diagnosis.related_values import Beside
+from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
@@ -74,7 +74,7 @@ def counterfactuals_of(
 ) -> TokenCounterfactuals:
     """Return the counterfactuals of an update; ``known=False`` for one whose configuration nobody tells."""
     rewards = dict(zip(KEYS, REWARDS, strict=True))
-    beside = Beside(rewards, sampler=truth["sampler_log_probs"]["sampler_log_probs"])
+    beside = RelatedValues(rewards, sampler=truth["sampler_log_probs"]["sampler_log_probs"])
     logits = truth["activations"]["lm_head"], truth["batch_inputs"]["input_ids"]
     section = asdict(objective) if known else {}
     mask = np.ones(FRAME.size, bool)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.diagnosis.tensor_failures import FailureContexts
-from regress.compare.quantities import Source
+from regress.compare.quantities import QuantitySource
 from regress.dump.numpy_arrays import Array
 from regress.layout import Segment, TokenFrame, TokenLayout
 
@@ -37,7 +37,7 @@ def held(layout: TokenLayout, name: str, table: Array, actual: Array) -> set[str
     golden = golden.reshape(*layout.shape, *canonical.shape[1:])
     real = np.zeros(layout.shape, bool)
     real.reshape(-1)[local] = True
-    around = contexts.tokens(Source("", name, quantity, name), layout, layout.shape)
+    around = contexts.tokens(QuantitySource("", name, quantity, name), layout, layout.shape)
     over = (actual != golden) & real.reshape(*layout.shape, *[1] * (actual.ndim - 2))
     found = around.affected(actual, golden, over, real, 1e-12)
     assert found is not None

@@ -22,7 +22,7 @@ from regress.compare.diagnosis.failure_extent import by_chance
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import Kind, Source, quantity_named
+from regress.compare.quantities import Kind, QuantitySource, quantity_named
 from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
@@ -96,7 +96,7 @@ def judged(
     for micro, layout in enumerate(layouts):
         places = Places.of(layout, layout, FRAME.offsets)
         context = partial(golden.context, layout=layout, rows=layout)
-        source = Source("", name, quantity, name)
+        source = QuantitySource("", name, quantity, name)
         values, (canonical, at) = TRUTH[quantity][name], layout.indices(FRAME.offsets)
         whole = np.zeros((places.tokens.size, *values.shape[1:]), values.dtype)
         whole[at] = values[canonical]
@@ -299,7 +299,7 @@ def test_one_shard_of_a_matrix_is_named() -> None:
     golden = np.random.default_rng(0).standard_normal((8, 12))
     actual = golden.copy()
     actual[:, 3:6] *= 1.5
-    source = Source("gradient", "w", "gradient", "w")
+    source = QuantitySource("gradient", "w", "gradient", "w")
     whole = Projection({"gradient": {"w": golden}}, FRAME)
     layout = whole_layout(actual.shape)
     pairs = partial(shard_blocks, Shard(actual, layout), [Shard(golden, layout)])

@@ -15,7 +15,7 @@ from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_extent import of_samples, one_sided, rounded_to
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, diagnose
-from regress.compare.diagnosis.related_values import Beside, OwnMicrobatch
+from regress.compare.diagnosis.related_values import OwnMicrobatch, RelatedValues
 from regress.compare.diagnosis.rule_gate import VALUES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.term_decomposition import Term, Terms
@@ -231,7 +231,7 @@ SETTINGS = {
 }
 
 
-def update(seed: int, shape: tuple[int, ...] = (6, 4)) -> tuple[dict[str, Any], Beside]:
+def update(seed: int, shape: tuple[int, ...] = (6, 4)) -> tuple[dict[str, Any], RelatedValues]:
     """Golden values of an update of one weight, and its three microbatches' own gradients."""
     rng = np.random.default_rng(seed)
     own = rng.standard_normal((6, *shape))
@@ -248,7 +248,7 @@ def update(seed: int, shape: tuple[int, ...] = (6, 4)) -> tuple[dict[str, Any], 
         f"microbatch {m} of rank 0": OwnMicrobatch(m, (0, 1), np.arange(2 * m, 2 * m + 2)) for m in range(3)
     }
     earlier = {"gradient": {"w": rng.standard_normal(shape)}, "grad_norm": {"grad_norm": np.array(3.0)}}
-    return truth, Beside(gradients=lambda _: own, microbatches=micros, before=earlier)
+    return truth, RelatedValues(gradients=lambda _: own, microbatches=micros, before=earlier)
 
 
 def patterns_of(quantity: str, name: str, actual: Any, seed: int = 0, **scene: Any) -> dict[str, str]:

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.service.core.operation_queue import Lane
-from regress.service.core.operations import Ticket
+from regress.service.core.operation_queue import OperationQueue
+from regress.service.core.operations import PendingOperation
 from regress.service.service_api import ServiceError
 
 AHEAD = 30
 
 
-def ticket(number: int | None) -> Ticket:
-    return Ticket(f"op-{number}", "model", "work", number, "digest")
+def ticket(number: int | None) -> PendingOperation:
+    return PendingOperation(f"op-{number}", "model", "work", number, "digest")
 
 
-def drained(lane: Lane) -> list[int | None]:
+def drained(lane: OperationQueue) -> list[int | None]:
     """Numbers of the operations that can run, in their order."""
     found = []
     while (taken := lane.take()) is not None:
@@ -27,7 +27,7 @@ def drained(lane: Lane) -> list[int | None]:
 
 @given(st.permutations(range(1, 9)), st.data())
 def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataObject) -> None:
-    lane = Lane("model")
+    lane = OperationQueue("model")
     ran: list[int | None] = []
     for number in order:
         lane.add(ticket(number))
@@ -39,7 +39,7 @@ def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataOb
 @given(st.lists(st.one_of(st.none(), st.integers(1, 8)), max_size=16))
 def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[int | None]) -> None:
     """Against the definition: sorted by number, those without one by the highest number before them."""
-    lane = Lane("model")
+    lane = OperationQueue("model")
     expected: list[tuple[int, int, int | None]] = []
     seen: set[int] = set()
     for index, number in enumerate(arrivals):
@@ -61,7 +61,7 @@ def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[i
 
 @given(st.lists(st.one_of(st.just("give up"), st.just("run"), st.integers(1, 12)), max_size=40))
 def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: list[str | int]) -> None:
-    lane = Lane("model")
+    lane = OperationQueue("model")
     ran: list[int] = []
     failed: list[int | None] = []
     known: set[int] = set()
@@ -93,7 +93,7 @@ def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: l
 
 
 def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
-    lane = Lane("model")
+    lane = OperationQueue("model")
     lane.add(ticket(20))  # nobody's: 1 to 19 are to come
     lane.give_up()
     lane.add(ticket(1))
@@ -105,7 +105,7 @@ def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
 
 
 def test_numbers_far_ahead_and_spent_ones() -> None:
-    lane = Lane("model")
+    lane = OperationQueue("model")
     with pytest.raises(
         ServiceError, match="seq_id 32 is too far ahead: the next operation of model is that of seq_id 1"
     ):
@@ -118,7 +118,7 @@ def test_numbers_far_ahead_and_spent_ones() -> None:
 
 
 def test_the_clock_of_a_hole_starts_anew_with_each_hole() -> None:
-    lane = Lane("model")
+    lane = OperationQueue("model")
     lane.add(ticket(2))
     assert lane.hole(10.0) == 0.0
     assert lane.hole(15.0) == 5.0
