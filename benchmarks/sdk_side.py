@@ -47,7 +47,7 @@ def main(rows: str) -> None:
     """Answer each line on stdin with a line of JSON: loss and norm of the gradient."""
     sys.path.insert(0, str(TESTS))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what SDKs print is no answer
+    os.dup2(2, 1)  # what SDKs print is not an answer
     given = json.loads(Path(rows).read_text())
     try:
         name, step = _weaver(given)

@@ -53,7 +53,7 @@ class Mutant:
 
     @property
     def is_of_a_check(self) -> bool:
-        """True if it is in a check of arguments, or leaves one out, which is no numerics."""
+        """True if it is in a check of arguments, or leaves one out, which is not numerics."""
         if self.text.startswith(f"{STRICT}="):
             return True
         checks = self.function.rpartition(".")[2].lstrip("_").startswith(CHECKS)

@@ -79,7 +79,7 @@ def judge_mutated(case: str, variant: str, dump: Path, mutant: Mutant) -> tuple[
 
 
 def raised_in(folder: Path) -> list[Raised]:
-    """Return the errors that ranks told in a folder, those that are no lost connection first."""
+    """Return the errors that ranks told in a folder, those that are not a lost connection first."""
     texts = (path.read_text(encoding="utf-8") for path in sorted(folder.glob("raised*.json")))
     return sorted((Raised(**json.loads(text)) for text in texts), key=lambda raised: raised.connection)
 

@@ -73,7 +73,7 @@ class Cache:
                 self._known[entry["name"]] = Outcome(**{**entry, "tried": tuple(entry["tried"])})
 
     def get(self, name: str) -> Outcome | None:
-        """Return what is known of a mutant; an error is no outcome."""
+        """Return what is known of a mutant; an error is not an outcome."""
         found = self._known.get(name)
         return None if found is None or found.fate == "error" else found
 

@@ -78,7 +78,7 @@ def files() -> dict[str, str]:
 
 
 QUIET = "ignore::pytest.PytestAssertRewriteWarning"
-"""The engine is imported before pytest, and what it asserts is no test."""
+"""The engine is imported before pytest, and what it asserts is not a test."""
 
 _items: dict[str, pytest.Item] = {}
 

@@ -338,7 +338,7 @@ def _listed(root: Path) -> list[tuple[str, str | None]]:
             return rows
     except (ValueError, TypeError, AttributeError):
         pass
-    raise OSError(errno.EINVAL, "it is no list of an update", str(path))
+    raise OSError(errno.EINVAL, "it is not a list of an update", str(path))
 
 
 def _inside(root: Path, name: str) -> bool:

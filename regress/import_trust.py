@@ -67,7 +67,7 @@ def imported_function(text: str, stated: str) -> Callable[..., Any]:
             "be importable from here"
         ) from error
     if not callable(found):
-        raise ConfigError(f"{stated} is no function but {found!r}; name a function")
+        raise ConfigError(f"{stated} is not a function but {found!r}; name a function")
     return found  # type: ignore[no-any-return]  # callable, as was looked
 
 
@@ -100,7 +100,8 @@ def allowed_modules(root: Path) -> list[str]:
         return []
     if not isinstance(found, list) or not all(isinstance(name, str) and name for name in found):
         raise ConfigError(
-            f"{root / 'pyproject.toml'}: [tool.regress] {KEY} = {found!r} is no list of modules; write names such as "
+            f"{root / 'pyproject.toml'}: [tool.regress] {KEY} = {found!r} is not a list of modules; write "
+            "names such as "
             '["my_kernels"]'
         )
     return found

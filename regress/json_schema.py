@@ -7,7 +7,7 @@
     stamp = conform(json, Stamp, "the stamp")
 
 The same classes are what mypy knows of a document, and a dataclass is the object of its fields, of which those with a
-default may be missing: earlier releases had not written them. An integer is no bool,
+default may be missing: earlier releases had not written them. An integer is not a bool,
 a float may be an integer and is finite if it is `Finite`, and a text is one that can be encoded. Objects may have
 further keys, which later releases write.
 """

@@ -54,7 +54,7 @@ def project_tree(path: Path) -> Mapping[str, Any]:
             if isinstance(error, RecursionError)
             else str(error).partition("; use")[0]
         )
-        raise ConfigError(f"{path} is no valid TOML ({told}); correct it") from None
+        raise ConfigError(f"{path} is not valid TOML ({told}); correct it") from None
 
 
 def project_root(start: Path | None = None) -> Path | None:

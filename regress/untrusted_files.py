@@ -85,7 +85,7 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
         limit: most bytes that a file of its kind has.
 
     Raises:
-        OSError: if it cannot be read, is no ordinary file, or has more bytes than that.
+        OSError: if it cannot be read, is not an ordinary file, or has more bytes than that.
     """
     with open_file(path) as file:
         found = os.fstat(file.fileno())

@@ -27,7 +27,7 @@ class Routed(NamedTuple):
 
 
 def routed(output: Any) -> Routed | None:
-    """Return what a module's output tells of a choice of experts; None if it is no router's."""
+    """Return what a module's output tells of a choice of experts; None if it is not a router's."""
     parts = output if isinstance(output, tuple) else ()
     tensors = [part for part in parts if isinstance(part, Tensor)]
     chosen = [part for part in tensors if part.dtype in (torch.int64, torch.int32)]

@@ -22,7 +22,7 @@ IDS = ("input_ids", "input", "inputs", "tokens", "ids", "idx", "x")
 OTHERS = re.compile(
     "mask|position|label|target|type|len|cache|keep|ind(ex|ices)|seq_idx|sample|uid|group|rout"
 )
-"""Integer arguments that are no token ids, whatever their shape."""
+"""Integer arguments that are not token ids, whatever their shape."""
 
 OF_THE_LOSS = re.compile("encoder|cross|loss|completion|response|label|action|assistant|answer")
 """Names of masks of the loss or of an encoder, which tell nothing about padding."""
@@ -169,7 +169,7 @@ def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., An
 
 
 def _numpy(value: Any, name: str) -> NDArray[np.int64]:
-    """Return an argument as integers; raise `CaptureError` for what is no array of numbers."""
+    """Return an argument as integers; raise `CaptureError` for what is not an array of numbers."""
     local = value.full_tensor() if hasattr(value, "full_tensor") else value
     if isinstance(local, Tensor) and local.is_floating_point():  # a mask, added to scores or multiplied
         local = local.detach().float().clamp(-1e9, 1e9)
@@ -180,7 +180,7 @@ def _numpy(value: Any, name: str) -> NDArray[np.int64]:
         return np.array(array, dtype=np.int64)
     except (TypeError, ValueError) as error:
         raise CaptureError(
-            f"{name} is no array of integers ({error}): give a tensor, an array or lists of equal length"
+            f"{name} is not an array of integers ({error}): give a tensor, an array or lists of equal length"
         ) from None
 
 
@@ -188,7 +188,7 @@ def as_ids(value: Any, name: str) -> NDArray[np.int64]:
     """Return ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``.
 
     Raises:
-        CaptureError: for what is no array of numbers, or has another number of dimensions.
+        CaptureError: for what is not an array of numbers, or has another number of dimensions.
     """
     array = _numpy(value, name)
     if array.ndim not in (1, 2):

@@ -105,7 +105,7 @@ def _numbers(name: str, value: Any) -> Array:
         array = value if hasattr(value, "shape") else np.asarray(value)
     except (TypeError, ValueError) as error:
         raise CaptureError(
-            f"{name} is no array of numbers ({error}): give a tensor, an array or lists of equal length"
+            f"{name} is not an array of numbers ({error}): give a tensor, an array or lists of equal length"
         ) from None
     return to_numpy(array, name)
 

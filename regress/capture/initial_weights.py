@@ -14,7 +14,7 @@ from regress.capture.trainer_ranks import World
 from regress.errors import CaptureError
 
 FOLDER = "initial_weights"
-"""Folder of the checkpoint within the dump, which is no record type."""
+"""Folder of the checkpoint within the dump, which is not a record type."""
 
 
 def write_initial_weights(anatomy: Anatomy, world: World, folder: Any) -> dict[str, str]:
@@ -30,7 +30,7 @@ def write_initial_weights(anatomy: Anatomy, world: World, folder: Any) -> dict[s
     save = getattr(root, "save_pretrained", None)
     if not callable(save) or not hasattr(root, "config"):
         raise CaptureError(
-            f"initial_weights=True keeps a checkpoint of transformers, and {type(root).__name__} is no model of it: "
+            f"initial_weights=True keeps a checkpoint of transformers, and {type(root).__name__} is not a model of it: "
             "keep your own, and give it to regress oracle as --model"
         )
     if getattr(root, "peft_config", None) or getattr(root, "_hf_peft_config_loaded", False):

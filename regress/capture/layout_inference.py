@@ -80,7 +80,7 @@ def _from_borders(
         or (np.diff(borders) < 0).any()
     ):
         raise CaptureError(
-            f"cu_seq_lens {_short(borders)} are no rising borders of one packed row of {columns} tokens "
+            f"cu_seq_lens {_short(borders)} are not rising borders of one packed row of {columns} tokens "
             f"({rows} rows were "
             "given): correct them, or name the right argument with record(cu_seq_lens=...)"
         )
@@ -138,7 +138,7 @@ def _refuse_holes(row: int, mask: Ints, positions: Ints | None) -> None:
 
 
 def _live(found: Arrangement, row: int) -> list[tuple[int, int]]:
-    """Return the column ranges that hold tokens: runs of equal non-zero values in the mask, or what is no padding."""
+    """Return the column ranges that hold tokens: runs of equal non-zero values in the mask, or what is not padding."""
     if found.attention_mask is not None:
         return _runs(found.attention_mask[row])
     ids = found.input_ids[row]

@@ -102,7 +102,9 @@ def dissect(
         CaptureError: if one of the two cannot be found that has to be, or the model is none.
     """
     if not isinstance(model, nn.Module):
-        raise CaptureError(f"{model!r} is no torch.nn.Module: give the model that is trained, wrapped or not")
+        raise CaptureError(
+            f"{model!r} is not torch.nn.Module: give the model that is trained, wrapped or not"
+        )
     root = unwrapped(model)
     if head is None and decoder is None and _output_embeddings(root) is None:
         root = _inner_language_model(root)
@@ -177,7 +179,7 @@ def _named(root: nn.Module, name: str, what: str) -> nn.Module:
     except AttributeError:
         near = ", ".join(list(dict(root.named_children()))[:8])
         raise CaptureError(
-            f"{what}={name!r} is no module of {type(root).__name__}: its children are {near}"
+            f"{what}={name!r} is not a module of {type(root).__name__}: its children are {near}"
         ) from None
 
 

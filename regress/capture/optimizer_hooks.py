@@ -214,7 +214,7 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
     """Return the part of the whole that a distributed tensor has here; None for any other value.
 
     Raises:
-        CaptureError: for a partial sum, which is no part of anything.
+        CaptureError: for a partial sum, which is not a part of anything.
     """
     if not hasattr(value, "placements"):
         return None
@@ -222,7 +222,7 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
         return of(value)
     except ValueError:
         raise CaptureError(
-            f"{name} is placed as {value.placements}, a partial sum, which is no part of the whole tensor: "
+            f"{name} is placed as {value.placements}, a partial sum, which is not a part of the whole tensor: "
             "reduce it over "
             "the ranks before the optimizer steps"
         ) from None

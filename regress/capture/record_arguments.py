@@ -134,5 +134,5 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
                 re.compile(value)
             except re.error as error:
                 raise CaptureError(
-                    f"record({name}=...) {value!r} is no regular expression ({error}): correct it"
+                    f"record({name}=...) {value!r} is not a regular expression ({error}): correct it"
                 ) from None

@@ -67,7 +67,7 @@ def sample_key(value: Any) -> SampleKey:
     """Return a sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one.
 
     Raises:
-        CaptureError: for what is no id.
+        CaptureError: for what is not an id.
     """
     if isinstance(value, tuple | list) and len(value) == 2:
         group, run = (_plain(part) for part in value)

@@ -201,7 +201,7 @@ def _built(name: str, config: PretrainedConfig) -> PreTrainedModel:
         except Exception as error:
             if not narrow:
                 raise ConfigError(
-                    f"{name} is no causal language model that transformers builds and runs here ({reason(error)}): "
+                    f"{name} is not a causal language model that transformers builds and runs here ({reason(error)}): "
                     "check its architecture, and what it needs installed"
                 ) from error
         else:

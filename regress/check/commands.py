@@ -63,7 +63,11 @@ def check() -> None:
     "--set", "settings", metavar="FIELD=VALUE", multiple=True, help="A field that differs from the preset's."
 )
 @click.option(
-    "--term", "terms", metavar="NAME=TERM", multiple=True, help="What an argument is, if its name is no help."
+    "--term",
+    "terms",
+    metavar="NAME=TERM",
+    multiple=True,
+    help="What an argument is, if its name is not help.",
 )
 @click.option("--arg", "arguments", metavar="NAME=VALUE", multiple=True, help="The value of an argument.")
 @json_option
@@ -132,7 +136,8 @@ def model(ctx: click.Context, name: str, seed: int, real_weights: bool, json_fil
     The model is cut to a few layers, one of each kind, with random weights, in float64. Log-probs and gradients of four
     samples are compared with those of each sample alone. `pytest --regress-model MODEL` has a test for each layout.
 
-    Exit codes: 0 no layout is wrong, 1 some are, 2 there is no such model. A layout that the model refuses is no error.
+    Exit codes: 0 no layout is wrong, 1 some are, 2 there is no such model. A layout that the model refuses is not an
+        error.
     """
     from regress.check.architecture_check import ModelCheck, check_model
 

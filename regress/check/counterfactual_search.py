@@ -72,7 +72,7 @@ class Departures:
         return same(self.found, values) or bool(off.max() <= self.close)
 
     def factor(self) -> float | None:
-        """Return what the objective is multiplied by, None where that is no one number."""
+        """Return what the objective is multiplied by, None where that is not one number."""
         square = float(np.vdot(self.plain, self.plain))
         factor = float(np.vdot(self.plain, self.found)) / square if square else 0.0
         return factor if factor and self.explained(factor * self.plain) else None

@@ -122,7 +122,7 @@ def _check(function: Callable[..., Any], found: list[Argument], terms: Mapping[s
         told = terms.get(argument.name)
         if told is not None and told not in known:
             raise ConfigError(
-                f"{told!r} is no term: choose one of {', '.join(TERMS)}, or a field of an objective"
+                f"{told!r} is not a term: choose one of {', '.join(TERMS)}, or a field of an objective"
             )
         if argument.term is None and not argument.optional:
             what = "logits: give it log-probs in a function of your own" if "logit" in argument.name else ""

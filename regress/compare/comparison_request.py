@@ -53,7 +53,7 @@ def compare_sources(
         golden, actual: the sources; folders may be URLs.
         steps: the first and the last step; by default all that both have.
         only: a pattern of ``quantity/tensor``, such as ``gradient/*q_proj*``, or several of them.
-        common: what only one side has is told in the notes, and is no difference.
+        common: what only one side has is told in the notes, and is not a difference.
         ranks_average: the actual losses and token gradients add up to the number of ranks times those of the
             mini-batch, since each rank reports its own mean: divide them by it.
         precision: dtype that the actual side is declared to compute in, whatever was recorded of it.
@@ -75,7 +75,7 @@ def compare_sources(
     patterns: list[object] = [*only] if isinstance(only, list | tuple) else [only]
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ConfigError(f"only={pattern!r} is no pattern: give a text such as 'gradient/*q_proj*'")
+            raise ConfigError(f"only={pattern!r} is not a pattern: give a text such as 'gradient/*q_proj*'")
     options = Options(
         _known_steps(steps), bounds=bounds, only=Selection.of(*map(str, patterns)), common=common
     )
@@ -96,7 +96,7 @@ def _known_steps(steps: object) -> tuple[int, int] | None:
         case (int(first), int(last)) if first <= last:
             return first, last
     raise ConfigError(
-        f"steps={steps!r} is no range: give the first and the last step, such as (3, 3) or (3, 5)"
+        f"steps={steps!r} is not a range: give the first and the last step, such as (3, 3) or (3, 5)"
     )
 
 
@@ -122,12 +122,12 @@ def bounds_of(
     """Return the bounds of a comparison: numbers, bytes, those of a golden case, or general ones.
 
     Raises:
-        ConfigError: if more than one of these is asked for, or a number is no bound.
+        ConfigError: if more than one of these is asked for, or a number is not a bound.
         GoldenError: if there is no such case.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
-            raise ConfigError(f"{name}={value} is no bound: give a finite number that is not negative")
+            raise ConfigError(f"{name}={value} is not a bound: give a finite number that is not negative")
     if precision is not None and precision not in PRECISIONS:
         raise ConfigError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}: give one of them")
     if precision is not None and (rtol is not None or atol is not None or bitwise):

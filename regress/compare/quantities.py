@@ -296,7 +296,7 @@ def quantity_named(name: str) -> Quantity:
     """Return the quantity of that name; raises `CompareError` for none."""
     if name not in _BY_NAME:
         raise CompareError(
-            f"{meant(name, _BY_NAME)}{name!r} is no quantity; choose one of {', '.join(_BY_NAME)}"
+            f"{meant(name, _BY_NAME)}{name!r} is not a quantity; choose one of {', '.join(_BY_NAME)}"
         )
     return _BY_NAME[name]
 

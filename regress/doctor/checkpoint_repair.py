@@ -169,7 +169,7 @@ def restore(context: CheckContext, name: str, *, dry_run: bool = False) -> tuple
             actions.append(Store(path) if link else Write(path, tree.read(f"{base}/{path}", COPY_LIMIT)))
     except (Unreadable, KeyError, AttributeError, TypeError) as error:
         raise DoctorError(
-            f"{folder} is no backup that can be trusted ({error}); choose another one"
+            f"{folder} is not a backup that can be trusted ({error}); choose another one"
         ) from None
     paths = [action.path for action in actions] + list(moved)
     if not dry_run and paths:
@@ -202,7 +202,7 @@ def _chosen(context: CheckContext, name: str) -> tuple[Path, dict[str, dict[str,
             content = context.tree.object(f"{FOLDER}/{folder.name}/{LIST}")
         except Unreadable as error:
             raise DoctorError(
-                f"{folder} is no backup that can be trusted ({error}); choose another one"
+                f"{folder} is not a backup that can be trusted ({error}); choose another one"
             ) from None
         if name != NEWEST or not str(content.get("reason")).startswith("restore"):
             return folder, content

@@ -144,7 +144,7 @@ RULES: dict[str, DoctorRule] = {
     "checksum_mismatch": DoctorRule(HIGH, "files", "a file differs from its size or hash in manifest.json"),
     "missing_checkpoint_file": DoctorRule(HIGH, "files", "a file that the checkpoint must hold is missing"),
     "corrupted_checkpoint_file": DoctorRule(HIGH, "files", "a JSON file of the checkpoint cannot be parsed"),
-    "unsafe_path": DoctorRule(HIGH, "files", "a path leaves the tree, or is no ordinary file"),
+    "unsafe_path": DoctorRule(HIGH, "files", "a path leaves the tree, or is not an ordinary file"),
     "unsupported_schema": DoctorRule(HIGH, "files", "written by a later release"),
     "checkpoint_misnamed": DoctorRule(MEDIUM, "files", "the folder's name tells another step than its state"),
     "unlisted_file": DoctorRule(HIGH, "files", "manifest.json does not know a file that could be loaded"),
@@ -203,7 +203,7 @@ RULES: dict[str, DoctorRule] = {
     "unsent_backups": DoctorRule(LOW, "tracking", "points that a tracker did not take wait in wandb_backup"),
     "torn_metrics": DoctorRule(LOW, "tracking", "the last line of metrics.jsonl is cut off"),
     "corrupted_metrics": DoctorRule(
-        HIGH, "tracking", "a line within metrics.jsonl is no row, so no reader accepts it"
+        HIGH, "tracking", "a line within metrics.jsonl is not a row, so no reader accepts it"
     ),
     # surroundings
     "environment_mismatch": DoctorRule(MEDIUM, "environment", "another determinism environment"),

@@ -46,7 +46,7 @@ def fetch(url: str, folder: Path, *, whole: bool) -> tuple[Path, str | None, tup
     place = open_url(url)
     if parse_name(place.name) is not None or any((place / name).is_file() for name in (STATE, MANIFEST)):
         if not place.is_dir():
-            raise DoctorError(f"CHECKPOINT {place} is no folder with anything in it; correct the URL")
+            raise DoctorError(f"CHECKPOINT {place} is not a folder with anything in it; correct the URL")
         root = folder / "run"
         _copy(place, root / place.name, whole)
         return root, place.name, ()

@@ -99,6 +99,6 @@ def _holds(context: CheckContext, place: str, stamp: Stamp) -> bool:
 
 
 def _replaceable(context: CheckContext, path: str) -> bool:
-    """Return True for a place in a folder of the tree that is no link, whatever stands there."""
+    """Return True for a place in a folder of the tree that is not a link, whatever stands there."""
     folder = (context.tree.root / path).parent
     return folder.is_dir() and folder.resolve() == folder.absolute()

@@ -134,7 +134,7 @@ class Tree:
         """Return the place of a name; raises `Unsafe` if it points outside or through a link that does."""
         parts = PurePosixPath(name).parts
         if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-            raise Unsafe("is no path below this folder")
+            raise Unsafe("is not a path below this folder")
         path = self.root.joinpath(*parts)
         try:
             inside = path.resolve().is_relative_to(self.root)

@@ -127,7 +127,7 @@ def _index(path: Location) -> dict[str, str]:
         shards: Any = tree["weight_map"]
         known = {str(name): str(shard) for name, shard in shards.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DumpError(f"{path} is no index of shards ({error}): copy the checkpoint again") from None
+        raise DumpError(f"{path} is not an index of shards ({error}): copy the checkpoint again") from None
     if not known:
         raise DumpError(f"{path} names no tensor, so there is nothing to compare: copy the checkpoint again")
     if odd := next((shard for shard in known.values() if not shard.isprintable()), None):

@@ -130,5 +130,5 @@ def _untag(item: dict[str, Any]) -> Any:
 def nonfinite(name: Any) -> float:
     """Return the float that `float_name` named; raises `ValueError` for other names."""
     if not isinstance(name, str) or name not in _NONFINITE:
-        raise ValueError(f"{name!r} is no float")
+        raise ValueError(f"{name!r} is not a float")
     return _NONFINITE[name]

@@ -88,7 +88,7 @@ def size(path: Location) -> int:
 
 
 def opened(path: Location) -> IO[bytes]:
-    """Open a file for reading; one of a store is downloaded. Raises `OSError`, also for what is no ordinary file."""
+    """Open a file for reading, downloaded from a store. Raises `OSError`, also if it is not an ordinary file."""
     return untrusted_files.open_file(path) if isinstance(path, Path) else BytesIO(path.read_bytes())
 
 
@@ -99,7 +99,7 @@ def read_bytes(path: Location, limit: int | None = None) -> bytes:
         limit: most bytes that a file of its kind has, on this machine.
 
     Raises:
-        OSError: if it cannot be read, or is no ordinary file (a named pipe, a device).
+        OSError: if it cannot be read, or is not an ordinary file (a named pipe, a device).
     """
     return untrusted_files.read_bytes(path, limit) if isinstance(path, Path) else path.read_bytes()
 

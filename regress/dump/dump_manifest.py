@@ -164,7 +164,7 @@ def read_manifest(folder: Location) -> Manifest:
         inside = dump_inside(folder)
         remedy = f"give {inside}, the dump inside of it" if inside else "record again or correct the path"
         raise DumpError(
-            f"{folder} is no complete dump: it has no {MANIFEST}, which is written last, so the run was "
+            f"{folder} is not a complete dump: it has no {MANIFEST}, which is written last, so the run was "
             f"interrupted or the path is not that of a dump directory; {remedy}"
         ) from None
     except OSError as error:
@@ -190,7 +190,7 @@ def _from_json(tree: Any) -> Manifest:
     document: _Document = conform(tree, _Document, "its content")
     for name, extent in document["mesh"].items():
         if type(extent) is not int or not 1 <= extent < 2**63:
-            raise ValueError(f"its mesh has the extent {name}={extent!r}, which is no number of ranks")
+            raise ValueError(f"its mesh has the extent {name}={extent!r}, which is not a number of ranks")
     provenance = Provenance(**{name: tree[name] for name in Provenance.__dataclass_fields__})
     sums = document.get("chunk") == CHUNK
     files = {name: _entry(name, row, document["format"], sums) for name, row in document["files"].items()}

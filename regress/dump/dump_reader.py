@@ -94,11 +94,11 @@ def _damage_named(path: Location, format: str) -> Iterator[None]:
     try:
         yield
     except Damage as damage:
-        raise DumpError(f"{path} is no intact {format} record: {damage}; {damage.remedy}") from None
+        raise DumpError(f"{path} is not an intact {format} record: {damage}; {damage.remedy}") from None
     except DumpError as error:
         raise DumpError(f"{path} cannot be used: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise DumpError(f"{path} is no intact {format} record ({error}); {CUT_OFF}") from None
+        raise DumpError(f"{path} is not an intact {format} record ({error}); {CUT_OFF}") from None
 
 
 class DumpReader:

@@ -30,14 +30,14 @@ METRICS = "metrics.jsonl"
 SEGMENT, SEQUENCE, TIME, STEP, UPDATE = "segment", "sequence", "time", "step", "update"
 RESUMED_FROM, AFTER = "resumed_from", "after"
 HEADER = (SEGMENT, SEQUENCE, TIME, STEP, UPDATE, RESUMED_FROM, AFTER)
-"""Fields of a row that are no metrics."""
+"""Fields of a row that are not metrics."""
 
 Row = dict[str, Any]
 Notice = Callable[[str], None]
 
 
 class _Header(TypedDict):
-    """Fields of a row that are no metrics; the numbers of rows of an older release are missing."""
+    """Fields of a row that are not metrics; the numbers of rows of an older release are missing."""
 
     step: int
     segment: NotRequired[Count]
@@ -149,7 +149,7 @@ class MetricsWriter:
         """Append one row in a single write, and return it; numbers that are not finite are null.
 
         Raises:
-            RegressError: for a name of the row's header, or a value that is no number or text.
+            RegressError: for a name of the row's header, or a value that is not a number or text.
             OSError: if the file cannot be written.
         """
         plain = {name: _plain(name, value) for name, value in metrics.items()}
@@ -231,7 +231,7 @@ def _parsed(path: Path) -> tuple[list[Row], int, int]:
             rows.append(row)
         elif line.strip() and start + len(line) < len(data):
             raise DumpError(
-                f"{path}: line {number} is no row of metrics, and it is not the last one, so no kill explains it; "
+                f"{path}: line {number} is not a row of metrics, and it is not the last one, so no kill explains it; "
                 "restore the file or remove the line"
             )
         elif line.strip():

@@ -134,7 +134,7 @@ def matching(items: Mapping[str, T], pattern: str, key: str) -> dict[str, T]:
     try:
         found = {name: item for name, item in items.items() if re.search(pattern, name)}
     except re.error as error:
-        raise ConfigError(f"{key} {pattern!r} is no regular expression ({error}): correct it") from None
+        raise ConfigError(f"{key} {pattern!r} is not a regular expression ({error}): correct it") from None
     if not found:
         near = get_close_matches(pattern.replace("\\", ""), items, n=3, cutoff=0.0)
         raise ConfigError(

@@ -44,7 +44,7 @@ _SCALARS = {"loss", "pg_loss", "entropy_loss"}
 def read_foreign(payload: Any, as_array: Callable[[Any], Array] = np.asarray) -> Record:
     """Return the record of a payload without a `regress` block; raises `Damage` unless NexRL writes such payloads."""
     if not isinstance(payload, dict) or (type := _type_of(payload)) is None:
-        raise Damage("it ends without its checksum, or is no record")
+        raise Damage("it ends without its checksum, or is not a record")
     step = payload["step"] if isinstance(payload.get("step"), int) else 0
     if type == "trajectory":
         return foreign_trajectories(payload, step)

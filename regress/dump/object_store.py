@@ -149,7 +149,7 @@ class RemotePath:
             self._call("rm_file", self.path)
 
     def rmtree(self) -> None:
-        """Remove a folder with all that it holds; a missing one is no error."""
+        """Remove a folder with all that it holds; a missing one is not an error."""
         with self._answers("removed"), suppress(FileNotFoundError):
             self.files.invalidate_cache(self.path)
             self._call("rm", self.path, recursive=True)
@@ -221,7 +221,7 @@ def _patience() -> float:
             return found
     except ValueError:
         pass
-    raise DumpError(f"{PATIENCE}={text!r} is no number of seconds: set it to one above 0, such as 60")
+    raise DumpError(f"{PATIENCE}={text!r} is not a number of seconds: set it to one above 0, such as 60")
 
 
 def _remedy(error: Exception) -> str:

@@ -136,14 +136,14 @@ class Recorder(Collector):
     ) -> None:
         if not isinstance(options, Mapping):
             raise DumpError(
-                f"options={options!r} is no choice of records: give a dict such as {{'forward_data': True}}"
+                f"options={options!r} is not a choice of records: give a dict such as {{'forward_data': True}}"
             )
         if isinstance(every_n_steps, bool) or not isinstance(every_n_steps, int) or every_n_steps < 1:
             raise DumpError(
                 f"dump_every_n_steps is {every_n_steps!r}, but steps are counted from 1: give 1 or more"
             )
         if not isinstance(dump_dir, str | os.PathLike) and not hasattr(dump_dir, "iterdir"):
-            raise DumpError(f"dump directory {dump_dir!r} is no path: give that of a folder")
+            raise DumpError(f"dump directory {dump_dir!r} is not a path: give that of a folder")
         self.folder = location(
             dump_dir
             if isinstance(dump_dir, Path) or not isinstance(dump_dir, os.PathLike)

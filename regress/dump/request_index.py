@@ -5,7 +5,7 @@ directory with ``requests.jsonl`` beside the folders of the record types (``forw
 ``batch_inputs``, ``param``, ``gradient``). Line by line it lists the executed requests of one model:
 
 - A line is appended once the request was executed and its files are written whole, so that it stands for a manifest: a
-  service that was killed leaves a readable dump. A last line that is cut off is no line. Rank 0 writes all lines.
+  service that was killed leaves a readable dump. A last line that is cut off is not a line. Rank 0 writes all lines.
 - ``step`` counts completed optimizer steps; ``micro`` counts microbatches within a step across requests, in the order
   of ``seq_id``. `Part` says which datums of the request lie in a microbatch of a rank, in the order of its rows.
 - ``folder`` is where the files lie, relative to the index. Passes that are forward only, with a counter of their own,
@@ -133,7 +133,7 @@ class DumpedRequest:
         return f"request {self.seq_id if self.seq_id is not None else self.request_id}", datum
 
     def line(self) -> bytes:
-        """Return the line, with its end; raises `DumpError` for values that are no plain data."""
+        """Return the line, with its end; raises `DumpError` for values that are not plain data."""
         held: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         held["datums"] = [{"tokens": [*d.tokens], "id": d.id} for d in self.datums]
         held["parts"] = [[part.rank, part.micro, [*part.datums]] for part in self.parts]
@@ -181,7 +181,7 @@ def _parsed(lines: Iterable[bytes], path: Location) -> Iterator[DumpedRequest]:
             yield DumpedRequest.parse(line)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise DumpError(
-                f"{path}, line {number} is no request of a training service ({error}): copy the dump again"
+                f"{path}, line {number} is not a request of a training service ({error}): copy the dump again"
             ) from None
 
 

@@ -67,7 +67,7 @@ def _check_tapped(type: object, tensors: object, layout: object, meta: object) -
         raise DumpError(f"tap({type!r}) names no type of record: give a text such as 'forward_data' first")
     for name, value in (("tensors", tensors), ("meta", meta)):
         if value is not None and not isinstance(value, Mapping):
-            raise DumpError(f"tap({type!r}) has {name} that are no mapping of names: give a dict")
+            raise DumpError(f"tap({type!r}) has {name} that are not a mapping of names: give a dict")
     if layout is not None and not hasattr(layout, "to_json"):
         raise DumpError(f"tap({type!r}) has a layout that is none: give a TokenLayout or a ShardLayout")
 
@@ -201,11 +201,11 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
 
 def _check_coordinate(name: str, value: object) -> None:
     if name not in _PLACES:
-        raise DumpError(f"at({name}=...) is no coordinate: give some of {', '.join(_PLACES)}")
+        raise DumpError(f"at({name}=...) is not a coordinate: give some of {', '.join(_PLACES)}")
     if name == "step" and type(value) is int:
         return  # negative ones are those of other systems
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise DumpError(f"at({name}={value!r}) is no number: give a whole one, counted from 0")
+        raise DumpError(f"at({name}={value!r}) is not a number: give a whole one, counted from 0")
 
 
 def _flush(where: Coordinates, outer: Coordinates | None) -> None:

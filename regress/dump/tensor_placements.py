@@ -24,7 +24,7 @@ def of(tensor: Tensor) -> ShardLayout:
     placements = tensor.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(
-            f"a tensor placed as {placements} is no part of the whole one; sum it over the ranks first"
+            f"a tensor placed as {placements} is not a part of the whole one; sum it over the ranks first"
         )
     coordinates = tensor.device_mesh.get_coordinate()
     assert coordinates is not None, "the rank is not on the tensor's mesh"

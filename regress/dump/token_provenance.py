@@ -78,7 +78,7 @@ def stale(values: Sequence[Version], sampled: Sequence[int]) -> tuple[int, Versi
     """Return the number of sampled tokens of older weights, the newest version and the first such token.
 
     Returns:
-        None where all are of one version, or versions are no numbers, so that nothing tells which is newer.
+        None where all are of one version, or versions are not numbers, so that nothing tells which is newer.
     """
     own = [(index, value) for index, value in enumerate(values) if sampled[index] and value is not None]
     numbers = [(index, int(value)) for index, value in own if str(value).lstrip("-").isdigit()]

@@ -91,7 +91,7 @@ class Trajectory:
     def _broken_log_probs(self) -> Iterable[str]:
         found = getattr(self.log_probs, "shape", None)
         if not isinstance(self.log_probs, np.ndarray) or not is_float(self.log_probs.dtype):
-            yield "has log_probs that are no floating-point array"
+            yield "has log_probs that are not floating-point array"
         elif found != (len(self.tokens),):
             yield (
                 f"has {len(self.tokens)} tokens but log_probs of shape {found}: "

@@ -154,7 +154,7 @@ def _loaded(config: ModelConfig, key: str) -> PreTrainedModel:
         if config.lora.base_path is not None:
             raise ConfigError(
                 f"model.lora.base_path={config.lora.base_path!r} names the model under an adapter, and "
-                f"{key}={config.path!r} is no adapter; set it to null"
+                f"{key}={config.path!r} is not an adapter; set it to null"
             )
         return load_checkpoint(path, config.config, _implementations(config), key)
     base = base_of(path, config.lora.base_path, key)

@@ -95,7 +95,7 @@ def in_float64(model: PreTrainedModel, stated: str) -> Iterator[None]:
 
 
 def _tokens(model: PreTrainedModel, length: int, start: int) -> list[int]:
-    """Return token ids that are no padding and differ from sample to sample."""
+    """Return token ids that are not padding and differ from sample to sample."""
     embedding: Any = model.get_input_embeddings()
     size = int(embedding.weight.shape[0])
     pad = getattr(model.config.get_text_config(), "pad_token_id", None)

@@ -89,7 +89,7 @@ def loss(
     """Tap the terms of one microbatch's loss token by token, and the loss.
 
     Args:
-        router: its share of the load-balancing loss of routers, a part of the loss that is no sum over loss tokens.
+        router: its share of the load-balancing loss of routers, a part of the loss that is not a sum over loss tokens.
     """
     whole_share = share if router is None else share.double() + router
     meta = _at_targets(micro)

@@ -136,7 +136,7 @@ class Loop:
             self._console.print(line)
 
     def _train(self) -> None:
-        """Make one rollout step; its row holds what is no value of a single update."""
+        """Make one rollout step; its row holds what is not a value of a single update."""
         run = self._run
         self._follow()
         start = self._start.unfinished if self._step == self._start.step else None

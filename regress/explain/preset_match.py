@@ -88,7 +88,7 @@ def followed(mask: Mask, known: Policies, readings: list[Reading], found: Found,
 def _unlike_any(mask: Mask, readings: list[Reading]) -> str:
     """Return why no preset can be compared with the gradients; empty if any can."""
     if any(reading.rule.aggregation == RESAMPLED for reading in readings):
-        return "samples count as often as they are drawn, which is no part of a preset"
+        return "samples count as often as they are drawn, which is not a part of a preset"
     if any(reading.match.factor.weight is not None for reading in readings):
         return "the policy loss is weighed for the sampler, by weights that nothing but the recording tells"
     if mask.left_out is not None:

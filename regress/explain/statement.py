@@ -144,7 +144,7 @@ class Explanation:
         return found
 
     def about(self, subject: str) -> Statement | None:
-        """Return the first statement on a subject that is no departure, or None where there is none."""
+        """Return the first statement on a subject that is not a departure, or None where there is none."""
         found = (s for s in self.statements if s.subject == subject and not s.departure)
         return next(found, None)
 

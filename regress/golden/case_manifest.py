@@ -113,7 +113,7 @@ class ToleranceEntry:
             return "has no reason, but a tolerance is never set without one"
         for pattern, entry in self.tensors.items():
             if entry.tensors or entry.relative is None:
-                return f"has one for {pattern} that is no plain bound: give it relative and absolute"
+                return f"has one for {pattern} that is not a plain bound: give it relative and absolute"
             if (problem := entry.problem()) is not None:
                 return f"has one for {pattern} that {problem}"
         return None
@@ -188,10 +188,10 @@ class Manifest:
         conform(tree["provenance"], dict[str, Any], "its provenance")
         for path in tree["inputs"]:
             if not is_input(path):
-                raise ValueError(f"{path!r} is no path of an input within the case")
+                raise ValueError(f"{path!r} is not a path of an input within the case")
         for name in (*tree["tolerances"], *(p for row in tree["tolerances"].values() for p in row)):
             if not is_word(name):
-                raise ValueError(f"{name!r} is no quantity or precision")
+                raise ValueError(f"{name!r} is not a quantity or precision")
         return cls(
             {path: _stamp(row) for path, row in tree["inputs"].items()},
             {where: _truth(row, where) for where, row in tree["truth"].items()},
@@ -241,11 +241,11 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def _truth(data: Any, where: str) -> dict[str, TruthEntry]:
     if parse_where(where) is None or not isinstance(data, dict) or not data:
-        raise ValueError(f"{where!r} is no optimizer update with quantities")
+        raise ValueError(f"{where!r} is not an optimizer update with quantities")
     found = {}
     for quantity, row in data.items():
         if not is_word(quantity):
-            raise ValueError(f"{quantity!r} is no quantity")
+            raise ValueError(f"{quantity!r} is not a quantity")
         name = f"the truth of {where}/{quantity}"
         _keys(row, {"size", "sha256", "tensors"}, name)
         stamp = _stamp({key: row[key] for key in ("size", "sha256")})

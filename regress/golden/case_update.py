@@ -72,7 +72,7 @@ def commit(
     with changing(folder.parent) as batch:
         if not (folder / CASE_FILE).is_file():
             raise GoldenError(
-                f"{folder} has no {CASE_FILE}, so it is no case: write one that says its reason"
+                f"{folder} has no {CASE_FILE}, so it is not a case: write one that says its reason"
             )
         base = read_manifest(folder)
         source = inputs_from or folder
@@ -151,9 +151,9 @@ def encode(where: str, quantity: str, tensors: Mapping[str, Any]) -> tuple[Truth
     """
     place = parse_where(where)
     if place is None:
-        raise GoldenError(f"{where!r} is no optimizer update: write step_000000 or step_000000_update1")
+        raise GoldenError(f"{where!r} is not an optimizer update: write step_000000 or step_000000_update1")
     if not is_word(quantity):
-        raise GoldenError(f"{quantity!r} is no name of a quantity: use lower-case letters, digits and '_'")
+        raise GoldenError(f"{quantity!r} is not a name of a quantity: use lower-case letters, digits and '_'")
     if not tensors:
         raise GoldenError(f"{where}/{quantity} has no tensors, so nothing could ever fail: leave it out")
     stage = quantity if quantity in _STAGES else _OTHER
@@ -217,7 +217,7 @@ def _merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[s
     for path in paths:
         if not is_input(path):
             raise GoldenError(
-                f"{path!r} is no input: give its path within {folder}, such as model/config.json"
+                f"{path!r} is not an input: give its path within {folder}, such as model/config.json"
             )
         if (folder / path).exists():
             merged[path] = stamp_of(folder / path)

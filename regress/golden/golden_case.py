@@ -208,7 +208,7 @@ def read_truth(folder: Path, where: str, quantity: str, entry: TruthEntry) -> di
     try:
         (record,) = safetensors_format.decode(data)
     except _BROKEN as error:
-        raise GoldenError(f"{path} is no intact record ({error}): {RESTORE}") from None
+        raise GoldenError(f"{path} is not an intact record ({error}): {RESTORE}") from None
     if record.meta.get("quantity") != quantity or record.where.stem != where:
         raise GoldenError(f"{path} holds {record.where.stem}/{record.meta.get('quantity')}: {RESTORE}")
     found = {name: kind_of(array) for name, array in record.tensors.items()}
@@ -220,7 +220,7 @@ def read_truth(folder: Path, where: str, quantity: str, entry: TruthEntry) -> di
 def _trajectories(data: bytes, path: Path) -> Iterable[tuple[int, list[Trajectory]]]:
     found = detect_format(data)
     if found is None:
-        raise GoldenError(f"{path} is no record of trajectories: {RESTORE}")
+        raise GoldenError(f"{path} is not a record of trajectories: {RESTORE}")
     try:
         records = found.decode(data)
         for record in records:
@@ -229,7 +229,7 @@ def _trajectories(data: bytes, path: Path) -> Iterable[tuple[int, list[Trajector
                 raise GoldenError(f"{path} holds step {record.step}: it was renamed; give it back its name")
         return [(record.step, from_record(record)) for record in records]
     except _BROKEN as error:
-        raise GoldenError(f"{path} is no intact record of trajectories ({error}): {RESTORE}") from None
+        raise GoldenError(f"{path} is not an intact record of trajectories ({error}): {RESTORE}") from None
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
@@ -242,9 +242,9 @@ def parse_case(data: bytes, path: Path) -> CaseFile:
         values = plain(yaml.load(data.decode("utf-8"), Loader=_Loader), "the case")
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise GoldenError(f"{path}{line} is no valid YAML ({error.problem}): correct it") from None
+        raise GoldenError(f"{path}{line} is not valid YAML ({error.problem}): correct it") from None
     except RecursionError:
-        raise GoldenError(f"{path} is nested too deeply: it is no description of a case") from None
+        raise GoldenError(f"{path} is nested too deeply: it is not a description of a case") from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, DumpError) as error:
         raise GoldenError(f"{path} holds what no case can hold ({reason(error)}): correct it") from None
     if not isinstance(values, dict):

@@ -100,7 +100,8 @@ def open_store(golden_dir: Path | None, *, writes: bool = False) -> GoldenStore:
     store = GoldenStore(root)
     if not store.root.is_dir():
         raise GoldenError(
-            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
+            f"{store.root} is not a golden directory: give --golden-dir, or make one with pytest "
+            "--update-golden or with "
             f"{store.root}/CASE/case.yaml"
         )
     return store
@@ -115,7 +116,7 @@ def _configured(path: Path) -> str:
     for options in (_table(section, "ini_options"), section):
         if INI in options:
             if not isinstance(options[INI], str) or not options[INI]:
-                raise GoldenError(f"{INI} = {options[INI]!r} in {path} is no directory: write a path")
+                raise GoldenError(f"{INI} = {options[INI]!r} in {path} is not a directory: write a path")
             found: str = options[INI]
             return found
     return DEFAULT

@@ -37,7 +37,7 @@ def check_case_name(name: str) -> str:
     """Return `name`; raises `GoldenError` when no case can have it."""
     if not _CASE.fullmatch(name) or name == CHECKS:
         raise GoldenError(
-            f"{name!r} is no name of a golden case: use letters, digits, '_', '-' and '.', and not {CHECKS!r}"
+            f"{name!r} is not a name of a golden case: use letters, digits, '_', '-' and '.', and not {CHECKS!r}"
         )
     return name
 
@@ -158,7 +158,7 @@ def _unreadable(path: Path, error: BaseException | None) -> GoldenError:
 def changing(root: Path) -> Iterator[Batch]:
     """Change files below a golden directory, all or none; an exception within the `with` changes nothing."""
     if not root.is_dir():
-        raise GoldenError(f"{root} is no folder that can be read: check the path")
+        raise GoldenError(f"{root} is not a folder that can be read: check the path")
     try:
         with locked(root):
             finish(root)

@@ -73,7 +73,7 @@ def verify_case(folder: Path) -> Iterator[Finding]:
         yield Finding(name, text, damage=False)
     for path in truth_files(folder):
         if path not in case.manifest.files and path not in dead:
-            yield Finding(name, f"{folder / path} is no file of the case: move it away", damage=False)
+            yield Finding(name, f"{folder / path} is not a file of the case: move it away", damage=False)
 
 
 def _truth(folder: Path, manifest: Manifest) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ def prunable(store: GoldenStore, orphans: Path) -> list[Path]:
     """Return the files that `prune` would remove: leftovers of killed writers, and checks that no test asks for.
 
     Raises `GoldenError` when a manifest is damaged, so that it is not known what a case needs, or when the list of
-    orphans is no list of stored checks.
+    orphans is not a list of stored checks.
     """
     found: list[Path] = []
     for name in store.names():
@@ -138,6 +138,6 @@ def orphaned(store: GoldenStore, listed: Path) -> list[Path]:
             f"{listed} cannot be read ({error}): run pytest without -k or paths again"
         ) from None
     if not isinstance(names, list) or not all(map(is_check, names)):
-        raise GoldenError(f"{listed} is no list of stored checks: run pytest without -k or paths again")
+        raise GoldenError(f"{listed} is not a list of stored checks: run pytest without -k or paths again")
     paths = [store.root / name for name in names]
     return [path for path in paths if path.is_file() and path.stat().st_mtime_ns <= since]

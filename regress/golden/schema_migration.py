@@ -69,7 +69,7 @@ def _content(path: Path, stamp: Stamp) -> bytes:
     try:
         data = stream.decompress(read(path), stamp.size + 1)
     except zlib.error as error:
-        raise GoldenError(f"{path} is no intact compressed file ({error}): {RESTORE}") from None
+        raise GoldenError(f"{path} is not an intact compressed file ({error}): {RESTORE}") from None
     if Stamp.of(data) != stamp or not stream.eof:
         raise GoldenError(f"{path} does not match its recorded hash, so it is damaged or changed: {RESTORE}")
     return data

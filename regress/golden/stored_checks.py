@@ -139,7 +139,7 @@ def read_check(root: Path, path: str) -> StoredCheck | None:
     try:
         check = _from_text(data) if file.suffix == TEXT else _from_record(*safetensors_format.decode(data))
     except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise GoldenError(f"{file} is no intact check ({error}): {REMEDY}") from None
+        raise GoldenError(f"{file} is not an intact check ({error}): {REMEDY}") from None
     if check.path != path:
         raise GoldenError(f"{file} holds {check.name!r} of {check.test}, which belongs elsewhere: {REMEDY}")
     return check

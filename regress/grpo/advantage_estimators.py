@@ -72,7 +72,7 @@ def opo(samples: Scored, objective: ObjectiveFields) -> Tensor:
     weighted = segment_sum(lengths * samples.rewards.nan_to_num(), samples.index, total)
     tokens = segment_sum(lengths, samples.index, total)
     baseline = (weighted / tokens.clamp(min=1.0))[samples.index]
-    # the rounding error of a weighted mean of equal rewards is no advantage
+    # the rounding error of a weighted mean of equal rewards is not an advantage
     even = samples.group.constant & (tokens > 0)[samples.index] & ~samples.rewards.isnan()
     return _alone((samples.rewards - baseline).masked_fill(even, 0.0), samples, objective)
 

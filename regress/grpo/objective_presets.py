@@ -40,6 +40,6 @@ def make_objective(preset: str | None = None, **overrides: Any) -> Objective:
     for name in overrides:
         if name not in known:
             near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{name} is no field of the objective: the nearest is {near}.")
+            raise ConfigError(f"{name} is not a field of the objective: the nearest is {near}.")
     values = dict(preset_values(preset)) if preset is not None else {}
     return Objective(**(values | overrides))

@@ -1,6 +1,6 @@
 """Presets with what they reproduce: a paper, or a trainer's configuration that says everything it changes.
 
-A value that a trainer merely recommends is no part of a preset unless the configuration says it, too.
+A value that a trainer merely recommends is not a part of a preset unless the configuration says it, too.
 """
 
 from __future__ import annotations

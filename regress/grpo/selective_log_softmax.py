@@ -77,9 +77,9 @@ def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chun
     if not temperature > 0:
         raise InputError(f"temperature={temperature} cannot divide logits: it must be greater than 0.")
     if vocab_chunk < 1:
-        raise InputError(f"vocab_chunk={vocab_chunk} is no size: it must be at least 1.")
+        raise InputError(f"vocab_chunk={vocab_chunk} is not a size: it must be at least 1.")
     if block < 1:
-        raise InputError(f"block={block} is no size: it must be at least 1.")
+        raise InputError(f"block={block} is not a size: it must be at least 1.")
     if not logits.is_floating_point() or logits.shape[:-1] != targets.shape or targets.dtype != torch.int64:
         raise InputError(
             f"targets ({targets.dtype}, shape {tuple(targets.shape)}) do not fit logits ({logits.dtype}, "

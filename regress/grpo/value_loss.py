@@ -47,7 +47,7 @@ def value_loss(
         InputError: shapes that do not match, values that are not finite, or a negative clip.
     """
     if not clip >= 0.0:
-        raise InputError(f"clip={clip} is no distance: give a number of at least 0.")
+        raise InputError(f"clip={clip} is not a distance: give a number of at least 0.")
     check_same_length(values_K=values_K, old_values_K=old_values_K, returns_K=returns_K)
     for name, each in (("values_K", values_K), ("old_values_K", old_values_K), ("returns_K", returns_K)):
         check_finite(name, each)

@@ -115,13 +115,13 @@ class NexrlDump(Source):
             record = self._record(type, stage, where, self._payload(file))
         except Damage as damage:
             raise DumpError(
-                f"{self.folder / file} is no record of NexRL: {damage}; {damage.remedy}"
+                f"{self.folder / file} is not a record of NexRL: {damage}; {damage.remedy}"
             ) from None
         except DumpError as error:
-            raise DumpError(f"{self.folder / file} is no record of NexRL ({error})") from None
+            raise DumpError(f"{self.folder / file} is not a record of NexRL ({error})") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DumpError(
-                f"{self.folder / file} is no record of NexRL ({type} with {error}); {CUT_OFF}"
+                f"{self.folder / file} is not a record of NexRL ({type} with {error}); {CUT_OFF}"
             ) from None
         return replace(record, step=where.step, rank=where.rank, micro=where.micro)
 

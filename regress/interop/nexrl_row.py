@@ -43,7 +43,7 @@ class Batch:
         if ids is None and inputs is not None and mask.ndim == 2:
             ids = sequences_of(inputs, mask.shape)
         if mask.ndim != 2 or (ids is not None and (ids.ndim != 2 or ids.shape[0] != mask.shape[0])):
-            raise Damage("its masks and token ids are no batches of the same rows")
+            raise Damage("its masks and token ids are not batches of the same rows")
         if ids is not None and ids.shape[1] < mask.shape[1]:
             raise Damage("its masks are wider than its token ids")
         stem = name.rpartition("/")[2].partition(".")[0]

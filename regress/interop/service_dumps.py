@@ -191,7 +191,7 @@ class ServiceDump(Source):
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True for stages that a service records, and their documented tensors.
 
-        Inputs that it was not asked to record are no gap: its other records and its index tell the tokens.
+        Inputs that it was not asked to record are not a gap: its other records and its index tell the tokens.
         """
         if stage == "batch_inputs" and not any(stage in one.types for one in self.passes):
             return False

@@ -43,7 +43,7 @@ class Mesh:
     def __post_init__(self) -> None:
         for name, size in self.sizes.items():
             if size < 1:
-                raise ValueError(f"parallel.{name}={size} is no number of ranks; give 1 or more")
+                raise ValueError(f"parallel.{name}={size} is not a number of ranks; give 1 or more")
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:

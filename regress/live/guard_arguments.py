@@ -14,11 +14,11 @@ from regress.live.violation import CHECKS
 
 
 def chosen_checks(checks: Iterable[str] | None) -> tuple[str, ...]:
-    """Return the names of the rules to check; raise `GuardError` for what is no list of them."""
+    """Return the names of the rules to check; raise `GuardError` for what is not a list of them."""
     if checks is None:
         return (*CHECKS,)
     if isinstance(checks, str) or not isinstance(checks, Iterable):
-        raise GuardError(f"guard(checks={checks!r}) is no list of rules: choose of {', '.join(CHECKS)}")
+        raise GuardError(f"guard(checks={checks!r}) is not a list of rules: choose of {', '.join(CHECKS)}")
     chosen = (*checks,)
     for name in chosen:
         _known(name, CHECKS)
@@ -37,10 +37,10 @@ def refuse_options(
         raise GuardError(f"guard(centered={centered!r}) is neither True nor False")
     for name, value, least in (("group_size", group_size, 1), ("data_rank", data_rank, 0)):
         if value is not None and not (_whole(value) and value >= least):
-            raise GuardError(f"guard({name}={value!r}) is no whole number from {least}: give one, or None")
+            raise GuardError(f"guard({name}={value!r}) is not a whole number from {least}: give one, or None")
     if replica_group is not None and not _process_group(replica_group):
         raise GuardError(
-            f"guard(replica_group={replica_group!r}) is no process group: give one of torch.distributed, or None"
+            f"guard(replica_group={replica_group!r}) is not a process group: give one of torch.distributed, or None"
         )
 
 

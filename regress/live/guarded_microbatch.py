@@ -113,7 +113,7 @@ def open_microbatch(
 
 
 def _refuse_types(tensors: Mapping[str, Any], ids: Mapping[str, Any]) -> None:
-    """Raise `GuardError` for values of a microbatch that are no tensors, and for ids that are no sequence of them."""
+    """Raise `GuardError` for values of a microbatch that are not tensors, and ids that are not a sequence of them."""
     for name, value in tensors.items():
         if value is not None and not isinstance(value, Tensor):
             raise GuardError(f"guard.batch({name}=...) is of type {type(value).__name__}: give a tensor")

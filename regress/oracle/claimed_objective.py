@@ -88,7 +88,7 @@ def claim_of(
     for key in chosen:
         if not key.startswith(SECTIONS):
             raise ConfigError(
-                f"--set {key} is no setting of an objective; give keys that begin with {', '.join(SECTIONS)}, or "
+                f"--set {key} is not a setting of an objective; give keys that begin with {', '.join(SECTIONS)}, or "
                 f"{ADVANTAGES}"
             )
     limit = chosen.pop("optimizer.max_grad_norm", None)
@@ -267,7 +267,8 @@ def _coefficients(found: Statement) -> dict[str, Any]:
         values["kl_coef"] = float(f"{solved:.2g}")
         if abs(values["kl_coef"] / solved - 1) > ROUNDED:
             raise OracleError(
-                f"the KL term has the coefficient {solved:.6g} by the token gradients, which is no round number; give "
+                f"the KL term has the coefficient {solved:.6g} by the token gradients, which is not a round "
+                "number; give "
                 "--preset and --set algorithm.kl_coef=VALUE"
             )
     return values

@@ -155,7 +155,9 @@ def settings_in(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise ConfigError(f"--set {text} is no setting; write KEY=VALUE, such as algorithm.kl_coef=0.05")
+            raise ConfigError(
+                f"--set {text} is not a setting; write KEY=VALUE, such as algorithm.kl_coef=0.05"
+            )
         if key in found:
             raise ConfigError(f"--set {key} is given twice; keep one")
         try:

@@ -13,7 +13,7 @@ from regress.replay.exported_case import ExportedCase
 from regress.replay.replay_configuration import compose, dump_everything
 
 ADVANTAGES = "advantages"
-"""Key of an override that is no key of the configuration: one advantage for every loss token."""
+"""Key of an override that is not a key of the configuration: one advantage for every loss token."""
 _SECTIONS = ("algorithm.", "optimizer.", "batching.", "trainer.", "reference.", "rollout_worker.temperature")
 _SCHEDULE = ("optimizer.learning_rate", "optimizer.lr_scheduler", "optimizer.warmup_steps")
 _PRESET = "algorithm.preset"
@@ -37,7 +37,7 @@ def truth(
         The folder of the dump.
 
     Raises:
-        GoldenError: if the folder is no exported case, or has fewer updates.
+        GoldenError: if the folder is not an exported case, or has fewer updates.
         ConfigError: for an override that is not one of an objective or optimizer, or does not fit the others.
     """
     case = ExportedCase(Path(export_folder))
@@ -79,7 +79,7 @@ def advantage_in(overrides: Mapping[str, Any]) -> float | None:
     if value is None or isinstance(value, int | float):
         return None if value is None else float(value)
     raise ConfigError(
-        f"{ADVANTAGES}={value!r} is no number: give one advantage for every loss token, such as 1.0"
+        f"{ADVANTAGES}={value!r} is not a number: give one advantage for every loss token, such as 1.0"
     )
 
 

@@ -83,7 +83,8 @@ def _open(config: Config, device: torch.device, started: int, environ: Mapping[s
     rank = _count(environ, "RANK")
     if rank >= started:
         raise ConfigError(
-            f"RANK={rank} is no number of one of WORLD_SIZE={started} processes; count them from 0, or start them with "
+            f"RANK={rank} is not a number of one of WORLD_SIZE={started} processes; count them from 0, or "
+            "start them with "
             f"torchrun --nproc-per-node {started}"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -130,8 +131,8 @@ def _count(environ: Mapping[str, str], name: str, default: str | None = None) ->
     value = environ.get(name, default)
     if value is None or not value.isdecimal():
         raise ConfigError(
-            f"{name}={value} in the environment is no number of a process or of processes; start them with torchrun or "
-            "accelerate launch, or unset it"
+            f"{name}={value} in the environment is not a number of a process or of processes; start them with "
+            "torchrun or accelerate launch, or unset it"
         )
     return int(value)
 

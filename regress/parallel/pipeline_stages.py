@@ -58,7 +58,7 @@ class AbsentPositions(Absent):
 
 
 class AbsentHead(Absent):
-    """Replaces the output projection, and returns a tensor that is no view of the hidden states:
+    """Replaces the output projection, and returns a tensor that is not a view of the hidden states:
     zero-bubble schedules detach the output of a stage in place.
     """
 

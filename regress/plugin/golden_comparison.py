@@ -25,9 +25,9 @@ def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tole
     """Return a call's tolerance times `scale`; raises `CheckError` if it is invalid or has no reason."""
     for key, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise CheckError(f"{key}={value!r} is no tolerance: give a finite number that is not negative")
+            raise CheckError(f"{key}={value!r} is not a tolerance: give a finite number that is not negative")
     if not isinstance(why, str):
-        raise CheckError(f"why={why!r} is no reason: give a sentence")
+        raise CheckError(f"why={why!r} is not a reason: give a sentence")
     if (rtol or atol) and not why.strip():
         raise CheckError(
             f"rtol={rtol:g}, atol={atol:g} without a reason: say in why= where this tolerance comes from, or leave "
@@ -91,7 +91,7 @@ def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quant
         dtype=dtype_name(golden.dtype),
         locate=locate,
     )
-    if verdict.status is Status.MASK:  # an integer of a user's test is no mask and no token
+    if verdict.status is Status.MASK:  # an integer of a user's test is not a mask and no token
         return replace(verdict, status=Status.DRIFT, detail="")
     return verdict
 

@@ -146,7 +146,7 @@ class Regress:
 
     def _claim(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise CheckError(f"{name!r} is no name of a value: give a text that is not empty")
+            raise CheckError(f"{name!r} is not a name of a value: give a text that is not empty")
         if name in self._names:
             raise CheckError(
                 f"{name!r} was checked in this test already, and two values cannot share a golden: give each a name of "

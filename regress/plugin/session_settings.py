@@ -101,7 +101,7 @@ def _update(text: str | None) -> UpdateRequest | None:
             )
         if mode not in MODES:
             raise pytest.UsageError(
-                f"--update-golden={text}: {mode!r} is no mode; allowed are {', '.join(MODES)}, separated by commas"
+                f"--update-golden={text}: {mode!r} is not a mode; allowed are {', '.join(MODES)}, separated by commas"
             )
     if {"drifted", "all"} <= set(modes):
         raise pytest.UsageError(f"--update-golden={text}: drifted and all exclude each other; choose one")
@@ -111,14 +111,14 @@ def _update(text: str | None) -> UpdateRequest | None:
 def _tier(config: pytest.Config) -> str:
     value, origin = _given(config, "--regress-tier", "regress_tier")
     if value not in TIERS:
-        raise pytest.UsageError(f"{origin} is no tier; allowed are {', '.join(TIERS)}")
+        raise pytest.UsageError(f"{origin} is not a tier; allowed are {', '.join(TIERS)}")
     return value
 
 
 def _matrix(config: pytest.Config) -> str:
     value, origin = _given(config, "--regress-matrix", "regress_matrix")
     if value not in ("auto", *EXTENTS):
-        raise pytest.UsageError(f"{origin} is no extent; allowed are auto, {', '.join(EXTENTS)}")
+        raise pytest.UsageError(f"{origin} is not an extent; allowed are auto, {', '.join(EXTENTS)}")
     if value == "auto":
         chosen = config.getoption("keyword") or any("::" in argument for argument in config.args)
         return "default" if chosen else "reduced"
@@ -132,7 +132,7 @@ def _scale(config: pytest.Config) -> float:
     except ValueError:
         scale = math.nan
     if not 0 < scale < math.inf:
-        raise pytest.UsageError(f"{origin} is no factor; allowed are numbers above 0, such as 2 or 0.5")
+        raise pytest.UsageError(f"{origin} is not a factor; allowed are numbers above 0, such as 2 or 0.5")
     return scale
 
 

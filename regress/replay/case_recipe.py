@@ -101,7 +101,7 @@ class Recipe:
         given: dict[str, Any] = {"overrides": {}, **case.recipe}
         known = [spec.name for spec in fields(cls)]
         for key in given.keys() - set(known):
-            raise _unfollowable(case, f"{key!r} is no key of it", f"use {', '.join(known)}")
+            raise _unfollowable(case, f"{key!r} is not a key of it", f"use {', '.join(known)}")
         if "inputs_of" in given:
             given.setdefault("model", {})
         if "model" not in given:

@@ -111,7 +111,7 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
         The files written, none when nothing changes.
 
     Raises:
-        RegressError: for a name that is no quantity, one that the case does not compute, or a recorded value
+        RegressError: for a name that is not a quantity, one that the case does not compute, or a recorded value
             of another quantity that is computed differently now: the added values would belong to another
             computation.
     """

@@ -302,7 +302,7 @@ def _counts(key: str, objective: Mapping[str, Any]) -> bool:
     if key == "scale" and not ADVANTAGES[objective["advantage"]].home:
         return False  # it is checked, and not used
     if key == "rejection" and objective.get("correction_policy") != "current":
-        return False  # those tokens are no loss tokens
+        return False  # those tokens are not loss tokens
     own = key in loss.reads or (key in _RANGE and loss.clips)
     return own or key == "loss" or bool(known != _FIELDS[key].default)
 

@@ -41,7 +41,7 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
     """Compute the values of every quantity of every update, twice.
 
     Raises:
-        ReplayError: if the two runs differ in a bit: such values are no baseline.
+        ReplayError: if the two runs differ in a bit: such values are not a baseline.
     """
     dumps = [replay(case, BASE, Precision.FLOAT64, workspace / name) for name in ("first", "second")]
     found = compare_bitwise(dumps[0].folder, dumps[1].folder)

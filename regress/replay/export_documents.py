@@ -62,12 +62,12 @@ class _Index(TypedDict):
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the content of ``export.json``; raises `GoldenError` if the folder is no exported case."""
+    """Return the content of ``export.json``; raises `GoldenError` if the folder is not an exported case."""
     return dict(_document(folder, INDEX, _Index))
 
 
 def read_objective(folder: Path) -> dict[str, Any]:
-    """Return the content of ``objective.json``; raises `GoldenError` if the folder is no exported case."""
+    """Return the content of ``objective.json``; raises `GoldenError` if the folder is not an exported case."""
     return dict(_document(folder, OBJECTIVE, Objective))
 
 
@@ -93,5 +93,5 @@ def _document(folder: Path, name: str, kind: Any) -> Any:
     except ValueError as error:
         cause = str(error)
     raise GoldenError(
-        f"{folder} is no exported case ({name}: {cause}); write one with regress golden export CASE DIR"
+        f"{folder} is not an exported case ({name}: {cause}); write one with regress golden export CASE DIR"
     )

@@ -41,7 +41,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
         key, sign, value = text.partition("=")
         if not sign or not key:
             raise ConfigError(
-                f"--set {text} is no setting; write KEY=VALUE, such as model.patch=my_kernels:apply"
+                f"--set {text} is not a setting; write KEY=VALUE, such as model.patch=my_kernels:apply"
             )
         if key in found:
             raise ConfigError(f"--set {key} is given twice; keep one")

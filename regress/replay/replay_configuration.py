@@ -121,7 +121,7 @@ def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     """Return ``config`` with the values of dotted keys put into their places; neither argument is changed.
 
     Raises:
-        ConfigError: if what holds the key is no section.
+        ConfigError: if what holds the key is not a section.
     """
     result = {
         key: overlaid(value, {}) if isinstance(value, Mapping) else value for key, value in config.items()

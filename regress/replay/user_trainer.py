@@ -95,7 +95,7 @@ def project_adapter(root: Path) -> Adapter | None:
     """Return the adapter that ``[tool.regress] replay`` of a project names, or None.
 
     Raises:
-        ConfigError: if it is no path of a function, or its module does not exist.
+        ConfigError: if it is not a path of a function, or its module does not exist.
     """
     text = project_section(root, KEY)
     if text is None:

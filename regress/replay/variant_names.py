@@ -179,5 +179,5 @@ class _Parser:
     def _unreadable(self) -> ConfigError:
         where = f"at {self._tokens[0]!r}" if self._tokens[0] else "at its end"
         return ConfigError(
-            f"{self._text!r} is no expression ({where}); write such as 'tp2 and not (packed or left)'"
+            f"{self._text!r} is not an expression ({where}); write such as 'tp2 and not (packed or left)'"
         )

@@ -211,7 +211,7 @@ def _config(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> Config:
 
 @lru_cache(maxsize=1)
 def _defaults() -> tuple[dict[str, Any], dict[str, frozenset[str]]]:
-    """Return the default of every section, and the keys of each that are no sections of their own."""
+    """Return the default of every section, and the keys of each that are not sections of their own."""
     whole = Config()
     sections = {
         spec.name: found for spec in fields(Config) if is_dataclass(found := getattr(whole, spec.name))

@@ -65,7 +65,7 @@ def _own_rows(root: Path) -> Mapping[str, Any]:
 def _check_bitwise_reference(variant: Variant, table: Mapping[str, Variant]) -> None:
     if variant.twin is not None and variant.twin not in table:
         raise ConfigError(
-            f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of "
+            f"variant {variant.name!r} has the twin {variant.twin!r}, which is not a variant; choose one of "
             + ", ".join(table)
         )
 
@@ -163,7 +163,7 @@ def _patterns(row: Mapping[str, Any], key: str, stated: str) -> tuple[str, ...]:
     for pattern in found:
         if pattern.startswith(TRAIT) and pattern not in known:
             raise ConfigError(
-                f"{stated} has the {key} {pattern!r}, which is no trait; choose of {', '.join(known)}"
+                f"{stated} has the {key} {pattern!r}, which is not a trait; choose of {', '.join(known)}"
             )
     return found
 

@@ -50,7 +50,9 @@ _SHOWN = 8
     "--step", metavar="N|A:B", help="One step, or those from A to B; by default all that both dumps have."
 )
 @only_option
-@click.option("--common", is_flag=True, help="What only one of the two has is listed, and is no difference.")
+@click.option(
+    "--common", is_flag=True, help="What only one of the two has is listed, and is not a difference."
+)
 @precision_option("What ACTUAL is declared to compute in, whatever was recorded of it; its bounds are used.")
 @ranks_average_option("Each rank of ACTUAL")
 @click.option(

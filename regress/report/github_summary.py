@@ -60,7 +60,7 @@ def _within(text: str, room: int) -> bytes:
         return data
     cut = _CUT.encode()
     kept = data[: max(room - len(cut), 0)]
-    whole = kept[: kept.rfind(b"\n") + 1]  # half a table row is no row, and half a character no text
+    whole = kept[: kept.rfind(b"\n") + 1]  # half a table row is not a row, and half a character no text
     return whole + cut if len(whole) + len(cut) <= room else b""
 
 

@@ -61,7 +61,7 @@ def add_reports(history: Path, reports: Iterable[Path]) -> int:
     """Add reports to a history, the oldest first, and return how many were new.
 
     Raises:
-        ConfigError: for a file that is no report, or no history.
+        ConfigError: for a file that is not a report, or no history.
     """
     found = [(hashlib.sha256(path.read_bytes()).hexdigest(), _report(path)) for path in reports]
     count = 0
@@ -117,7 +117,7 @@ def _report(path: Path) -> Any:
         str(tree["title"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{path} is no report of regress ({type(error).__name__}: {error}): give a report.json of "
+            f"{path} is not a report of regress ({type(error).__name__}: {error}): give a report.json of "
             "pytest --regress-report, or of --report"
         ) from error
     return tree
@@ -131,5 +131,5 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             yield store
     except sqlite3.Error as error:
         raise ConfigError(
-            f"{path} is no history that can be read and written ({error}): give another file"
+            f"{path} is not a history that can be read and written ({error}): give another file"
         ) from error

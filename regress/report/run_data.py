@@ -196,7 +196,7 @@ def _samples(file: Path, rows: Sequence[Row], notes: list[str]) -> list[dict[str
         return []
     try:
         if not file.is_file() or file.stat().st_size > LIMIT:
-            raise DumpError(f"{file} is no file of at most {LIMIT >> 20} MiB")
+            raise DumpError(f"{file} is not a file of at most {LIMIT >> 20} MiB")
         told = [row for row in read_rows(file, notes.append) if AFTER not in row]
     except DumpError as error:
         notes.append(f"the evaluated samples are left out: {error}")

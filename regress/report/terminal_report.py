@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 80, 24
 _NARROW = ("quantity", "precision", "x tolerance", "headroom", "passed", "failed")
 """Columns of the headroom table on a narrow terminal."""
 _LOGS = ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "TRAVIS", "DRONE", "WOODPECKER")
-"""Variables of CI systems whose logs show colours, although they are no terminals."""
+"""Variables of CI systems whose logs show colours, although they are not terminals."""
 
 
 def colourful(terminal: bool, environment: Mapping[str, str] = os.environ) -> bool:

@@ -52,7 +52,7 @@ def _of_file(path: Path) -> dict[str, str]:
         owner, key = (OWNER, words[0]) if len(words) == 1 else (words[0], words[-1])
         if len(words) > 2 or owner in keys or key in keys.values():
             raise ConfigError(
-                f"line {number} of --api-key-file {path} is no key of a new owner; write one line OWNER KEY for each"
+                f"line {number} of --api-key-file {path} is not a key of a new owner; write one line OWNER KEY for each"
             )
         keys[owner] = key
     if not keys:

@@ -206,7 +206,8 @@ def _configs(
         path = Path(place)
         if not equals or not name or name in found or not (path.exists() or is_on_hub(place)):
             raise ConfigError(
-                f"--model {text} is no name of its own with a path that exists; write --model NAME=PATH, with a YAML "
+                f"--model {text} is not a name of its own with a path that exists; write --model NAME=PATH, "
+                "with a YAML "
                 "configuration, a directory of weights, or a name on the hub such as Qwen/Qwen2.5-3B-Instruct"
             )
         if path.is_dir() or not path.exists():

@@ -86,7 +86,7 @@ def lacking(requirements: Sequence[str]) -> list[str]:
     """Return the pins that the calling Python does not have in this very version.
 
     Raises:
-        SystemsError: for a requirement that is no exact pin.
+        SystemsError: for a requirement that is not an exact pin.
     """
     return [pin for pin in requirements if _present(*_parts(pin)) is False]
 
@@ -94,7 +94,7 @@ def lacking(requirements: Sequence[str]) -> list[str]:
 def _parts(pin: str) -> tuple[str, str]:
     match = _PIN.fullmatch(pin)
     if match is None:
-        raise SystemsError(f"the requirement {pin!r} is no exact pin: write NAME==VERSION")
+        raise SystemsError(f"the requirement {pin!r} is not an exact pin: write NAME==VERSION")
     return match[1], match[2]
 
 

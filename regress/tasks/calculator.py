@@ -51,7 +51,7 @@ def _tokens(text: str) -> list[str]:
         match = _TOKEN.match(text, place)
         if match is None:
             raise ToolError(
-                f"{text[place:].lstrip()[:1]!r} is no part of an expression; use numbers, + - * / ** ( )"
+                f"{text[place:].lstrip()[:1]!r} is not a part of an expression; use numbers, + - * / ** ( )"
             )
         found.append(match[1])
         place = match.end()
@@ -110,7 +110,7 @@ class _Parser:
             return base
         exponent = self._signed()
         if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-            raise ToolError(f"the exponent is no whole number up to {MAX_EXPONENT}; lower it")
+            raise ToolError(f"the exponent is not a whole number up to {MAX_EXPONENT}; lower it")
         if base == 0 and exponent < 0:
             raise ToolError("the expression divides by zero; correct the exponent")
         if _bits(base) * abs(int(exponent)) > MAX_BITS + abs(int(exponent)):

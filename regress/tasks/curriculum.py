@@ -129,7 +129,7 @@ class Curriculum:
         An evaluation at a step that was counted, or before it, changes nothing.
 
         Raises:
-            TaskError: if the performance is no pass rate.
+            TaskError: if the performance is not a pass rate.
         """
         if not (math.isfinite(performance) and 0 <= performance <= 1):
             raise TaskError(
@@ -204,7 +204,7 @@ class Curriculum:
         """Take over a state; stages are found again by name, where the configuration was changed.
 
         Raises:
-            TaskError: if it is no state of a curriculum, or of one without this run's stages.
+            TaskError: if it is not a state of a curriculum, or of one without this run's stages.
         """
         try:
             version = state["schema_version"]

@@ -47,7 +47,7 @@ def read_task(path: Path, fields: RowFields, seed: int = 0) -> FileTask:
 
     Raises:
         TaskError: naming file and line (of parquet: row), if it cannot be read, is damaged, holds no rows, a row that
-            is no problem, or a prompt twice.
+            is not a problem, or a prompt twice.
     """
     problems: list[Problem] = []
     places: dict[tuple[str, object], str] = {}
@@ -89,7 +89,8 @@ def _decoded(path: Path, data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(
-            f"{_KEY}: {path} line {line} is no text in UTF-8, and the file is no parquet file either; convert it to "
+            f"{_KEY}: {path} line {line} is not text in UTF-8, and the file is not a parquet file either; "
+            "convert it to "
             "JSON lines in UTF-8"
         ) from error
 

@@ -36,7 +36,7 @@ def level_number(level: object, stated: str) -> int:
             level = int(name)
     if isinstance(level, bool) or not isinstance(level, int) or level < 1:
         raise TaskError(
-            f"{stated}: {level!r} is no level; give one of {', '.join(LEVELS)}, or a whole number from 1 up"
+            f"{stated}: {level!r} is not a level; give one of {', '.join(LEVELS)}, or a whole number from 1 up"
         )
     return level
 
@@ -50,10 +50,10 @@ def complexity_number(value: object, stated: str) -> float:
     """Return a complexity that was given with a problem.
 
     Raises:
-        TaskError: if it is no number from 0 to 10.
+        TaskError: if it is not a number from 0 to 10.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= HIGHEST:
-        raise TaskError(f"{stated}: {value!r} is no complexity; give a number from 0 to {HIGHEST:.0f}")
+        raise TaskError(f"{stated}: {value!r} is not a complexity; give a number from 0 to {HIGHEST:.0f}")
     return float(value)
 
 

@@ -61,7 +61,7 @@ REFUSED: Mapping[str, str] = {
     "polynomial_equations": _MANY,
     "codeio": "it runs generated programs and does not repeat itself for a seed",
     "game_of_life_halting": "its verifier accepts any text when the answer is False",
-    "prime_factorization": "its verifier fails on text that is no number",
+    "prime_factorization": "its verifier fails on text that is not a number",
     "basic_arithmetic": "its generator evaluates text made from its settings (chain_sum does not)",
     "composite": "it is made of other datasets",
 }

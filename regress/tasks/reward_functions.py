@@ -167,7 +167,7 @@ def make_rewards(weights: Mapping[str, float], *, may_miss: bool = False) -> Rew
 
     With ``may_miss`` a function may return None for a completion that it leaves out.
     A name is a registered one or a path "package.module:function". Raises TaskError for an unknown name, a
-    path that cannot be imported, a weight that is no finite number, and when no weight differs from 0.
+    path that cannot be imported, a weight that is not a finite number, and when no weight differs from 0.
     """
     for name, weight in weights.items():
         _check_weight(name, weight)

@@ -36,7 +36,7 @@ class OwnTask:
         """Return the first `count` problems with distinct prompts; fewer if 20 rows for each do not hold enough.
 
         Raises:
-            TaskError: if the function fails, or yields what is no problem.
+            TaskError: if the function fails, or yields what is not a problem.
         """
         found: dict[str, Problem] = {}
         try:

@@ -102,8 +102,8 @@ def test_what_cannot_be_a_component_is_told_in_one_sentence(setting: str, pieces
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model.patch", "is no setting; write KEY=VALUE"),
-        ("=x", "is no setting; write KEY=VALUE"),
+        ("model.patch", "is not a setting; write KEY=VALUE"),
+        ("=x", "is not a setting; write KEY=VALUE"),
         ("parallel.dp=2", "variants and cases decide it"),
         ("model.dtype=float32", "variants and cases decide it"),
         ("optimizer.eps=[", "the value is no YAML"),

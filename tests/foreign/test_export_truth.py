@@ -32,7 +32,7 @@ def foreign_trainer() -> ModuleType:
 
 
 def canonical(found: dict[str, Any], name: str) -> np.ndarray:
-    """``[frame.size]`` one value a token of the mini-batch, 0 where it is no loss token."""
+    """``[frame.size]`` one value a token of the mini-batch, 0 where it is not a loss token."""
     rows = []
     for sample, tokens in zip(found["samples"], found["tokens"], strict=True):
         row = np.zeros(len(sample["prompt_ids"]) + len(sample["mask"]))

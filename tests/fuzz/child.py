@@ -33,7 +33,7 @@ SPECIAL_SIZE = 20 << 30
 
 
 def write(files: Files, folder: Path) -> None:
-    """Write the files of an input, and what is no file."""
+    """Write the files of an input, and what is not a file."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

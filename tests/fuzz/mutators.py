@@ -26,7 +26,7 @@ Files = dict[str, "bytes | Special"]
 
 @dataclass(frozen=True)
 class Special:
-    """Something that is no ordinary file: ``fifo``, ``loop``, ``zero``, ``folder``, ``socket``, ``gone``, ``hole``."""
+    """Anything but an ordinary file: ``fifo``, ``loop``, ``zero``, ``folder``, ``socket``, ``gone``, ``hole``."""
 
     kind: str
     data: bytes = b""

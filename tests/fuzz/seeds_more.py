@@ -1,4 +1,4 @@
-"""Seeds of what is no dump and no golden case: data, settings, states of services and trackers, results of runs."""
+"""Seeds of what is not a dump and no golden case: data, settings, states of services and trackers, results of runs."""
 
 from __future__ import annotations
 

@@ -154,9 +154,12 @@ def test_a_tensor_that_nobody_knows(tmp_path: Path) -> None:
     }
     same = compare(dumps[1.0], dumps[1.0])
     assert same.exit_code == 0
-    note = "note: is_loss_debug/per_token_loss is no tensor that regress knows, the nearest is elementwise_loss; it was"
+    note = (
+        "note: is_loss_debug/per_token_loss is not a tensor that regress knows, the nearest is "
+        "elementwise_loss; it was"
+    )
     assert same.output.count(note) == 1
-    assert "is_loss_debug/coef_1 is no tensor that regress knows, the nearest is prob_ratio" in same.output
+    assert "is_loss_debug/coef_1 is not a tensor that regress knows, the nearest is prob_ratio" in same.output
     done = compare(dumps[1.0], dumps[3.0])
     assert done.exit_code == 1
     assert "other is_loss_debug/per_token_loss: element [0, 0]" in done.output

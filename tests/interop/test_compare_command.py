@@ -131,7 +131,7 @@ def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup
 
 
 def test_the_full_command_on_equal_dumps(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
-    """A client of a remote trainer has neither ranks nor microbatches, which is no reason to compare nothing."""
+    """A client of a remote trainer has neither ranks nor microbatches, which is not a reason to compare nothing."""
     many = sampled(8)
     dirs = (
         *("--self_hosted_dir", nexrl("sh", many, micros=2).self_hosted().folder),

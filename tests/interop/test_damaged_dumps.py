@@ -138,7 +138,7 @@ def test_a_mesh_that_is_none(tmp_path: Path, mesh: Any) -> None:
     bad = dump(tmp_path / "bad", mesh=mesh)
     for code, said in (compare(bad, bad), run("dump", "check", bad)):
         assert code == 2
-        assert f"its mesh has the extent dp={mesh['dp']!r}, which is no number of ranks" in said
+        assert f"its mesh has the extent dp={mesh['dp']!r}, which is not a number of ranks" in said
 
 
 def test_a_configuration_of_somebody_else_has_no_sections(tmp_path: Path) -> None:

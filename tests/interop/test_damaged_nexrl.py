@@ -89,7 +89,9 @@ def test_what_is_no_dump(nexrl: Setup, tmp_path: Path, what: str) -> None:
         other.write_text("x")
     elif what == "empty":
         other.mkdir()
-    with pytest.raises(RegressError, match=r"is not a folder|is no complete dump|cannot be read as tensors"):
+    with pytest.raises(
+        RegressError, match=r"is not a folder|is not a complete dump|cannot be read as tensors"
+    ):
         compare_dumps(str(golden.folder), str(other))
 
 

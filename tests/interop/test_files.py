@@ -202,7 +202,7 @@ def unknown_type(folder: Path) -> None:
         ),
         (unnamed, "holds the tensor more, which model.safetensors.index.json does not name"),
         (outside, "names the shard '../../etc/passwd' outside of its folder"),
-        (no_index, "is no index of shards"),
+        (no_index, "is not an index of shards"),
         (empty_index, "names no tensor, so there is nothing to compare"),
         (cut_off, "claims the bytes 40:360 of 357; it was cut off or changed"),
         (empty_file, "cannot be read as tensors: it is empty"),

@@ -23,17 +23,21 @@ def compared(**options: Any) -> Call:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (compared(steps=0), ConfigError, "steps=0 is no range"),
-        (compared(steps="0"), ConfigError, "steps='0' is no range"),
-        (compared(steps=(3, 1)), ConfigError, r"steps=\(3, 1\) is no range"),
-        (compared(only=[3]), ConfigError, "is no pattern"),
-        (compared(only=None), ConfigError, "only=None is no pattern"),
-        (compared(rtol="1e-3"), ConfigError, "rtol=1e-3 is no bound"),
-        (compared(rtol=float("nan")), ConfigError, "rtol=nan is no bound"),
-        (lambda door, folder: door.Tolerance(float("nan")), ConfigError, "relative=nan is no bound"),
-        (lambda door, folder: door.Tolerance(0.0, -1.0), ConfigError, "absolute=-1.0 is no bound"),
+        (compared(steps=0), ConfigError, "steps=0 is not a range"),
+        (compared(steps="0"), ConfigError, "steps='0' is not a range"),
+        (compared(steps=(3, 1)), ConfigError, r"steps=\(3, 1\) is not a range"),
+        (compared(only=[3]), ConfigError, "is not a pattern"),
+        (compared(only=None), ConfigError, "only=None is not a pattern"),
+        (compared(rtol="1e-3"), ConfigError, "rtol=1e-3 is not a bound"),
+        (compared(rtol=float("nan")), ConfigError, "rtol=nan is not a bound"),
+        (lambda door, folder: door.Tolerance(float("nan")), ConfigError, "relative=nan is not a bound"),
+        (lambda door, folder: door.Tolerance(0.0, -1.0), ConfigError, "absolute=-1.0 is not a bound"),
         (lambda door, folder: door.export_case("dense", folder), GoldenError, "'dense' is no GoldenCase"),
-        (lambda door, folder: door.record(folder, "gpt2").__enter__(), CaptureError, "is no torch.nn.Module"),
+        (
+            lambda door, folder: door.record(folder, "gpt2").__enter__(),
+            CaptureError,
+            "is not torch.nn.Module",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, call: Call, error: Any, words: str) -> None:
@@ -48,7 +52,7 @@ def test_the_golden_directory_may_be_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "words"), [("", "'dense@' is no name of a golden case"), ("foo", "git has no .* of foo")]
+    ("revision", "words"), [("", "'dense@' is not a name of a golden case"), ("foo", "git has no .* of foo")]
 )
 def test_a_revision_that_no_case_has(tmp_path: Path, revision: str, words: str) -> None:
     with pytest.raises(GoldenError, match=words):
@@ -68,7 +72,7 @@ def recorded(**options: Any) -> Call:
         ({"folder": 5}, "folder=5"),
         ({"token_gradient": "yes"}, "token_gradient='yes'.*give True or False"),
         ({"activations": 5}, "activations=5.*a regular expression"),
-        ({"gradient": "("}, r"gradient=\.\.\.\) '\(' is no regular expression"),
+        ({"gradient": "("}, r"gradient=\.\.\.\) '\(' is not a regular expression"),
         ({"param": None}, "param=None"),
         ({"temperature": 0}, "temperature=0.*greater than 0"),
         ({"temperature": float("inf")}, "temperature=inf"),
@@ -96,15 +100,15 @@ def test_arguments_of_record_that_cannot_be_meant(tmp_path: Path, options: Any, 
     ("tap", "words"),
     [
         (lambda door: door.tap(5, x=1), "tap\\(5\\) names no type of record"),
-        (lambda door: door.tap("forward_data", 5), "tensors that are no mapping"),
-        (lambda door: door.tap("forward_data", {"x": 1}, meta=5), "meta that are no mapping"),
+        (lambda door: door.tap("forward_data", 5), "tensors that are not mapping"),
+        (lambda door: door.tap("forward_data", {"x": 1}, meta=5), "meta that are not mapping"),
         (lambda door: door.tap("forward_data", {"x": 1}, layout=5), "a layout that is none"),
         (lambda door: door.tap("forward_data", {5: 1}), "tensor name 5"),
         (lambda door: door.tap_trajectories("x"), "takes trajectories only"),
         (lambda door: door.tap_trajectories([5]), "takes trajectories only"),
-        (lambda door: door.at(step="x").__enter__(), r"at\(step='x'\) is no number"),
-        (lambda door: door.at(step=0, rank=-1).__enter__(), r"at\(rank=-1\) is no number"),
-        (lambda door: door.at(stp=0).__enter__(), r"at\(stp=...\) is no coordinate"),
+        (lambda door: door.at(step="x").__enter__(), r"at\(step='x'\) is not a number"),
+        (lambda door: door.at(step=0, rank=-1).__enter__(), r"at\(rank=-1\) is not a number"),
+        (lambda door: door.at(stp=0).__enter__(), r"at\(stp=...\) is not a coordinate"),
     ],
 )
 def test_taps_that_cannot_be_meant(tmp_path: Path, tap: Any, words: str) -> None:
@@ -118,17 +122,17 @@ def test_taps_that_cannot_be_meant(tmp_path: Path, tap: Any, words: str) -> None
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"input_ids": "x"}, "input_ids is no array of integers"),
+        ({"input_ids": "x"}, "input_ids is not an array of integers"),
         ({"input_ids": 5}, r"input_ids has the shape \[\].*give \[B, T\]"),
         ({"input_ids": [[1, 2], [3]]}, "lists of equal length"),
         ({"input_ids": [[[1]]]}, r"input_ids has the shape \[1, 1, 1\]"),
-        ({"attention_mask": "x"}, "attention_mask is no array of integers"),
-        ({"cu_seq_lens": []}, "are no rising borders"),
+        ({"attention_mask": "x"}, "attention_mask is not an array of integers"),
+        ({"cu_seq_lens": []}, "are not rising borders"),
         ({"samples": 5}, "give a list of ids"),
         ({"samples": "ab"}, "give a list of ids"),
         ({"samples": [None, None]}, "tells the id None"),
         ({"samples": [("a", "q"), ("b", 1)]}, r"tells the id \('a', 'q'\)"),
-        ({"advantages": [[1.0], [1.0, 2.0]]}, "advantages is no array of numbers"),
+        ({"advantages": [[1.0], [1.0, 2.0]]}, "advantages is not an array of numbers"),
     ],
 )
 def test_batches_that_cannot_be_meant(tmp_path: Path, batch: Any, words: str) -> None:

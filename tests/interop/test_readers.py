@@ -75,7 +75,7 @@ def source(folder: Path, *values: float) -> str:
 
 def test_a_reader_of_somebody_else(tmp_path: Path, register: Register) -> None:
     golden, actual = source(tmp_path / "a", 1.0, 2.0), source(tmp_path / "b", 1.0, 2.5)
-    with pytest.raises(DumpError, match="is no complete dump"):
+    with pytest.raises(DumpError, match="is not a complete dump"):
         compare_dumps(golden, actual)
     register("READER")
     found = compare_dumps(golden, actual)

@@ -230,7 +230,7 @@ def test_clamps_at_extreme_log_ratios(preset: str) -> None:
     generator = torch.Generator().manual_seed(5)
     shape = (6, 5)
     old = -5 * torch.rand(shape, generator=generator, dtype=torch.float64)
-    # exp(800) is infinite: without the clamp of the log-ratio its gradient would be no number
+    # exp(800) is infinite: without the clamp of the log-ratio its gradient would not be a number
     gap = torch.tensor([-800.0, -30.0, -12.0, -1.0, 0.0, 1.2, 12.0, 30.0, 800.0], dtype=torch.float64)
     log_ratio = gap[torch.randint(0, len(gap), shape, generator=generator)]
     log_ratio[0], log_ratio[1] = 12.0, -30.0  # whole sequences beyond the sequence-level clamp

@@ -34,19 +34,19 @@ def says(result: pytest.RunResult, sentence: str) -> None:
         ),
         (
             '"x", 1.0, rtol=-1, why="w"',
-            "rtol=-1 is no tolerance: give a finite number that is not negative",
+            "rtol=-1 is not a tolerance: give a finite number that is not negative",
         ),
         (
             '"x", 1.0, atol=float("inf"), why="w"',
-            "atol=inf is no tolerance: give a finite number that is not negative",
+            "atol=inf is not a tolerance: give a finite number that is not negative",
         ),
         (
             '"x", 1.0, rtol="1e-3", why="w"',
-            "rtol='1e-3' is no tolerance: give a finite number that is not negative",
+            "rtol='1e-3' is not a tolerance: give a finite number that is not negative",
         ),
-        ('"x", 1.0, why=3', "why=3 is no reason: give a sentence"),
-        ('"", 1.0', "'' is no name of a value: give a text that is not empty"),
-        ("3, 1.0", "3 is no name of a value: give a text that is not empty"),
+        ('"x", 1.0, why=3', "why=3 is not a reason: give a sentence"),
+        ('"", 1.0', "'' is not a name of a value: give a text that is not empty"),
+        ("3, 1.0", "3 is not a name of a value: give a text that is not empty"),
         (
             '"x", {1, 2}',
             "value is of type set, but a check holds tensors, arrays, numbers, texts, None, dicts, lists, DataFrames "
@@ -157,11 +157,11 @@ def test_a_damaged_golden_is_named_and_never_used(alone: Any, damage: str) -> No
     (another,) = alone.folder.glob("golden/checks/test_it/test_other-x.*")
     data = path.read_bytes()
     clause = {
-        "cut off": "is no intact check (its content does not match its checksum)",
-        "changed": "is no intact check (its content does not match its checksum)",
-        "emptied": "is no intact check (its content does not match its checksum)",
+        "cut off": "is not an intact check (its content does not match its checksum)",
+        "changed": "is not an intact check (its content does not match its checksum)",
+        "emptied": "is not an intact check (its content does not match its checksum)",
         "of another test": "holds 'x' of test_it.py::test_other, which belongs elsewhere",
-        "of no check": "is no intact check (its content does not match its checksum)",
+        "of no check": "is not an intact check (its content does not match its checksum)",
         "a folder": "cannot be read (it is a folder, not a file)",
     }[damage]
     remedy = "restore it from version control, or record it again with pytest --update-golden=all"

@@ -26,35 +26,41 @@ CI = (
     [
         (
             "--update-golden=everything",
-            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, force, separated "
+            "--update-golden=everything: 'everything' is not a mode; allowed are drifted, all, force, separated "
             "by commas",
         ),
         (
             "--update-golden=all,",
-            "--update-golden=all,: '' is no mode; allowed are drifted, all, force, separated by commas",
+            "--update-golden=all,: '' is not a mode; allowed are drifted, all, force, separated by commas",
         ),
         (
             "--update-golden=drifted,all",
             "--update-golden=drifted,all: drifted and all exclude each other; choose one",
         ),
-        ("--regress-tier=fast", f"--regress-tier=fast is no tier; allowed are {TIERS}"),
+        ("--regress-tier=fast", f"--regress-tier=fast is not a tier; allowed are {TIERS}"),
         (
             "--regress-matrix=half",
-            "--regress-matrix=half is no extent; allowed are auto, reduced, default, full",
+            "--regress-matrix=half is not an extent; allowed are auto, reduced, default, full",
         ),
         (
             "--regress-tolerance-scale=much",
-            f"--regress-tolerance-scale=much is no factor; allowed are {FACTORS}",
+            f"--regress-tolerance-scale=much is not a factor; allowed are {FACTORS}",
         ),
-        ("--regress-tolerance-scale=0", f"--regress-tolerance-scale=0 is no factor; allowed are {FACTORS}"),
-        ("--regress-tolerance-scale=-1", f"--regress-tolerance-scale=-1 is no factor; allowed are {FACTORS}"),
+        (
+            "--regress-tolerance-scale=0",
+            f"--regress-tolerance-scale=0 is not a factor; allowed are {FACTORS}",
+        ),
+        (
+            "--regress-tolerance-scale=-1",
+            f"--regress-tolerance-scale=-1 is not a factor; allowed are {FACTORS}",
+        ),
         (
             "--regress-tolerance-scale=nan",
-            f"--regress-tolerance-scale=nan is no factor; allowed are {FACTORS}",
+            f"--regress-tolerance-scale=nan is not a factor; allowed are {FACTORS}",
         ),
         (
             "--regress-tolerance-scale=inf",
-            f"--regress-tolerance-scale=inf is no factor; allowed are {FACTORS}",
+            f"--regress-tolerance-scale=inf is not a factor; allowed are {FACTORS}",
         ),
         ("--golden-dir=pytest.ini", "--golden-dir=pytest.ini is a file; allowed are paths of folders"),
         ("--golden-dir=", "--golden-dir is empty; allowed are paths of folders"),
@@ -85,13 +91,16 @@ def test_a_bad_option_is_refused(project: Any, option: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("regress_tier = fast", f"regress_tier=fast is no tier; allowed are {TIERS}"),
-        ("regress_tier =", f"regress_tier= is no tier; allowed are {TIERS}"),
+        ("regress_tier = fast", f"regress_tier=fast is not a tier; allowed are {TIERS}"),
+        ("regress_tier =", f"regress_tier= is not a tier; allowed are {TIERS}"),
         (
             "regress_tolerance_scale = much",
-            f"regress_tolerance_scale=much is no factor; allowed are {FACTORS}",
+            f"regress_tolerance_scale=much is not a factor; allowed are {FACTORS}",
         ),
-        ("regress_tolerance_scale = -2", f"regress_tolerance_scale=-2 is no factor; allowed are {FACTORS}"),
+        (
+            "regress_tolerance_scale = -2",
+            f"regress_tolerance_scale=-2 is not a factor; allowed are {FACTORS}",
+        ),
         ("regress_golden_dir =", "regress_golden_dir is empty; allowed are paths of folders, such as golden"),
         (
             "regress_golden_dir = pytest.ini",

@@ -158,7 +158,7 @@ def test_a_damaged_check_that_no_test_asks_for_is_named(recorded_alone: Any) -> 
     path.write_bytes(path.read_bytes()[:-1])
     recorded_alone.write("test_it.py", WITHOUT_Y)
     result = recorded_alone.passes(count=2)
-    result.stdout.fnmatch_lines([f"damaged: {path} is no intact check (*"])
+    result.stdout.fnmatch_lines([f"damaged: {path} is not an intact check (*"])
     assert recorded_alone.orphans() == []
 
 

@@ -47,7 +47,7 @@ def test_a_session_whose_golden_tests_judge_nothing_fails(everywhere: Any) -> No
 
 
 def test_a_quantity_that_could_not_be_judged_fails(stubbed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: an outcome without it is no outcome that holds."""
+    """Whatever the reason: an outcome without it is not an outcome that holds."""
     from regress.replay.replay_cache import ReplayCache
 
     outcome = ReplayCache.outcome

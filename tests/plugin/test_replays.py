@@ -124,7 +124,7 @@ def test_a_marker_that_cannot_be_meant_stops_the_collection(stubbed: Any, mark: 
         ("[Variant('a/b', 'x')]", "pytest_regress_variants: variant 'a/b' cannot stand in a test id"),
         ("[Variant('base-fp32', 'x')]", "variant 'base-fp32' ends with -fp32, which test ids add for the precision"),
         ("[Variant('a', 'x'), Variant('a', 'y')]", "two variants are called 'a'; rename one"),
-        ("[Variant('a', 'x', precisions=('bitwise',), twin='b')]", "variant 'a' has the twin 'b', which is no variant"),
+        ("[Variant('a', 'x', precisions=('bitwise',), twin='b')]", "'a' has the twin 'b', which is not a variant"),
     ],
 )  # fmt: skip
 def test_variants_that_cannot_be_meant_stop_the_collection(stubbed: Any, hook: str, says: str) -> None:

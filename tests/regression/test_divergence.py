@@ -116,7 +116,7 @@ CASES = (
         "dense",
         "gradient model.layers.1.mlp.up_proj.weight",
         ("scaled:power_of_two",),
-        "gradient-of-one-tensor",  # the factor of one tensor is no loss scale
+        "gradient-of-one-tensor",  # the factor of one tensor is not a loss scale
     ),
     Case(layers.gradients_of_norms, "mbs4", "dense", "gradient model.norm.weight", ("names:norms",), ""),
     Case(

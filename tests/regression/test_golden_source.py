@@ -131,7 +131,7 @@ def test_a_missing_case_or_state_is_one_sentence(tmp_path: Path) -> None:
     for source, said in (
         ("golden:densse", "there is no case 'densse'"),
         ("golden:dense@no-such-commit", "golden/dense of no-such-commit (fatal: "),
-        ("golden:dense@--output=x", "is no name of a golden case"),
+        ("golden:dense@--output=x", "is not a name of a golden case"),
         ("golden:dense@pending", "@HEAD what was committed"),
     ):
         done = run(source, tmp_path)

@@ -103,7 +103,7 @@ def finish(folder: Path, entries: Mapping[str, Entry], ranks: int) -> None:
 
 @dataclass(frozen=True)
 class Sparse:
-    """A dump of parameters that takes hardly any space on the disk: what is no value of ``values`` is 0.
+    """A dump of parameters that takes hardly any space on the disk: what is not a value of ``values`` is 0.
 
     Attributes:
         params: name -> dtype and shape of the whole tensor, divided along its first dimension.

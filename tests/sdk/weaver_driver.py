@@ -88,7 +88,7 @@ class WeaverDriver:
             self.trainer.forward_backward(data, "importance_sampling", loss_fn_config=config, wait=True)
         except Exception as error:
             return str(error)
-        raise AssertionError("an unknown setting is no error")
+        raise AssertionError("an unknown setting is not an error")
 
     def save(self, name: str) -> None:
         """Save weights and optimizer."""

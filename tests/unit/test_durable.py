@@ -192,7 +192,7 @@ def test_a_list_that_no_batch_wrote_moves_nothing(tmp_path: Path, rows: str) -> 
     (root / durable_files.UPDATE).mkdir(parents=True)
     (root / durable_files.UPDATE / "0").write_bytes(b"bad")
     (root / durable_files.UPDATE / "files.json").write_text(rows)
-    with pytest.raises(OSError, match=r"it is no list of an update.*files\.json"):
+    with pytest.raises(OSError, match=r"it is not a list of an update.*files\.json"):
         finish(root)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 

@@ -80,7 +80,7 @@ HARMLESS = [
     "http://localhost:8000/run",
     "file:///home/me@host/run",
     "/home/me@host/run",
-    "tinker://s999:train:0/weights/x is no address",
+    "tinker://s999:train:0/weights/x is not an address",
     "'weaver://s1:train:0/sampler/_x', or another one",
     "file:///tmp/me@host::local:///tmp/you@host",
     "git@github.com:owner/repository",

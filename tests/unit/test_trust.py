@@ -104,7 +104,7 @@ def test_everything_runs_where_the_user_allows_it(project: Path, monkeypatch: py
         (":f", "x names no function; write package.module:function"),
         ("own_module:", "x names no function; write package.module:function"),
         ("own_module:g", "x cannot be imported .AttributeError: "),
-        ("own_module:number", "x is no function but 3; name a function"),
+        ("own_module:number", "x is not a function but 3; name a function"),
         ("no_such_module:f", "x cannot be imported .ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_name_that_cannot_be_meant_is_told(name: str, says: str, project: Path
 
 def test_the_list_has_to_be_one(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.regress]\nallow_code = "own_module"\n')
-    with pytest.raises(ConfigError, match="allow_code = 'own_module' is no list of modules"):
+    with pytest.raises(ConfigError, match="allow_code = 'own_module' is not a list of modules"):
         allowed_modules(project)
 
 

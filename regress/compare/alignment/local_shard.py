@@ -33,7 +33,7 @@ whole_layout = lru_cache(maxsize=1024)(ShardLayout.whole)
 
 
 def recorded_shards(record: Record) -> Mapping[str, Any]:
-    """Return ``meta["shards"]``; what is no mapping of tensors stands beside each, as none of them is placed by it."""
+    """Return ``meta["shards"]``; what is not a mapping stands beside each tensor, as none is placed by it."""
     shards: Any = record.meta.get("shards") or {}
     return shards if isinstance(shards, Mapping) else dict.fromkeys(record.tensors, shards)
 
@@ -42,7 +42,7 @@ def local_shard(key: Key, record: Record, name: str) -> Shard:
     """Return a tensor of a record as a shard; it is whole unless ``meta["shards"]`` says otherwise.
 
     Raises:
-        CompareError: if the entry is no shard layout, or not one of this local tensor.
+        CompareError: if the entry is not a shard layout, or not one of this local tensor.
     """
     array = record.tensors[name]
     shards = recorded_shards(record)

@@ -1,7 +1,7 @@
 """Scales of metrics: the size of the numbers that a metric is made of, which bounds its rounding.
 
 The mean of numbers that cancel, such as the loss of a group whose advantages add up to 0, has no relative accuracy, so
-its own size is no scale; nor is that of the least of them, such as a ratio that is computed as a change of 1.
+its own size is not a scale; nor is that of the least of them, such as a ratio that is computed as a change of 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FRACTIONS = ("training_step/clip_ratio/*", "training_step/kept", "rollouts/trun
 """Means of numbers that are 0 or 1."""
 
 _LEAST = 2.0**-10
-"""Share of advantage times log-prob below which the size of policy losses is no scale.
+"""Share of advantage times log-prob below which the size of policy losses is not a scale.
 
 Losses that hold the log-prob itself, such as VESPO's, are as far off as log-probs are, however small they come out
 where the policy is certain of its tokens. At the bound of float64, 1e-12, this allows for 4 spacings of log-probs.

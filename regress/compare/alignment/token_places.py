@@ -153,7 +153,7 @@ def recorded_tokens(records: Iterable[tuple[Record, Places]], size: int) -> Reco
         tokens = places.tokens[here]
         values = record.tensors.get("input_ids")
         if values is not None and values.size == places.tokens.size:
-            with np.errstate(invalid="ignore"):  # NaN is no id
+            with np.errstate(invalid="ignore"):  # NaN is not an id
                 ids[tokens] = values.reshape(-1)[here]
             any_ids = True
         mask = record.tensors.get(MASKS.get(record.type, ""))

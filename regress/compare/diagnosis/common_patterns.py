@@ -167,7 +167,7 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
 def _from_a_module(hit: Collection[str], there: Collection[str]) -> Iterator[Pattern]:
     """Yield a pattern where all parameters from a module back to the input have wrong gradients, and none behind it.
 
-    Those of one module are no evidence: it must be several layers, or a layer and the embeddings. Modules of its own
+    Those of one module are not evidence: it must be several layers, or a layer and the embeddings. Modules of its own
     layer that lie before it may hold, since not all of them feed it.
     """
     held = {*there} - {*hit}

@@ -65,7 +65,7 @@ class Formula:
     mistakes: Mapping[str, Compute] = field(default_factory=dict)
 
     def values(self, quantity: str, mode: AbstractContextManager[Any] = _UNCHANGED) -> Tensor | None:
-        """Return what the formula gives; None where an input is missing or the settings are no valid ones."""
+        """Return what the formula gives; None where an input is missing or the settings are not valid ones."""
         try:
             with mode, torch.enable_grad():
                 found = self.compute(self.inputs, self.settings).get(quantity)
@@ -178,7 +178,7 @@ def branches(formula: Formula, quantity: str) -> Iterator[tuple[str, bool]]:
 def affine(formula: Formula, quantity: str, key: str) -> tuple[Floats, Floats] | None:
     """Return a quantity where a setting is 0, and what each unit of it adds.
 
-    None where the quantity is no linear function of the setting, or does not depend on it.
+    None where the quantity is not a linear function of the setting, or does not depend on it.
     """
     values = [formula.changed(**{key: value}).values(quantity) for value in (0.0, 1.0, 2.0)]
     none, one, two = (None if each is None else each.double().numpy() for each in values)

@@ -16,7 +16,7 @@ Condition: TypeAlias = Callable[[Divergence, RunContext], bool]
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of the table; a field left at its default is no condition.
+    """A row of the table; a field left at its default is not a condition.
 
     Attributes:
         id: names the rule in reports.

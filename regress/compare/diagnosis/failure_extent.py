@@ -111,7 +111,7 @@ def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | N
     values, before = actual[over].astype(np.float64), golden[over].astype(np.float64)
     if not np.isfinite(values).all():
         return None
-    own = np.unique(before, return_index=True)[1]  # repeated values are no evidence of their own
+    own = np.unique(before, return_index=True)[1]  # repeated values are not evidence of their own
     values, before = values[own], before[own]
     few = np.unique(values).size < 8
     for name, dtype in ROUNDINGS.items():

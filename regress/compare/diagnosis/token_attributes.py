@@ -39,7 +39,7 @@ CLASSES = {
 
 OF_LAYOUTS = frozenset(("packed_behind", "packed_first", "behind_padding", "before_padding"))
 OF_SAMPLES = OF_LAYOUTS | {"negative", "positive", "zero_variance", "varied"}
-"""Classes that a sample belongs to as a whole, so that its tokens are no independent evidence."""
+"""Classes that a sample belongs to as a whole, so that its tokens are not independent evidence."""
 
 
 @dataclass(frozen=True)

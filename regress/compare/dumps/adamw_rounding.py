@@ -2,7 +2,7 @@
 
 Where a gradient is as small as its rounding, two correct runs may move a parameter by the learning rate in opposite
 directions. The recorded gradients, or optimizer states, of both sides tell that element by element: AdamW is applied
-to those of each side, and what the two make of them is no fault of the update. A wrong rate, a skipped update or a
+to those of each side, and what the two make of them is not a fault of the update. A wrong rate, a skipped update or a
 turned sign differ where the gradients agree, too, so they stay beyond every bound.
 """
 

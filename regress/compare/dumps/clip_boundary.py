@@ -198,7 +198,7 @@ class Branches:
         """Return the tokens of a record that another clip range stops or lets through; None if there are none.
 
         However coarse the dtype, a token is clipped or is not: away from the bound, a gradient that is 0 on one side
-        only is no rounding. Tokens that a mask may have stopped are left out.
+        only is not rounding. Tokens that a mask may have stopped are left out.
         """
         at, _, tokens = self._beside(rows, frame)
         known = np.flatnonzero(tokens >= 0)

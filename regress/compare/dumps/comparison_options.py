@@ -23,7 +23,7 @@ class Options:
     Attributes:
         steps: the first and the last; None for all that both dumps have.
         ranks, micros: number of ranks of the actual dump to compare, and of microbatches of each; None for all.
-        common: quantities and tensors that one side alone has are listed, and are no difference.
+        common: quantities and tensors that one side alone has are listed, and are not a difference.
         verify: verify the bytes that are read by the checksums of their dump.
     """
 

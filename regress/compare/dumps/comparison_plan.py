@@ -36,7 +36,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     """Plan the units of a comparison.
 
     Raises:
-        DumpError: if one of the two is no dump, or a damaged one.
+        DumpError: if one of the two is not a dump, or a damaged one.
         CompareError: if they have no step in common.
     """
     asked = options or Options()

@@ -180,7 +180,7 @@ def layout_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterat
             near = nearest_tensor(stage, name)
             nearest = f"the nearest is {near}" if near is not None else "and none is near"
             yield (
-                f"{stage}/{name} is no tensor that regress knows, {nearest}; it was compared as quantity {OTHER}"
+                f"{stage}/{name} is not a tensor that regress knows, {nearest}; it was compared as quantity {OTHER}"
             )
 
 

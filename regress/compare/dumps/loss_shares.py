@@ -247,7 +247,8 @@ def _sum(shares: Sequence[Array]) -> Array:
 class _Scales:
     """Scales of sums: the sum of the weights, each times the largest term of the update.
 
-    A sum that cancels has no relative accuracy, so its own size is no scale. Where no weights were recorded it is 1, or
+    A sum that cancels has no relative accuracy, so its own size is not a scale. Where no weights were recorded it is 1,
+    or
     the sum of the shares if that is larger: advantages and ratios are of the order of 1.
     """
 

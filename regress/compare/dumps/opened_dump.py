@@ -137,6 +137,6 @@ def _opened(path: str) -> Side:
     inside = dump_inside(folder)
     given = f"give {inside}, the dump inside of it" if inside else "give the dump directory itself"
     raise DumpError(
-        f"{path} is no complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
+        f"{path} is not a complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
         f"step_* files, nor files of weights; {given}, or record again if the run was interrupted"
     )

@@ -123,7 +123,7 @@ def token_ids(
         ids = side.read(record.name).tensors["input_ids"]
         for key, at, values in () if record.spans is None else record.spans.runs(ids):
             if key in wanted:
-                with np.errstate(invalid="ignore"):  # NaN is no id
+                with np.errstate(invalid="ignore"):  # NaN is not an id
                     tokens.setdefault(key, np.zeros(sizes[key], np.int64))[at] = values
                 told.setdefault(key, np.zeros(sizes[key], bool))[at] = True
     return {key: found for key, found in tokens.items() if told[key].all()}

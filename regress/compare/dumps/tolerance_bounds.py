@@ -45,7 +45,7 @@ class Bounds:
     """The tolerance of each quantity.
 
     Attributes:
-        given: the same for all quantities that are no integers or masks; None for those of the table.
+        given: the same for all quantities that are not integers or masks; None for those of the table.
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
         overrides: tolerances that the project sets by hand, before both.
         scale: factor on tolerances that are measured, of the table, or set by hand.

@@ -219,7 +219,7 @@ def _tile(x, y, p, q, start, bound, bitwise, sums, counts, octaves, exponents, b
         counts[OVER] += _differing(p, q)
         if counts[DIFFERENT] < 0:
             counts[DIFFERENT] = start + _first_differing(p, q)
-    steep = sums[RELATIVE] * (1.0 + 1e-15)  # the same quotient again, however rounded, is no news
+    steep = sums[RELATIVE] * (1.0 + 1e-15)  # the same quotient again, however rounded, is not news
     square, golden, product, total, bits, above = _figures(x, y, exponents, steep)
     if bits >= _INFINITE:
         x, y, p, q = _clean(x, y, p, q, start, counts)

@@ -26,7 +26,7 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
 
     Ranks that all compute with the whole model find the same values, so no other check tells that the split was never
     made. Nothing is counted unless all ranks recorded all parameters: frozen ones beside adapters are not recorded. A
-    rank that holds none, such as a stage whose parameters are frozen, is no copy of another.
+    rank that holds none, such as a stage whose parameters are frozen, is not a copy of another.
     """
     split = [name for name in SPLIT if mesh.sizes[name] > 1]
     everything = (config.get("debug") or {}).get("target_param_pattern") == ".*"

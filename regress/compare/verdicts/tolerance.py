@@ -42,7 +42,7 @@ class Tolerance:
         for name, bound in (("relative", self.relative), ("absolute", self.absolute)):
             if not bound >= 0:  # NaN, too, which no error is beyond
                 raise ConfigError(
-                    f"a tolerance of {name}={bound} is no bound: give a number that is not negative"
+                    f"a tolerance of {name}={bound} is not a bound: give a number that is not negative"
                 )
 
     def of(self, name: str) -> Tolerance:

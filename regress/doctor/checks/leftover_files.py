@@ -153,7 +153,7 @@ def _target(match: re.Match[str]) -> str:
 
 def _reason_to_keep_folder(tree: Tree, path: Path, name: str) -> str | None:
     if not path.is_dir():
-        return "it is no folder"
+        return "it is not a folder"
     for file in tree.names(name):
         own = file.rpartition("/")[2]
         match = _FILE.fullmatch(own)

@@ -84,14 +84,14 @@ def _torn(context: CheckContext, name: str, line: int) -> Issue:
 
 
 def _corrupted(context: CheckContext, name: str, bad: list[int]) -> Issue:
-    several = f"{len(bad)} lines that are no rows" if len(bad) > 1 else "a line that is no row"
+    several = f"{len(bad)} lines that are not rows" if len(bad) > 1 else "a line that is not a row"
     return issue(
         "corrupted_metrics",
         f"{name} holds {several} of metrics, first line {bad[0]}, which no kill explains and no reader accepts; "
         "a repair drops what is none and keeps the old file in its backup",
         path=name,
         evidence={"lines": bad[:50]},
-        fix=_kept(context, name, f"drop what is no row of {name} ({len(bad)} of its lines)"),
+        fix=_kept(context, name, f"drop what is not a row of {name} ({len(bad)} of its lines)"),
     )
 
 

@@ -153,7 +153,9 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and name in DTYPES:
             return _Name(name)
         if module.partition(".")[0] == "torch":
-            raise Damage(f"it holds {module}.{name}, which is no plain value and no dense tensor", _UNTRUSTED)
+            raise Damage(
+                f"it holds {module}.{name}, which is not a plain value and no dense tensor", _UNTRUSTED
+            )
         raise Damage(f"its pickle holds code ({module}.{name}), which was not executed", _UNTRUSTED)
 
     def persistent_load(self, pid: Any) -> _Storage:

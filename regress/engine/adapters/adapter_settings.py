@@ -144,7 +144,8 @@ def base_of(path: Path, given: str | None, key: str) -> Path:
         if found != Path(str(named)):
             return found
     raise ConfigError(
-        f"{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is no directory here, and the "
+        f"{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is not a directory "
+        "here, and the "
         "Hugging Face hub does not give it; set model.lora.base_path to its directory"
     )
 

@@ -55,13 +55,14 @@ def read_manifest(folder: Location) -> dict[str, Stamp]:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder, but a checkpoint is one; check the path")
+        raise CheckpointError(f"{folder} is not a folder, but a checkpoint is one; check the path")
     try:
         _require_regular(path)
         return parse_manifest(read_bytes(path, DOCUMENT))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last; resume from another one"
+            f"{folder} is not a complete checkpoint: it has no {MANIFEST}, which is written last; resume from "
+            "another one"
         ) from None
     except OSError as error:
         raise CheckpointError(str(unreadable(path, error))) from error
@@ -128,7 +129,7 @@ def _below(folder: Location, name: str) -> Location:
 def _require_regular(path: Location) -> None:
     """Raise `ValueError` for a file that could be waited for for ever, or never end."""
     if isinstance(path, Path) and path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
 
 
 def _listed(folder: Location, prefix: str) -> list[str]:

@@ -48,7 +48,7 @@ def write_tensors(
 
 
 def is_plain(path: Path) -> bool:
-    """Return True for a file of safetensors that is no record of a dump, such as a checkpoint's optimizer."""
+    """Return True for a file of safetensors that is not a record of a dump, such as a checkpoint's optimizer."""
     try:
         with safe_open(path, framework="pt") as file:
             return bool(file.metadata() == _PLAIN)
@@ -120,7 +120,7 @@ def unfinished_of(state: CheckpointState) -> dict[str, Record]:
         }
     except (KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path} is no unfinished step ({reason(error)}); resume from another checkpoint"
+            f"{path} is not an unfinished step ({reason(error)}); resume from another checkpoint"
         ) from None
 
 
@@ -289,7 +289,8 @@ def load_whole(
         name, _, key = full.rpartition("/")
         if name not in shapes:
             raise CheckpointError(
-                f"{stated}: its optimizer has a state of {name}, which is no parameter of this model; resume with the "
+                f"{stated}: its optimizer has a state of {name}, which is not a parameter of this model; "
+                "resume with the "
                 "model that wrote it"
             )
         found.setdefault(name, {})[key] = value

@@ -1,4 +1,4 @@
-"""State of a run in a checkpoint, as far as it is no tensor. Loads no torch.
+"""State of a run in a checkpoint, as far as it is not a tensor. Loads no torch.
 
 ``trainer_state.json`` tells of it under the names that users of Hugging Face's Trainer know.
 """
@@ -65,7 +65,7 @@ class CheckpointState:
         pass_rates: held-out pass rate by step.
         outcomes: updates of the unfinished step.
         dumps: dumps that the run writes into, by the section of the configuration that asks for them.
-        optimizer: settings of the optimizer's state that are no tensors, by ``<parameter>/<state>``.
+        optimizer: settings of the optimizer's state that are not tensors, by ``<parameter>/<state>``.
         has_reference: True if the checkpoint holds the reference model.
         environment: determinism environment.
         versions: package -> version.

@@ -100,11 +100,11 @@ def _read_errors(path: Path) -> Iterator[None]:
         yield
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
-        raise ConfigError(f"File {shown}{line} is no valid YAML ({error.problem}); correct it.") from error
+        raise ConfigError(f"File {shown}{line} is not valid YAML ({error.problem}); correct it.") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"File {shown} is no text but binary data; give a YAML file.") from error
+        raise ConfigError(f"File {shown} is not text but binary data; give a YAML file.") from error
     except RecursionError as error:
-        raise ConfigError(f"File {shown} is nested too deeply; it is no configuration.") from error
+        raise ConfigError(f"File {shown} is nested too deeply; it is not a configuration.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"File {shown} is not UTF-8 text; save it as UTF-8.") from error
     except UNREADABLE as error:
@@ -247,7 +247,7 @@ class Files(ConfigRepository):
                 COMMAND_LINE if name in (f"{one.key_or_group}/{one.value()}" for one in choices) else where
             )
             reason = _missing_file(name, self.directories)
-            raise ConfigError(f"{shortened(name)} ({where}) is no configuration: {reason}.") from error
+            raise ConfigError(f"{shortened(name)} ({where}) is not a configuration: {reason}.") from error
         except RecursionError as error:
             circle = " -> ".join(map(shown_path, _circle(self._asked)))
             words = "take one of them out of a defaults list."
@@ -284,7 +284,7 @@ def _located(given: Path, config_name: str | None) -> Path:
             names = ", ".join(_names_in([given])) or "none here"
             raise ConfigError(f"{stated} is a directory; add config_name (there are: {names}).")
         if given.suffix != SUFFIX or not given.is_file():
-            raise ConfigError(f"{stated} is no directory and no {SUFFIX} file; correct the path.")
+            raise ConfigError(f"{stated} is not a directory and no {SUFFIX} file; correct the path.")
         return given
     if not given.is_dir():
         what = "a file" if given.is_file() else "missing"
@@ -293,7 +293,7 @@ def _located(given: Path, config_name: str | None) -> Path:
     path = _found(config_name, [given, BUILT_IN])
     if path is None:
         reason = _missing_file(config_name, [given, BUILT_IN])
-        raise ConfigError(f"config_name={shortened(config_name)} is no configuration: {reason}.")
+        raise ConfigError(f"config_name={shortened(config_name)} is not a configuration: {reason}.")
     return path
 
 
@@ -355,5 +355,5 @@ def _search_directory(entry: Any) -> Path:
     if scheme not in ("", "file"):
         raise ConfigError(f"{stated} has an unknown scheme; write file://DIRECTORY.")
     if not Path(directory).is_dir():
-        raise ConfigError(f"{stated} is no directory, seen from {Path.cwd()}; correct the path.")
+        raise ConfigError(f"{stated} is not a directory, seen from {Path.cwd()}; correct the path.")
     return absolute(Path(directory))

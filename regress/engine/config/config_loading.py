@@ -260,7 +260,7 @@ def text_entry(path: KeyPath, text: str, origin: Origin) -> Entry:
         parsed: Any = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
     except UNREADABLE as error:
         raise ConfigError(
-            f"{'.'.join(path)}={shortened(text)} ({origin}) is no valid YAML; quote it."
+            f"{'.'.join(path)}={shortened(text)} ({origin}) is not valid YAML; quote it."
         ) from error
     return Entry(path, parsed["value"], origin)
 
@@ -273,7 +273,7 @@ def flag_entries(flags: Mapping[str, str], beside: Sequence[Entry]) -> Iterator[
         beside: what the same command line gives as ``key=value``.
 
     Raises:
-        ConfigError: for a text that is no value of the key, and for a key that is given two values.
+        ConfigError: for a text that is not a value of the key, and for a key that is given two values.
     """
     seen = {entry.path: (f"{'.'.join(entry.path)}={in_yaml(entry.value)}", entry.value) for entry in beside}
     for name, text in flags.items():

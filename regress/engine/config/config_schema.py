@@ -189,7 +189,7 @@ def find_option(path: KeyPath, value: Any, origin: Origin) -> Option | None:
     key = ".".join(path)
     if key in sections():
         return None
-    stated = f"{shortened(key)}={shortened(value)} ({origin}) is no key of the configuration"
+    stated = f"{shortened(key)}={shortened(value)} ({origin}) is not a key of the configuration"
     if key in options():
         stated += " when its dots are part of one name; nest it, one level for each dot."
         raise ConfigError(stated)

@@ -47,7 +47,9 @@ class Resolver:
         except KeyError:
             key = ".".join(path)
             near = " or ".join(nearest_keys(key, options()))
-            words = f"refers to {key}, which is no key of the configuration; the nearest valid key is {near}"
+            words = (
+                f"refers to {key}, which is not a key of the configuration; the nearest valid key is {near}"
+            )
             raise UnresolvedError(words) from None
         return self._plain(raw, path, (*above, path))
 

@@ -210,7 +210,7 @@ class ReferenceConfig(Section):
             set one of them to null."""
         if run.uses_adapter and self.mixup_alpha != 1.0:
             yield f"""reference.mixup_alpha={self.mixup_alpha:g} mixes weights, and the product of mixed factors of an
-            adapter is no mixture of their products; set reference.mixup_alpha=1."""
+            adapter is not a mixture of their products; set reference.mixup_alpha=1."""
 
     def _adapter_conflicts(self, run: Config) -> Iterator[str]:
         if not run.algorithm.needs_reference:

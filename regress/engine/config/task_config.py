@@ -163,7 +163,7 @@ class DataConfig(Section):
             yield """data.filter_groups=true compares the samples of a group, and data.group_size=1 leaves nothing to
             compare; set data.group_size to at least 2 or data.filter_groups=false."""
         if self.filter_groups and self.filter_metric not in ("reward", *run.task.rewards) and run.has_task:
-            yield f"""data.filter_metric={self.filter_metric} is no reward of task.rewards, which has
+            yield f"""data.filter_metric={self.filter_metric} is not a reward of task.rewards, which has
             {", ".join(run.task.rewards)}; name one of them, or reward for their sum."""
 
 
@@ -315,7 +315,7 @@ def derive_thresholds(values: Values, environ: Mapping[str, str]) -> None:
 
     They beat a file, as every variable does. An entry for the stage in ``curriculum.thresholds``, or a threshold of the
     stage itself in ``curriculum.stages``, wins where the command line or a ``REGRESS_*`` variable gives it. Without a
-    curriculum the variables mean nothing. Raises `ConfigError` for one that belongs to no stage, or is no number.
+    curriculum the variables mean nothing. Raises `ConfigError` for one that belongs to no stage, or is not a number.
     """
     given = {name: environ[name] for name in sorted(environ) if name.startswith(THRESHOLD)}
     if not given or not values.value("curriculum.enable"):

@@ -103,7 +103,7 @@ class TrackedLog(Log):
         """Append one row to the file, and hand it to the trackers; returns before they have it.
 
         Raises:
-            RegressError: if the file cannot be written, or a value is no number or text.
+            RegressError: if the file cannot be written, or a value is not a number or text.
         """
         with writing(self._wishes.output_dir):
             self._open()

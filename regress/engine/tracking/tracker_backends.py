@@ -21,7 +21,7 @@ class _Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
     """Logger of accelerate's trackers that asks for no state of the process.
 
     accelerate's own raises where nobody has made an Accelerator, and the state itself may join a process group, which
-    is no business of a tracker.
+    is not business of a tracker.
     """
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:

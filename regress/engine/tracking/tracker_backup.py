@@ -97,7 +97,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         conform(content, _Document, "it")
     except (ValueError, OSError) as error:
         raise RegressError(
-            f"{path} is no backup of metrics; move it away, metrics.jsonl has every value"
+            f"{path} is not a backup of metrics; move it away, metrics.jsonl has every value"
         ) from error
     found: list[dict[str, Any]] = content["rows"]
     return found

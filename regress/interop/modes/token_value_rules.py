@@ -61,7 +61,7 @@ def _masks(link: Link) -> Discrepancy | None:
 
 
 def _same_masks(a: ModeRow, b: ModeRow, by: int = 0) -> bool:
-    """Return True if one mask is the other, moved by some places; one of zeros is no moved one."""
+    """Return True if one mask is the other, moved by some places; one of zeros is not a moved one."""
     mine, its = a.mask, b.mask
     if mine is None or its is None or mine.size != its.size:
         return False

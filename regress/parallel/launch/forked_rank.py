@@ -27,7 +27,7 @@ def run_rank(job: Start, rank: int, report: Connection, log: int, listener: sock
         value = _run(job, rank, report, port, listener)
         _flush()
         report.send(Done(value))
-    except BaseException as error:  # an exit, too, is no end of a job
+    except BaseException as error:  # an exit, too, is not an end of a job
         report.send(Failed.of(error))
         _flush()
         os._exit(1)

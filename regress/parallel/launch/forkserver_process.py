@@ -60,7 +60,7 @@ class Forkserver:
 
     @property
     def is_own(self) -> bool:
-        """True if this process has started it, and is no copy of the one that has."""
+        """True if this process has started it, and is not a copy of the one that has."""
         return self._owner == os.getpid()
 
     @property

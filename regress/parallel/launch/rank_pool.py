@@ -107,7 +107,7 @@ class RankPool:
         """
         if target.__module__ == "__main__":
             raise ValueError(
-                f"{target.__qualname__} is no function of a module that ranks can import: move it"
+                f"{target.__qualname__} is not a function of a module that ranks can import: move it"
             )
         timeout = max(TIMEOUT, 5 * standstill) if timeout is None else timeout
         payload = pickle.dumps((target, dict(arguments)))

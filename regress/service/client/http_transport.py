@@ -93,7 +93,7 @@ class Transport:
 
         Args:
             body: value to send as JSON, if there is no ``content``.
-            expected: statuses besides those of success that are no failure.
+            expected: statuses besides those of success that are not a failure.
             repeatable: the service executes it once however often it is sent, because of its sequence number.
         """
         return self._request(

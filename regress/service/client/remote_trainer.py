@@ -77,7 +77,7 @@ class RemoteTrainer(Trainer):
         return work
 
     def _laid_out(self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]]) -> MiniBatch:
-        """Lay a mini-batch out; log-probs of the sampler at another temperature are no values of the policy's."""
+        """Lay a mini-batch out; log-probs of the sampler at another temperature are not values of the policy's."""
         mini = super()._laid_out(trajectories, masks)
         if self.config.rollout_worker.temperature == 1.0:
             return mini

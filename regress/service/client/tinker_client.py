@@ -102,7 +102,7 @@ class TinkerModel:
         self.http.close()
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Return the reply to a request that is no future."""
+        """Return the reply to a request that is not a future."""
         return self.http.post(f"{API}/{path}", body).json()
 
     def retrieve(self, future: Mapping[str, Any]) -> Reply:

@@ -147,7 +147,9 @@ class Admission:
 
     def _check(self, lane: OperationQueue, seq: int) -> None:
         if isinstance(seq, bool) or seq < 1:
-            raise ServiceError(f"seq_id {seq} is no number of a request; count from 1", code="invalid_seq_id")
+            raise ServiceError(
+                f"seq_id {seq} is not a number of a request; count from 1", code="invalid_seq_id"
+            )
         lane.check(seq, self._state.limits.queue_length)
 
     def _failed(self, ticket: PendingOperation, error: ServiceError) -> Operation:

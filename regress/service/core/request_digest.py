@@ -77,7 +77,7 @@ class _Walk:
             for item in value:
                 self.take(item)
         else:
-            raise TypeError(f"{type(value).__name__} is no type of a request")
+            raise TypeError(f"{type(value).__name__} is not a type of a request")
 
     def _mark(self, kind: str, data: bytes) -> None:
         self.size += len(data)

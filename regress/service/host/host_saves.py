@@ -131,7 +131,7 @@ def opened(folder: Path, world: World) -> tuple[CheckpointState, Mapping[str, An
         state = read_state(folder) if world.main else parse_state(folder)
         told = state.parts.get(SERVICE)
         if not isinstance(told, Mapping):
-            raise CheckpointError(f"{folder.name} is no save of a training service; give the path of one")
+            raise CheckpointError(f"{folder.name} is not a save of a training service; give the path of one")
         return state, told
 
     return raise_on_all_ranks(world, read)

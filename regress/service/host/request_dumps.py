@@ -69,7 +69,7 @@ class DumpSettings:
             raise ConfigError(f"{ENABLED}={switch} is neither on nor off; set it to 1 or 0")
         every = environ.get(EVERY_N, "") or "1"
         if not every.isdecimal() or int(every) < 1:
-            raise ConfigError(f"{EVERY_N}={every} is no number of steps; set it to 1 or more")
+            raise ConfigError(f"{EVERY_N}={every} is not a number of steps; set it to 1 or more")
         listed = environ.get(OPTIONS, "") or ",".join(DEFAULT_TYPES)
         types = tuple(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
         for name in types:

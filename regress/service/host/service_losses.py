@@ -131,7 +131,7 @@ def wants_dump(request: PassRequest) -> bool:
 def _number(request: PassRequest, name: str, default: float) -> float:
     value = request.config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ServiceError(f"loss_fn_config.{name}={value!r} is no number; give one or leave it out")
+        raise ServiceError(f"loss_fn_config.{name}={value!r} is not a number; give one or leave it out")
     if name in request.config and math.isinf(value):
         raise ServiceError(f"loss_fn_config.{name}={value!r} is not finite; give a finite number")
     return float(value)

@@ -53,7 +53,7 @@ class Model:
     def made(cls, model_id: str, spec: ModelSpec, base: Base, dumps: Dumps) -> Model:
         """Return a new model; all ranks together."""
         if spec.lora is not None and not (isinstance(spec.lora.rank, int) and spec.lora.rank >= 1):
-            raise ServiceError(f"lora_config.rank={spec.lora.rank!r} is no rank; give 1 or more")
+            raise ServiceError(f"lora_config.rank={spec.lora.rank!r} is not a rank; give 1 or more")
         policy = base.policy(spec.lora)
         return cls(model_id, spec, base, policy, optimizer_of(policy, base), dumps.of_model(model_id))
 

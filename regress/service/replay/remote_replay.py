@@ -73,7 +73,7 @@ def inexpressible(case: GoldenCase, wire: str) -> str | None:
     if temperature != 1.0:
         return f"the policy is trained at a temperature of {temperature}, which the wires cannot say"
     if (config.get("algorithm") or {}).get("entropy_coef") and wire == "tinker":
-        return "its entropy bonus is no function of log-probs, and Tinker's losses are"
+        return "its entropy bonus is not a function of log-probs, and Tinker's losses are"
     return None
 
 

@@ -26,7 +26,7 @@ def from_list(values: list[Any], dtype: np.dtype[Any], where: str) -> Array:
     """Return a nested list of numbers as an array of a dtype.
 
     Raises:
-        ServiceError: rows differ in length, an element is no number, or the dtype cannot hold it.
+        ServiceError: rows differ in length, an element is not a number, or the dtype cannot hold it.
     """
     try:
         found = np.asarray(values)

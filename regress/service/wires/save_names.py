@@ -20,7 +20,7 @@ def save_name(name: str | None) -> str | None:
     """
     if name is not None and not SAVE_NAME.fullmatch(name):
         raise ServiceError(
-            f"{shown(name)} is no name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot or "
+            f"{shown(name)} is not a name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot or "
             "dash first"
         )
     return name
@@ -54,7 +54,7 @@ class Addresses:
         """Return the service's path for an address that the API key of a request owns.
 
         Raises:
-            ServiceError: it is no address, or another key's.
+            ServiceError: it is not an address, or another key's.
         """
         parts = address.removeprefix(self._scheme).split("/")
         if (
@@ -65,7 +65,7 @@ class Addresses:
         ):
             words = ", ".join(self._kinds)
             raise ServiceError(
-                f"{shown(address)} is no address of a save; use {self._scheme}<model id>/<{words}>/<name>, "
+                f"{shown(address)} is not an address of a save; use {self._scheme}<model id>/<{words}>/<name>, "
                 "as the service returned it"
             )
         save_name(parts[2])

@@ -113,12 +113,12 @@ def parse_pass(body: bytes) -> Any:
     """Return the message of a pass.
 
     Raises:
-        ServiceError: the bytes are no such message.
+        ServiceError: the bytes are not such a message.
     """
     try:
         return _CLASSES["PassRequest"].FromString(body)
     except (message.DecodeError, ValueError):  # the second: texts that are not UTF-8
-        raise ServiceError("the body is no valid protobuf message of a pass; send it whole") from None
+        raise ServiceError("the body is not valid protobuf message of a pass; send it whole") from None
 
 
 def pass_request(found: Any, limits: Limits) -> PassRequest:
@@ -181,7 +181,7 @@ def _datum(datum: Any, where: str, limits: Limits) -> Datum:
     for index, chunk in enumerate(datum.model_input):
         name = f"{where}.model_input[{index}]"
         if chunk.WhichOneof("kind") != "text":
-            raise ServiceError(f"{name} is no text; chunks of encoded text alone are supported")
+            raise ServiceError(f"{name} is not text; chunks of encoded text alone are supported")
         pieces.append(_flat(chunk.text.tokens, DTYPES["int32"], f"{name}.tokens"))
     tokens = tokens_of(pieces, f"{where}.model_input")
     check_count(len(datum.loss_fn_inputs), where, limits)

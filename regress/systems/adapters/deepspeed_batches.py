@@ -82,7 +82,7 @@ def batch_of(micro: Sequence[tuple[Sample, float]], part: tuple[int, int], *, pa
 
 
 def _positions(rows: Sequence[Sequence[tuple[Sample, float]]], width: int) -> Iterator[list[int]]:
-    """Yield the positions of a row; those of padding go on, so that it is no sample of its own."""
+    """Yield the positions of a row; those of padding go on, so that it is not a sample of its own."""
     for row in rows:
         found = [position for sample, _ in row for position in range(len(sample.tokens))]
         last = found[-1]

@@ -116,7 +116,7 @@ def read(path: Location, steps: int | None = None) -> dict[str, dict[int, list[f
     try:
         tree: _Document = conform(parse_json(read_bytes(path, DOCUMENT)), _Document, "it")
         if not all(seed.isdecimal() for own in tree["curves"].values() for seed in own):
-            raise ValueError("a seed is no number")
+            raise ValueError("a seed is not a number")
         if not all(values for own in tree["curves"].values() for values in own.values()):
             raise ValueError("a curve has no steps")
     except (OSError, ValueError) as error:

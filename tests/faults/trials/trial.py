@@ -131,7 +131,8 @@ def judged(trial: Trial, store: GoldenStore, *, diagnosed: bool = True, hidden: 
     chosen = Replay(_case(store, shown.case), variant_named(shown.variant), trial.precision)
     if not belongs(chosen) or not keeps_microbatches(chosen):
         raise ConfigError(
-            f"fault {trial.fault.name}: {shown.case}/{shown.variant} in {trial.precision} is no replay of the matrix: "
+            f"fault {trial.fault.name}: {shown.case}/{shown.variant} in {trial.precision} is not a replay of "
+            "the matrix: "
             "the case was not measured in this precision, or its values depend on microbatches that the variant makes "
             "anew; choose another case, variant or precision"
         )

@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "falling borders": (
         {"cu_seq_lens": np.array([0, 4, 2])},
-        r"cu_seq_lens \[0, 4, 2\] are no rising borders of one packed row of 5 tokens",
+        r"cu_seq_lens \[0, 4, 2\] are not rising borders of one packed row of 5 tokens",
     ),
     "borders that join samples": (
         {"cu_seq_lens": np.array([0, 5]), "position_ids": np.array([[0, 1, 2, 0, 1]])},

@@ -111,7 +111,7 @@ def test_a_plain_module_names_its_head(tmp_path: Path) -> None:
     ):
         train_plain(tmp_path / "a", Plain(), read_from="hidden_states")
     with pytest.raises(
-        CaptureError, match=r"head='lm_head' is no module of Plain: its children are embed, rnn, out"
+        CaptureError, match=r"head='lm_head' is not a module of Plain: its children are embed, rnn, out"
     ):
         train_plain(tmp_path / "a", Plain(), head="lm_head")
     train_plain(tmp_path / "a", Plain(), head="out")

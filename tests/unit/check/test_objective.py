@@ -181,8 +181,8 @@ def test_a_default_beside_the_value_that_was_given_is_shown() -> None:
         (lambda logps, mask: logps.sum(0), {}, "returns a loss of shape"),
         (lambda logps, mask: logps @ logps, {}, "cannot be called"),
         (lambda logps, mask: logps, {"arguments": {"z": 1}}, "has no argument 'z'"),
-        (lambda logps, mask: logps, {"terms": {"mask": "masc"}}, "'masc' is no term"),
-        (lambda logps, mask: logps, {"settings": {"clip_lo": 1}}, "clip_lo is no field"),
+        (lambda logps, mask: logps, {"terms": {"mask": "masc"}}, "'masc' is not a term"),
+        (lambda logps, mask: logps, {"settings": {"clip_lo": 1}}, "clip_lo is not a field"),
     ],
     ids=[
         "unknown",

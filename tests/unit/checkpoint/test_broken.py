@@ -35,14 +35,14 @@ def _pipe(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (
         lambda c: (c / "manifest.json").unlink(),
-        "is no complete checkpoint: it has no manifest",
+        "is not a complete checkpoint: it has no manifest",
     ),
     "torn manifest": (lambda c: _truncate(c / "manifest.json"), "manifest.json is damaged"),
     "manifest of a dump": (
         lambda c: (c / "manifest.json").write_text('{"kind": "dump", "schema_version": 1, "sha256": ""}'),
         "it is not that of a checkpoint",
     ),
-    "named pipe": (lambda c: _pipe(c / "manifest.json"), "it is no regular file"),
+    "named pipe": (lambda c: _pipe(c / "manifest.json"), "it is not a regular file"),
     "no weights": (lambda c: (c / "model.safetensors").unlink(), "lacks model.safetensors"),
     "half of the weights": (lambda c: _truncate(c / "model.safetensors"), "do not match the size and hash"),
     "another bit": (lambda c: _flip(c / "model.safetensors"), "do not match the size and hash"),
@@ -57,7 +57,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "nothing": (
         lambda c: c.rename(c.with_name("gone")),
-        "is no folder, but a checkpoint is one; check the path",
+        "is not a folder, but a checkpoint is one; check the path",
     ),
 }
 
@@ -185,8 +185,8 @@ def test_a_changed_record_of_the_dump_is_noticed(case: Case, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda tensors, told: (tensors, {}), "is no unfinished step"),
-        (lambda tensors, told: (tensors, {"records": "[]"}), "is no unfinished step"),
+        (lambda tensors, told: (tensors, {}), "is not an unfinished step"),
+        (lambda tensors, told: (tensors, {"records": "[]"}), "is not an unfinished step"),
         (
             lambda tensors, told: ({n: v for n, v in tensors.items() if "/advantages" not in n}, told),
             "lacks the advantages of its unfinished step",

@@ -166,5 +166,5 @@ def test_a_checkpoint_in_a_store_is_none_without_its_manifest(store: str, case: 
         if path.is_file() and path.name != "manifest.json":
             files.pipe_file(f"/checkpoints/run/checkpoint-1/{path.relative_to(case.checkpoint())}", b"x")
     assert checkpoints(store) == []
-    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         case.run(f"trainer.resume_from_checkpoint={store}/checkpoint-1")

@@ -21,7 +21,8 @@ QUOTING = (
 )
 
 OVERRIDES = {
-    "optimizer.learning_rat=1": "optimizer.learning_rat=1 (command line) is no key of the configuration; the nearest "
+    "optimizer.learning_rat=1": "optimizer.learning_rat=1 (command line) is not a key of the configuration; "
+    "the nearest "
     "valid key is optimizer.learning_rate.",
     "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, qwen3_next, qwen3_5_text, "
     "llama, gpt2, or the model_type of another causal language model of transformers; did you mean qwen3?",
@@ -136,12 +137,12 @@ def test_patterns_that_find_nothing_leave_an_earlier_dump_alone(case: Any) -> No
 
 
 FILES = {
-    "max_steps: 1\nmax_step: 2\n": "max_step=2 (file my.yaml:2) is no key of the configuration; the nearest valid "
+    "max_steps: 1\nmax_step: 2\n": "max_step=2 (file my.yaml:2) is not a key of the configuration; the nearest valid "
     "key is max_steps.",
     "trainer: {epochs: many}\n": "trainer.epochs=many (file my.yaml:1) must be an integer of at least 1.",
-    "data: [1\n": "File my.yaml:… is no valid YAML (…); correct it.",
+    "data: [1\n": "File my.yaml:… is not valid YAML (…); correct it.",
     "- max_steps\n": "File my.yaml:1 must hold a mapping; write lines of KEY: VALUE.",
-    "defaults: [basis]\n": "basis (file my.yaml:1) is no configuration: basis.yaml is in none of the directories …; "
+    "defaults: [basis]\n": "basis (file my.yaml:1) is not a configuration: basis.yaml is in none of the directories …; "
     "the nearest name is …",
     "exp_name: ${oc.env:NO_SUCH_VARIABLE}\n": "exp_name=${oc.env:NO_SUCH_VARIABLE} (file my.yaml:1) needs the "
     "environment variable NO_SUCH_VARIABLE, which is not set; set it or write ${oc.env:NO_SUCH_VARIABLE,DEFAULT}.",
@@ -164,11 +165,11 @@ def test_file(text: str, case: Any) -> None:
     [
         (
             ["--config-name", "demoo"],
-            "config_name=demoo is no configuration: demoo.yaml is in none of the directories …",
+            "config_name=demoo is not a configuration: demoo.yaml is in none of the directories …",
         ),
         (
             ["--config-path", "no.yaml"],
-            "config_path=no.yaml is no directory and no .yaml file; correct the path.",
+            "config_path=no.yaml is not a directory and no .yaml file; correct the path.",
         ),
         (["--config-path", "."], "config_path=. is a directory; add config_name (there are: none here)."),
     ],
@@ -235,5 +236,5 @@ def test_in_a_process_of_its_own(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: max_step=1 (command line) is no key of the configuration; the nearest valid key is max_steps.\n"
+        "error: max_step=1 (command line) is not a key of the configuration; the nearest valid key is max_steps.\n"
     )

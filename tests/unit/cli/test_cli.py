@@ -68,7 +68,7 @@ def test_help(arguments: tuple[str, ...], flag: str, teaches: list[str], command
 def test_an_old_spelling_works_and_says_the_new_one(
     old: tuple[str, ...], new: str, command: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """It does what it did: here, refuse what is no case and no dump, with its own sentence."""
+    """It does what it did: here, refuse what is not a case and no dump, with its own sentence."""
     nothing = str(tmp_path / "nothing")
     result = command(*old, nothing, *([nothing] if old[-1] == "diff" else []))
     assert result.exit_code == 2
@@ -175,7 +175,7 @@ def test_dump_show_a_directory_a_folder_and_a_file(
         ),
         (
             "run/final/model.safetensors",
-            "run/final/model.safetensors is no intact safetensors record: it holds tensors but no description of a "
+            "run/final/model.safetensors is not an intact safetensors record: it holds tensors but no description of a "
             "record; …",
         ),
     ],
@@ -211,7 +211,7 @@ def test_record_replay_and_compare(case: Any, command: Callable[..., Any]) -> No
     assert "trajectory" not in other.output
     assert other.stdout.splitlines()[0].startswith("param/step_000000_rank0.safetensors: ")
     (case.folder / "third" / "manifest.json").unlink()
-    assert "third is no complete dump" in command("dump", "diff", "first", "third").stderr
+    assert "third is not a complete dump" in command("dump", "diff", "first", "third").stderr
 
 
 WATCHED = """

@@ -112,7 +112,7 @@ def test_truncation(format: str, case: Any) -> None:
     data = path.read_bytes()
     for tenth in range(10):
         path.write_bytes(data[: len(data) * tenth // 10])
-        state = f"is no intact {format} record…" if tenth else "is empty"
+        state = f"is not an intact {format} record…" if tenth else "is empty"
         case.refuses(*mock(path), "max_steps=1", says=f"TMP/alone.{format} {state}; {CUT_OFF}")
     path.write_bytes(data)
     case.trains(*mock(path), "max_steps=1")
@@ -143,7 +143,7 @@ def test_pickle_with_code(zipped: bool, case: Any) -> None:
     else:
         path.write_bytes(pickle.dumps(case.code))
         clause, remedy = "it is a bare pickle, which may hold code and was not executed", CUT_OFF
-    case.refuses(*mock(path), says=f"TMP/alone.pt is no intact pt record: {clause}; {remedy}")
+    case.refuses(*mock(path), says=f"TMP/alone.pt is not an intact pt record: {clause}; {remedy}")
     assert not case.executed
 
 

@@ -56,7 +56,7 @@ def test_rollouts_are_recorded_and_replayed(
     assert replayed.exit_code == 0, replayed.output
     MemoryFileSystem().rm_file("/rollouts/manifest.json")
     refused = command("train", *both, "rollout_mock.mode=mock")
-    assert "memory://rollouts is no complete dump: it has no manifest.json" in refused.stderr
+    assert "memory://rollouts is not a complete dump: it has no manifest.json" in refused.stderr
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_list_runs_nothing(run: Callable[..., Any]) -> None:
     ("arguments", "says"),
     [
         (("--variants", "nothing*"), "'nothing*' matches none of base, left"),
-        (("--variants", "base and"), "'base and' is no expression (at its end)"),
+        (("--variants", "base and"), "'base and' is not an expression (at its end)"),
         (
             ("--variants", "left", "--tier", "bitwise"),
             "no variant of 'left' is replayed on dr_grpo in the tier b",

@@ -174,7 +174,7 @@ def test_missing_paths(case: Any) -> None:
     (case.folder / "empty").mkdir()
     case.refuses(
         *mock("empty"),
-        says="TMP/empty is no complete dump: it has no manifest.json, which is written last, so the run was "
+        says="TMP/empty is not a complete dump: it has no manifest.json, which is written last, so the run was "
         "interrupted or the path is not that of a dump directory; record again or correct the path",
     )
     (case.folder / "prose.txt").write_text("not a recording")

@@ -29,9 +29,9 @@ def told(*overrides: str, name: str | None = None) -> tuple[str, list[str]]:
 
 def test_wrong_keys_and_values_of_every_layer_are_named() -> None:
     first, others = told("max_steps=x", "nope=1", name="run")
-    assert first.startswith("optimizer.lr=1 (file run.yaml:4) is no key of the configuration; ")
+    assert first.startswith("optimizer.lr=1 (file run.yaml:4) is not a key of the configuration; ")
     assert others == [
-        "nope=1 (command line) is no key of the configuration; the nearest valid key is trainer.type.",
+        "nope=1 (command line) is not a key of the configuration; the nearest valid key is trainer.type.",
         "seed=-1 must be an integer of at least 0 and at most 4294967295 @ seed (run.yaml:1)",
         "max_steps=x must be an integer of at least 0 @ max_steps (command line)",
         "data.group_size=0 must be an integer of at least 1 @ data.group_size (environment REGRESS_DATA__GROUP_SIZE)",

@@ -13,13 +13,13 @@ Refusal = Callable[..., str]
 BUILT_IN = Path(regress.engine.config.conf.__path__[0])
 
 BROKEN = {
-    b"seed: [1\n": "File run.yaml:2 is no valid YAML (expected ',' or ']', but got '<stream end>'); "
+    b"seed: [1\n": "File run.yaml:2 is not valid YAML (expected ',' or ']', but got '<stream end>'); "
     "correct it.",
-    b"seed: 1\nseed: 2\n": "File run.yaml:2 is no valid YAML (found duplicate key seed); correct it.",
-    b"seed: 1\n  max_steps: 2\n": "File run.yaml:2 is no valid YAML (mapping values are not allowed here); "
+    b"seed: 1\nseed: 2\n": "File run.yaml:2 is not valid YAML (found duplicate key seed); correct it.",
+    b"seed: 1\n  max_steps: 2\n": "File run.yaml:2 is not valid YAML (mapping values are not allowed here); "
     "correct it.",
-    b"seed: *nothing\n": "File run.yaml:1 is no valid YAML (found undefined alias 'nothing'); correct it.",
-    b"seed: !!python/object/apply:os.getcwd []\n": "File run.yaml:1 is no valid YAML (could not determine a "
+    b"seed: *nothing\n": "File run.yaml:1 is not valid YAML (found undefined alias 'nothing'); correct it.",
+    b"seed: !!python/object/apply:os.getcwd []\n": "File run.yaml:1 is not valid YAML (could not determine a "
     "constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd'); correct it.",
     b"- seed\n": "File run.yaml:1 must hold a mapping; write lines of KEY: VALUE.",
     b"\n\nseed\n": "File run.yaml:3 must hold a mapping; write lines of KEY: VALUE.",
@@ -27,8 +27,8 @@ BROKEN = {
     b"null: 3\n": "File run.yaml holds what YAML cannot read (Incompatible key type 'NoneType'); correct it.",
     b"seed: !!int abc\n": "File run.yaml holds what YAML cannot read (invalid literal for int() with base "
     "10: 'abc'); correct it.",
-    b"\x00\x01\x02": "File run.yaml is no text but binary data; give a YAML file.",
-    b"a: " + b"[" * 600: "File run.yaml is nested too deeply; it is no configuration.",
+    b"\x00\x01\x02": "File run.yaml is not text but binary data; give a YAML file.",
+    b"a: " + b"[" * 600: "File run.yaml is nested too deeply; it is not a configuration.",
 }
 
 
@@ -54,12 +54,12 @@ def test_broken_neighbor_in_a_group_is_named(entry: str, refusal: Refusal) -> No
         "task/hard.yaml": f"defaults: [{{{entry}}}]" if ":" in entry else f"defaults: ['{entry}']",
         "task/broken.yaml": "level: [\n",
     }
-    assert refusal(files).startswith("File task/broken.yaml:2 is no valid YAML")
+    assert refusal(files).startswith("File task/broken.yaml:2 is not valid YAML")
 
 
 def test_broken_group_file_is_named(refusal: Refusal) -> None:
     sentence = refusal({"run.yaml": "", "task/hard.yaml": "level: [\n"}, "task=hard")
-    assert sentence.startswith("File task/hard.yaml:2 is no valid YAML")
+    assert sentence.startswith("File task/hard.yaml:2 is not valid YAML")
 
 
 @pytest.mark.parametrize("layer", ["file", "environment", "command line"])
@@ -88,7 +88,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_name_without_file(refusal: Refusal) -> None:
     assert refusal({"baseline.yaml": ""}, name="basline") == (
-        f"config_name=basline is no configuration: basline.yaml is in none of the directories ., {BUILT_IN}; "
+        f"config_name=basline is not a configuration: basline.yaml is in none of the directories ., {BUILT_IN}; "
         "the nearest name is baseline."
     )
 
@@ -96,7 +96,7 @@ def test_name_without_file(refusal: Refusal) -> None:
 def test_directory_in_place_of_a_file(refusal: Refusal) -> None:
     sentence = refusal({"run.yaml/inside.yaml": ""}, name="run")
     assert sentence.startswith(
-        "config_name=run is no configuration: run.yaml is in none of the directories ., "
+        "config_name=run is not a configuration: run.yaml is in none of the directories ., "
     )
 
 
@@ -108,7 +108,7 @@ def test_directory_without_name(refusal: Refusal) -> None:
 
 def test_path_to_nothing(refusal: Refusal) -> None:
     assert refusal({}, path="nowhere.yaml") == (
-        "config_path=nowhere.yaml is no directory and no .yaml file; correct the path."
+        "config_path=nowhere.yaml is not a directory and no .yaml file; correct the path."
     )
     assert refusal({}, path="nowhere", name="a") == (
         "config_path=nowhere is missing, but config_name=a needs a directory; give that."
@@ -129,28 +129,28 @@ def test_name_that_no_file_can_have(refusal: Refusal) -> None:
 def test_inherited_file_is_missing(refusal: Refusal) -> None:
     files = {"run.yaml": "seed: 1\ndefaults:\n  - bsae\n  - _self_\n", "base.yaml": ""}
     assert refusal(files) == (
-        f"bsae (file run.yaml:2) is no configuration: bsae.yaml is in none of the directories ., {BUILT_IN}; "
+        f"bsae (file run.yaml:2) is not a configuration: bsae.yaml is in none of the directories ., {BUILT_IN}; "
         "the nearest name is base."
     )
 
 
 def test_group_option_is_missing(refusal: Refusal) -> None:
     assert refusal({"run.yaml": "defaults: [{model: gpt3}]"}) == (
-        "model/gpt3 (file run.yaml:1) is no configuration: gpt3.yaml is in none of the directories "
+        "model/gpt3 (file run.yaml:1) is not a configuration: gpt3.yaml is in none of the directories "
         f"{BUILT_IN / 'model'}; the nearest name is gpt2."
     )
 
 
 def test_chosen_group_option_is_missing(refusal: Refusal) -> None:
     assert refusal({"run.yaml": ""}, "model=lama") == (
-        "model/lama (command line) is no configuration: lama.yaml is in none of the directories "
+        "model/lama (command line) is not a configuration: lama.yaml is in none of the directories "
         f"{BUILT_IN / 'model'}; the nearest name is llama."
     )
 
 
 def test_group_is_missing(refusal: Refusal) -> None:
     assert refusal({"run.yaml": "defaults: [{modle: gpt2}]"}) == (
-        "modle/gpt2 (file run.yaml:1) is no configuration: there is no group modle in any of the directories "
+        "modle/gpt2 (file run.yaml:1) is not a configuration: there is no group modle in any of the directories "
         f"., {BUILT_IN}."
     )
 

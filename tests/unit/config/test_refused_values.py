@@ -11,7 +11,7 @@ from regress.grpo.policy_losses import LOSSES
 
 Refusal = Callable[..., str]
 
-NO_KEY = "is no key of the configuration; the nearest valid key is"
+NO_KEY = "is not a key of the configuration; the nearest valid key is"
 NOT_A_SEED = "must be an integer of at least 0 and at most 4294967295."
 NOT_A_COUNT = "must be an integer of at least 0."
 NOT_BETAS = "must be a list of 2 numbers of at least 0 and less than 1."
@@ -64,7 +64,7 @@ VALUES = {
     "algorithm.preset=trl:dappo": f"must be one of {', '.join(PRESETS)}; did you mean trl:dapo?",
     "algorithm.loss=ppo": f"must be one of {', '.join(LOSSES)}; did you mean sapo?",
     "model=null": NOT_A_SECTION,
-    "seed=${sed}": "refers to sed, which is no key of the configuration; the nearest valid key is seed.",
+    "seed=${sed}": "refers to sed, which is not a key of the configuration; the nearest valid key is seed.",
     "exp_name=${oc.env:NOWHERE}": "needs the environment variable NOWHERE, which is not set; set it or write "
     "${oc.env:NOWHERE,DEFAULT}.",
     "output_dir=${debug.dump_dir}": "refers to itself, perhaps through other keys; break the circle.",
@@ -120,7 +120,7 @@ FILE = {
     "optimzer:\n  eps: 1": f"optimzer.eps=1 (file run.yaml:2) {NO_KEY} optimizer.eps.",
     "optimzer: {}": f"optimzer={{}} (file run.yaml:1) {NO_KEY} optimizer.",
     "1: 2": f"1=2 (file run.yaml:1) {NO_KEY} model.lora.r.",
-    "data.group_size: 3": "data.group_size=3 (file run.yaml:1) is no key of the configuration when its dots "
+    "data.group_size: 3": "data.group_size=3 (file run.yaml:1) is not a key of the configuration when its dots "
     "are part of one name; nest it, one level for each dot.",
     "seed: 1\nmax_steps: many": f"max_steps=many (file run.yaml:2) {NOT_A_COUNT}",
     "seed: 2020-01-01": f"seed=2020-01-01 (file run.yaml:1) {NOT_A_SEED}",

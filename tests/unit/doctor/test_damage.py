@@ -191,7 +191,7 @@ def test_a_resume_waits_for_no_pipe_and_no_bomb(tmp_path: Path) -> None:
     with alarm():
         assert str(latest(str(run.folder))) == str(run.checkpoint())
     (run.folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 2}\n')
-    with pytest.raises(DumpError, match="line 2 is no row of metrics"):
+    with pytest.raises(DumpError, match="line 2 is not a row of metrics"):
         read_rows(run.folder / "metrics.jsonl")
 
 

@@ -101,7 +101,7 @@ def test_two_runs_are_not_guessed_between(run: Run, doctor: Doctor) -> None:
 def test_exit_codes_tell_the_severity(run: Run, doctor: Doctor) -> None:
     assert doctor(run.folder).exit_code == 0
     run.write_json("wandb_sync_state.json", run.tracking(150))
-    assert doctor(run.folder).exit_code == 0, "a finding of low severity is no failure"
+    assert doctor(run.folder).exit_code == 0, "a finding of low severity is not a failure"
     tear(run)
     assert doctor(run.folder).exit_code == 1
     assert doctor(run.folder, "--report-only").exit_code == 1

@@ -212,8 +212,11 @@ def test_values_of_any_kind_are_those_that_torch_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (torch.zeros(3).to_sparse(), "_rebuild_sparse_tensor, which is no plain value and no dense tensor"),
-        (torch.zeros(3, dtype=torch.complex64), "torch.ComplexFloatStorage, which is no plain value"),
+        (
+            torch.zeros(3).to_sparse(),
+            "_rebuild_sparse_tensor, which is not a plain value and no dense tensor",
+        ),
+        (torch.zeros(3, dtype=torch.complex64), "torch.ComplexFloatStorage, which is not a plain value"),
         (Path("x"), "its pickle holds code (pathlib"),
         (np.zeros(3), "its pickle holds code (numpy"),
     ],

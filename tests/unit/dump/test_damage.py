@@ -151,7 +151,7 @@ def test_huge_declared_tensor(tmp_path: Path, make_records: Any) -> None:
     data = b"".join(FORMATS["safetensors"].encode(make_records()[1]))
     path = tmp_path / "x.safetensors"
     path.write_bytes(data.replace(b'"shape":[3,5]', b'"shape":[9,9]').replace(b"[3,5]", b"[9,9]"))
-    with pytest.raises(DumpError, match=r"x\.safetensors is no intact safetensors record"):
+    with pytest.raises(DumpError, match=r"x\.safetensors is not an intact safetensors record"):
         read(path)
 
 
@@ -245,7 +245,7 @@ def test_rubbish(tmp_path: Path, data: bytes) -> None:
 def test_plain_torch_files_are_no_records(tmp_path: Path) -> None:
     for value in (torch.zeros(3), {"weight": torch.zeros(3)}, [1, 2]):
         torch.save(value, tmp_path / "x.pt")
-        with pytest.raises(DumpError, match="is no record"):
+        with pytest.raises(DumpError, match="is not a record"):
             read(tmp_path / "x.pt")
 
 

@@ -130,5 +130,5 @@ def test_parameters() -> None:
         ConfigError, match=r"target_param_pattern 'q_proj' matches none .*, and \.\* matches all"
     ):
         matching_parameters(model.named_parameters(), "q_proj")
-    with pytest.raises(ConfigError, match=r"target_param_pattern '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"target_param_pattern '\(' is not a regular expression"):
         matching_parameters(model.named_parameters(), "(")

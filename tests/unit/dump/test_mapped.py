@@ -77,7 +77,7 @@ def test_sizes_and_headers_are_verified(dump: Path) -> None:
     ]:
         assert old in data
         file.write_bytes(data.replace(old, new, 1))
-        with pytest.raises(DumpError, match="is no intact safetensors record"):
+        with pytest.raises(DumpError, match="is not an intact safetensors record"):
             DumpReader(dump, mapped=True).read(name)
 
 

@@ -154,7 +154,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
 def test_a_damaged_line_in_the_middle_is_refused_by_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": \n{"step": 2}\n')
-    with pytest.raises(DumpError, match="line 2 is no row of metrics"):
+    with pytest.raises(DumpError, match="line 2 is not a row of metrics"):
         read_metrics(path)
     with pytest.raises(DumpError, match="line 2"):
         MetricsWriter(path)

@@ -103,7 +103,7 @@ def test_an_interrupted_run_stays_one(memory: dict[str, Any], make_trajectory: A
     with pytest.raises(ZeroDivisionError):
         _interrupted(make_trajectory)
     assert sorted(memory) == [f"/runs/one/trajectory/step_00000{n}.safetensors" for n in range(2)]
-    with pytest.raises(DumpError, match=f"{URL} is no complete dump: it has no {MANIFEST}"):
+    with pytest.raises(DumpError, match=f"{URL} is not a complete dump: it has no {MANIFEST}"):
         DumpReader(URL)
     with pytest.raises(DumpError, match=f"was interrupted: record again, or give {URL}/trajectory"):
         read_trajectories(URL)
@@ -260,7 +260,7 @@ def test_ranks_of_a_pool_record_into_one_store(shelf: Any, tmp_path: Path, proto
     assert compare_bitwise(url, tmp_path / "run").differences == []
     with pytest.raises(RankError):
         pool.run(shelf.record, {"url": f"{url}-2", "steps": 2, "fails": 1}, 3)
-    with pytest.raises(DumpError, match="is no complete dump"):
+    with pytest.raises(DumpError, match="is not a complete dump"):
         DumpReader(f"{url}-2")
     assert not list(tmp_path.rglob(f"{TEMPORARY}*"))
 

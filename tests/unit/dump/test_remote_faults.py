@@ -75,7 +75,7 @@ def test_a_half_file_is_refused(brittle: Any, make_trajectory: Any) -> None:
     ):
         _record(make_trajectory)
     brittle.expect()
-    with pytest.raises(DumpError, match=r"step_000001\.safetensors is no intact safetensors record"):
+    with pytest.raises(DumpError, match=r"step_000001\.safetensors is not an intact safetensors record"):
         read_trajectories(f"{URL}/trajectory")
 
 
@@ -192,5 +192,5 @@ def test_a_store_that_never_answers_is_not_waited_for(monkeypatch: pytest.Monkey
         assert "REGRESS_STORE_TIMEOUT" in str(caught.value)
     asked.set()
     monkeypatch.setenv("REGRESS_STORE_TIMEOUT", "soon")
-    with pytest.raises(DumpError, match="REGRESS_STORE_TIMEOUT='soon' is no number of seconds"):
+    with pytest.raises(DumpError, match="REGRESS_STORE_TIMEOUT='soon' is not a number of seconds"):
         place.exists()

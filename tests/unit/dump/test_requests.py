@@ -79,7 +79,7 @@ def test_a_killed_service_leaves_its_whole_lines(tmp_path: Path) -> None:
 )
 def test_damage_is_named_by_its_line(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / INDEX).write_bytes(DumpedRequest("m", "forward", 0).line() + damaged)
-    with pytest.raises(DumpError, match=r"requests.jsonl, line 2 is no request of a training service"):
+    with pytest.raises(DumpError, match=r"requests.jsonl, line 2 is not a request of a training service"):
         read_requests(tmp_path)
 
 

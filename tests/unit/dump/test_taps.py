@@ -179,7 +179,7 @@ def test_exception_leaves_whole_files_and_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="why it ended"):
         run()
     assert [path.name for path in tmp_path.rglob("*.*")] == ["step_000000.safetensors"]
-    with pytest.raises(DumpError, match=f"is no complete dump: it has no {MANIFEST}"):
+    with pytest.raises(DumpError, match=f"is not a complete dump: it has no {MANIFEST}"):
         DumpReader(tmp_path)
     assert current() is None
     assert not wanted("loss")

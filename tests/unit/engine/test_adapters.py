@@ -325,7 +325,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "base": (
         lambda f: shutil.rmtree(f / "base"),
-        r"'base' in its adapter_config.json, is no directory here, .* set ",
+        r"'base' in its adapter_config.json, is not a directory here, .* set ",
     ),
 }
 
@@ -350,7 +350,7 @@ def test_settings_beside_an_adapter_have_to_be_its_own(adapter: Path, config: Ma
         ConfigError, match=r"model\.lora\.r=4 is not that of the adapter in model\.path=.* \(2\)"
     ):
         made(config(f"model.path={adapter}", *LORA, "model.lora.r=4"))
-    with pytest.raises(ConfigError, match=r"model\.lora\.base_path=.* is no adapter; set it to null"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.base_path=.* is not an adapter; set it to null"):
         made(config(f"model.path={adapter / 'base'}", f"model.lora.base_path={adapter}"))
 
 

@@ -115,7 +115,7 @@ def test_too_many_batches_end_the_run_with_the_numbers() -> None:
         ),
         (
             ["data.filter_groups=true", "data.filter_metric=acc"],
-            "data.filter_metric=acc is no reward of task.rewards",
+            "data.filter_metric=acc is not a reward of task.rewards",
         ),
     ],
 )

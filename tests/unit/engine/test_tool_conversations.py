@@ -126,7 +126,7 @@ def test_a_solution_that_the_environment_ends_is_refused(config: MakeConfig) -> 
 
 
 def test_a_group_of_one_has_no_undefined_advantage() -> None:
-    """Defect 3: the standard deviation of one reward is no number."""
+    """Defect 3: the standard deviation of one reward is not a number."""
     for estimator in ("grpo", "rloo"):
         objective = Objective(advantage=estimator, scale="group" if estimator == "grpo" else "none")
         found = token_advantages(

@@ -183,7 +183,7 @@ OTHER = "log-probs of the policy were recorded at temperature 1 alone"
 def test_nothing_is_judged_off_policy_by_log_probs_of_another_temperature(
     beta: float, tmp_path: Path
 ) -> None:
-    """Clipped tokens are no fault of the mask, and a fit with ratio 1 that fails says nothing of the formulas."""
+    """Clipped tokens are not a fault of the mask, and a fit with ratio 1 that fails says nothing of the formulas."""
     world = World(Run(off_policy=0.3, temperature=0.8, recorded=1.0))
     dump = record(world, trl(beta=beta), trl_advantages(world), tmp_path / "dump")
     code, tree, output = told(dump)

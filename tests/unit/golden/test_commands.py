@@ -96,7 +96,8 @@ def test_list_with_a_damaged_case(store: GoldenStore, make_inputs: Any) -> None:
 def test_list_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        refusal("list") == "error: golden is no golden directory: give --golden-dir, or make one with pytest "
+        refusal("list")
+        == "error: golden is not a golden directory: give --golden-dir, or make one with pytest "
         "--update-golden or with golden/CASE/case.yaml"
     )
     (tmp_path / "golden").mkdir()
@@ -152,7 +153,7 @@ def test_verify(store: GoldenStore) -> None:
         "the case again with regress golden record",
         f"note: tiny: {left} is left over from an update that was taken back or interrupted (a file of the case that "
         "its manifest does not name): remove what is left over with regress golden prune",
-        "note: tiny: golden/tiny/truth/notes.txt is no file of the case: move it away",
+        "note: tiny: golden/tiny/truth/notes.txt is not a file of the case: move it away",
         "1 case: 1 damaged file",
     ]
     assert [row["damage"] for row in parsed(1, "verify")] == [True, False, False]

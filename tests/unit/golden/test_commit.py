@@ -174,10 +174,10 @@ def test_values_that_are_not_finite(
 @pytest.mark.parametrize(
     ("truth", "says"),
     [
-        ({"step_0": {"loss": {"x": 1.0}}}, "'step_0' is no optimizer update: write step_000000"),
-        ({"step_000000_rank0": {"loss": {"x": 1.0}}}, "is no optimizer update"),
-        ({"../../x": {"loss": {"x": 1.0}}}, "is no optimizer update"),
-        ({"step_000000": {"../x": {"x": 1.0}}}, "'../x' is no name of a quantity"),
+        ({"step_0": {"loss": {"x": 1.0}}}, "'step_0' is not an optimizer update: write step_000000"),
+        ({"step_000000_rank0": {"loss": {"x": 1.0}}}, "is not an optimizer update"),
+        ({"../../x": {"loss": {"x": 1.0}}}, "is not an optimizer update"),
+        ({"step_000000": {"../x": {"x": 1.0}}}, "'../x' is not a name of a quantity"),
         ({"step_000000": {"loss": {"a\nb": 1.0}}}, "cannot be stored: tensor name"),
         ({"step_000000": {"loss": {"$float": 1.0}}}, "the manifest cannot be written"),
         ({"step_000000": {"loss": {"x": "text"}}}, "cannot be stored: tensor 'x' is a str"),
@@ -227,7 +227,7 @@ def test_inputs_are_hashed_anew_when_asked(recorded: Path, provenance: Any) -> N
     "path", ["/etc/passwd", "../x", "model/../../x", "manifest.json", "truth/x", ".x", "a\\b", ""]
 )
 def test_paths_that_no_input_can_have(recorded: Path, path: str, provenance: Any) -> None:
-    with pytest.raises(GoldenError, match="is no input: give its path within"):
+    with pytest.raises(GoldenError, match="is not an input: give its path within"):
         commit(recorded, inputs=[path], provenance=provenance)
 
 
@@ -275,11 +275,11 @@ def test_what_killed_writers_left_is_removed(recorded: Path, provenance: Any, co
 
 
 def test_a_folder_that_is_no_case(tmp_path: Path, provenance: Any) -> None:
-    with pytest.raises(GoldenError, match=r"has no case\.yaml, so it is no case"):
+    with pytest.raises(GoldenError, match=r"has no case\.yaml, so it is not a case"):
         commit(tmp_path, provenance=provenance)
-    with pytest.raises(GoldenError, match=r"none has no case\.yaml, so it is no case"):
+    with pytest.raises(GoldenError, match=r"none has no case\.yaml, so it is not a case"):
         commit(tmp_path / "none", provenance=provenance)
-    with pytest.raises(GoldenError, match=r"none is no folder that can be read"):
+    with pytest.raises(GoldenError, match=r"none is not a folder that can be read"):
         commit(tmp_path / "none" / "case", provenance=provenance)
 
 

@@ -164,11 +164,11 @@ def entry(tree: Any) -> Any:
         (lambda t: t.update(provenance=[]), "its provenance is a list"),
         (
             lambda t: t["inputs"].update({"../../x": {"size": 0, "sha256": "0" * 64}}),
-            "'../../x' is no path of an input",
+            "'../../x' is not a path of an input",
         ),
         (
             lambda t: t["inputs"].update({"/etc/passwd": {"size": 0, "sha256": "0" * 64}}),
-            "is no path of an input",
+            "is not a path of an input",
         ),
         (
             lambda t: t["inputs"].update({"model/x": {"size": -1, "sha256": "0" * 64}}),
@@ -189,14 +189,14 @@ def entry(tree: Any) -> Any:
         (lambda t: entry(t)["tensors"]["lm_head.weight"].pop("mean"), "a tensor does not consist of"),
         (
             lambda t: t["truth"].update({"../../x": t["truth"]["step_000001"]}),
-            "'../../x' is no optimizer update",
+            "'../../x' is not an optimizer update",
         ),
         (
             lambda t: t["truth"].update({"step_000009": {}}),
-            "'step_000009' is no optimizer update with quantities",
+            "'step_000009' is not an optimizer update with quantities",
         ),
-        (lambda t: t["truth"]["step_000001"].update({"../x": entry(t)}), "'../x' is no quantity"),
-        (lambda t: t["tolerances"]["loss"].update({"a/b": {}}), "'a/b' is no quantity or precision"),
+        (lambda t: t["truth"]["step_000001"].update({"../x": entry(t)}), "'../x' is not a quantity"),
+        (lambda t: t["tolerances"]["loss"].update({"a/b": {}}), "'a/b' is not a quantity or precision"),
         (lambda t: t["tolerances"]["loss"]["float32"].update(relative=-1), "has relative = -1"),
         (lambda t: t["tolerances"]["loss"]["float32"].update(reason=" "), "has no reason"),
         (lambda t: t["tolerances"]["loss"]["float32"].update(basis=3), "basis of a tolerance is 3"),

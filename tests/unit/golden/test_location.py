@@ -31,12 +31,12 @@ def test_beside_pyproject(tmp_path: Path, text: str, name: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[tool.pytest", r"pyproject\.toml is no valid TOML .*; correct it, or give --golden-dir"),
+        ("[tool.pytest", r"pyproject\.toml is not valid TOML .*; correct it, or give --golden-dir"),
         (
             "[tool.pytest]\nregress_golden_dir = 3",
-            r"regress_golden_dir = 3 in .*pyproject\.toml is no directory",
+            r"regress_golden_dir = 3 in .*pyproject\.toml is not a directory",
         ),
-        ('[tool.pytest]\nregress_golden_dir = ""', "is no directory: write a path"),
+        ('[tool.pytest]\nregress_golden_dir = ""', "is not a directory: write a path"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -111,7 +111,7 @@ def test_a_list_that_names_anything_else_is_refused(
     before = content(store.root)
     listed(orphans, "checks/a/x.safetensors", *names)
     with pytest.raises(
-        GoldenError, match="orphans is no list of stored checks: run pytest without -k or paths again"
+        GoldenError, match="orphans is not a list of stored checks: run pytest without -k or paths again"
     ):
         prune(store, orphans)
     assert content(store.root) == before
@@ -120,5 +120,5 @@ def test_a_list_that_names_anything_else_is_refused(
 @pytest.mark.parametrize("text", ["", "{", "{}", "3", "[" * 100_000, "\udcff"])
 def test_a_damaged_list(store: GoldenStore, orphans: Path, text: str) -> None:
     orphans.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(GoldenError, match=r"orphans (cannot be read|is no list)"):
+    with pytest.raises(GoldenError, match=r"orphans (cannot be read|is not a list)"):
         prune(store, orphans)

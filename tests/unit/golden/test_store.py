@@ -102,7 +102,7 @@ def test_an_unknown_case(recorded: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".pending", "checks", "a\0b", "a b", "ä"])
 def test_names_that_no_case_can_have(recorded: Path, name: str) -> None:
-    with pytest.raises(GoldenError, match="is no name of a golden case"):
+    with pytest.raises(GoldenError, match="is not a name of a golden case"):
         GoldenStore(recorded.parent).case(name)
 
 

@@ -209,8 +209,8 @@ def test_nothing_as_large_as_the_logits_but_their_gradient(
         (torch.tensor([-100, 1]), {}, r"targets span -100 to 1, outside the vocabulary of 5"),
         (torch.tensor([0, 1]), {"temperature": 0.0}, r"temperature=0.0 cannot divide logits"),
         (torch.tensor([0, 1]), {"temperature": math.nan}, r"temperature=nan cannot divide logits"),
-        (torch.tensor([0, 1]), {"vocab_chunk": 0}, r"vocab_chunk=0 is no size"),
-        (torch.tensor([0, 1]), {"block": 0}, r"block=0 is no size"),
+        (torch.tensor([0, 1]), {"vocab_chunk": 0}, r"vocab_chunk=0 is not a size"),
+        (torch.tensor([0, 1]), {"block": 0}, r"block=0 is not a size"),
     ],
 )
 def test_bad_input(targets: Tensor, options: dict[str, Any], message: str) -> None:

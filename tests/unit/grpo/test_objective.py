@@ -116,7 +116,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ({"scale": "x"}, "scale='x' is unknown: choose one of group, batch, none."),
     ({"eps": -1.0}, "eps=-1.0 is too small: it must be a number of at least 0."),
     ({"clip_low": float("nan")}, "clip_low=nan is too small: it must be a number of at least 0."),
-    ({"clip_hihg": 0.3}, "clip_hihg is no field of the objective: the nearest is clip_high."),
+    ({"clip_hihg": 0.3}, "clip_hihg is not a field of the objective: the nearest is clip_high."),
 ]
 
 

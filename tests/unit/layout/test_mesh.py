@@ -52,7 +52,7 @@ def test_neighbours_are_of_one_tensor_parallel_group() -> None:
 
 @pytest.mark.parametrize("name", DIMENSIONS)
 def test_no_extent_below_one(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^parallel\.{name}=0 is no number of ranks; give 1 or more$"):
+    with pytest.raises(ValueError, match=rf"^parallel\.{name}=0 is not a number of ranks; give 1 or more$"):
         Mesh(**{name: 0})
 
 

@@ -256,7 +256,7 @@ def test_values_of_other_shapes_are_refused(values: dict[str, Any], words: str) 
 
 
 def test_summary_tells_what_was_not_checked() -> None:
-    """A rule without values is no green rule."""
+    """A rule without values is not a green rule."""
     told = run(Loop(options={"checks": ["finite", "replicas"]})).summary()
     assert "finite       checked 16 times, broken 0" in told
     assert "replicas     no values were told" in told
@@ -299,17 +299,17 @@ def test_other_runs_on_two_ranks(fault: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"checks": 5}, r"guard\(checks=5\) is no list of rules: choose of finite"),
-        ({"checks": "finite"}, r"guard\(checks='finite'\) is no list of rules"),
+        ({"checks": 5}, r"guard\(checks=5\) is not a list of rules: choose of finite"),
+        ({"checks": "finite"}, r"guard\(checks='finite'\) is not a list of rules"),
         ({"checks": [[]]}, r"guard knows no \[\]: choose of finite"),
         ({"sampler_dtype": []}, r"guard knows no \[\]: choose of float64"),
         ({"action": None}, r"guard\(action=None\) is neither 'raise' nor 'warn'"),
         ({"centered": "no"}, r"guard\(centered='no'\) is neither True nor False"),
-        ({"group_size": 0}, r"guard\(group_size=0\) is no whole number from 1"),
-        ({"group_size": "2"}, r"guard\(group_size='2'\) is no whole number from 1"),
-        ({"group_size": 1.5}, r"guard\(group_size=1.5\) is no whole number from 1"),
-        ({"data_rank": -1}, r"guard\(data_rank=-1\) is no whole number from 0"),
-        ({"replica_group": 5}, r"guard\(replica_group=5\) is no process group"),
+        ({"group_size": 0}, r"guard\(group_size=0\) is not a whole number from 1"),
+        ({"group_size": "2"}, r"guard\(group_size='2'\) is not a whole number from 1"),
+        ({"group_size": 1.5}, r"guard\(group_size=1.5\) is not a whole number from 1"),
+        ({"data_rank": -1}, r"guard\(data_rank=-1\) is not a whole number from 0"),
+        ({"replica_group": 5}, r"guard\(replica_group=5\) is not a process group"),
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:

@@ -12,7 +12,7 @@ from tests.as_subtests import as_subtests
 
 SOURCE = '''
 def scaled(x, bound, on=True):
-    """Docstrings and messages are no numerics."""
+    """Docstrings and messages are not numerics."""
     if bound < 0:
         raise ValueError(f"bound is {bound + 1}")
     total = 0.0
@@ -50,7 +50,7 @@ def test_mutants_have_names_of_their_own() -> None:
 def test_what_is_equivalent_is_still_a_mutant() -> None:
     names = {mutant.name for mutant in mutants(PATHS)}
     stale = [name for name in equivalents() if name not in names]
-    assert not stale, "mutation/equivalent.toml names what is no mutant any more"
+    assert not stale, "mutation/equivalent.toml names what is not a mutant any more"
     assert all(reason.strip() for reason in equivalents().values())
 
 

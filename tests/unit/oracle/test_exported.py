@@ -114,7 +114,7 @@ def test_learning_rate_of_the_export_gives_way_to_a_given_one(dense: Path, tmp_p
     ("overrides", "error", "text"),
     [
         ({"model.dtype": "float32"}, ConfigError, "model.dtype is none of an objective or optimizer"),
-        ({"advantages": "one"}, ConfigError, "advantages='one' is no number"),
+        ({"advantages": "one"}, ConfigError, "advantages='one' is not a number"),
         ({"algorithm.clip_lo": 0.1}, ConfigError, "clip_lo"),
     ],
 )
@@ -126,7 +126,7 @@ def test_refused_overrides(
 
 
 def test_refused_exports(dense: Path, tmp_path: Path) -> None:
-    with pytest.raises(GoldenError, match="is no exported case"):
+    with pytest.raises(GoldenError, match="is not an exported case"):
         truth(tmp_path, {}, 1, tmp_path / "truth")
     with pytest.raises(GoldenError, match="holds 3 updates, not 4; ask for 1 to 3"):
         truth(dense, {}, 4, tmp_path / "truth")

@@ -163,7 +163,7 @@ def test_refused_dumps(healthy: Path, tmp_path: Path) -> None:
         (
             {"settings": {"model.dtype": "float32"}},
             ConfigError,
-            "--set model.dtype is no setting of an objective",
+            "--set model.dtype is not a setting of an objective",
         ),
         ({"preset": "dr_grpo"}, OracleError, "give --set algorithm.norm_length=N"),
         ({"preset": "grpo"}, OracleError, "nothing tells the reference log-probs of step 0"),

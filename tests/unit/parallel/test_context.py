@@ -150,7 +150,7 @@ def errors(family: str, layout: str, method: str, split: str, ranks: int, dtype:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Largest difference relative to the largest expected value; infinite for what is no number."""
+    """Largest difference relative to the largest expected value; infinite for what is not a number."""
     worst = (found - expected).abs().max() / expected.abs().max()
     return float(worst.nan_to_num(torch.inf))
 

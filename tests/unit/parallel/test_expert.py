@@ -151,7 +151,7 @@ def errors(
 
 
 def distance(found: Tensor, expected: Tensor, scale: Tensor) -> float:
-    """Largest difference relative to the largest value of ``scale``; infinite for what is no number."""
+    """Largest difference relative to the largest value of ``scale``; infinite for what is not a number."""
     worst = (found - expected).abs().max() / scale.abs().max().clamp(min=1e-300)
     return float(worst.nan_to_num(torch.inf))
 

@@ -40,7 +40,8 @@ TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
         (
             ["parallel.dp=2"],
             {"WORLD_SIZE": "two"},
-            "WORLD_SIZE=two in the environment is no number of a process or of processes; start them with torchrun or "
+            "WORLD_SIZE=two in the environment is not a number of a process or of processes; start them with "
+            "torchrun or "
             "accelerate launch, or unset it",
         ),
         (
@@ -52,13 +53,13 @@ TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
         (
             ["parallel.dp=2"],
             TWO | {"RANK": "2"},
-            "RANK=2 is no number of one of WORLD_SIZE=2 processes; count them from 0, or start them with torchrun "
+            "RANK=2 is not a number of one of WORLD_SIZE=2 processes; count them from 0, or start them with torchrun "
             "--nproc-per-node 2",
         ),
         (
             ["parallel.dp=2"],
             TWO | {"RANK": "-1"},
-            "RANK=-1 in the environment is no number of a process or of processes; start them with torchrun or "
+            "RANK=-1 in the environment is not a number of a process or of processes; start them with torchrun or "
             "accelerate launch, or unset it",
         ),
         (

@@ -102,7 +102,8 @@ def test_refusals_on_ranks(two: Done) -> None:
         "start": "InputError: the target of row 0 lies in 2 parts of the vocabulary (on this rank it would be column "
         "1): every token id lies in exactly one; pass each rank the first id of its own part as start, and fill "
         "positions without a target with any token id, such as 0.",
-        "partial": "ValueError: a tensor placed as (Partial(sum),) is no part of the whole one; sum it over the ranks "
+        "partial": "ValueError: a tensor placed as (Partial(sum),) is not a part of the whole one; sum it "
+        "over the ranks "
         "first",
         "shape": "ValueError: a tensor of shape [2, 2] cannot be split as a parameter of shape [14, 32] is",
     }

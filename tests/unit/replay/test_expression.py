@@ -36,12 +36,15 @@ def test_what_is_found(text: str, found: list[str]) -> None:
     [
         ("cp2", "'cp2' matches none of base, packed, "),
         ("cp2 and tp2", "'cp2 and tp2' matches none of base, packed, "),
-        ("tp2 and", "'tp2 and' is no expression (at its end); write such as 'tp2 and not (packed or left)'"),
-        ("(tp2 or base", "is no expression (at its end)"),
-        ("tp2 or base)", "is no expression (at ')')"),
-        ("tp2 not base", "is no expression (at 'not')"),
-        ("and", "is no expression (at 'and')"),
-        ("()", "is no expression (at ')')"),
+        (
+            "tp2 and",
+            "'tp2 and' is not an expression (at its end); write such as 'tp2 and not (packed or left)'",
+        ),
+        ("(tp2 or base", "is not an expression (at its end)"),
+        ("tp2 or base)", "is not an expression (at ')')"),
+        ("tp2 not base", "is not an expression (at 'not')"),
+        ("and", "is not an expression (at 'and')"),
+        ("()", "is not an expression (at ')')"),
     ],
 )
 def test_what_cannot_be_meant(text: str, message: str) -> None:

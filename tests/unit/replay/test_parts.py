@@ -58,7 +58,7 @@ def test_every_name_of_the_language_can_stand_in_a_test_id(parts: list[str]) -> 
 
 @as_subtests("word", [*WORDS])
 def test_a_word_sets_values_that_the_configuration_knows(word: str) -> None:
-    """Each alone is no combination that works, but none is refused for its value."""
+    """Each alone is not a combination that works, but none is refused for its value."""
     for key, value in WORDS[word].items():
         choices = options()[key].bounds.choices
         assert value in (choices or (value,))

@@ -93,7 +93,7 @@ def test_the_whole_lag_is_the_policy_before_it_was_trained(tiny: Tiny, tmp_path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"warmsteps": 3}, "'warmsteps' is no key of it; use model, overrides, warm_steps, lag, steps"),
+        ({"warmsteps": 3}, "'warmsteps' is not a key of it; use model, overrides, warm_steps, lag, steps"),
         ({"model": None}, "model is None; write a mapping"),
         ({"overrides": ["a=1"]}, r"overrides is \['a=1'\]; write a mapping"),
         ({"warm_steps": 0}, "warm_steps is 0; write a whole number from 1"),

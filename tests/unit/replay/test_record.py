@@ -127,7 +127,7 @@ def test_nothing_is_added_beside_what_is_computed_otherwise(store: GoldenStore) 
         add(store, "dense", ["sampler_weights"])
     written = [path.name.partition(".")[0] for path in add(store, "dense", ["entropy_gradient"])]
     assert {*written} == {"entropy_gradient", "manifest"}
-    with pytest.raises(CompareError, match="'token_gradients' is no quantity; choose one of"):
+    with pytest.raises(CompareError, match="'token_gradients' is not a quantity; choose one of"):
         add(store, "dense", ["token_gradients"])
 
 

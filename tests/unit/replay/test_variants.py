@@ -143,13 +143,13 @@ def test_a_twin_that_does_not_exist_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.regress.variants.mine]\nwhy = "x"\nprecisions = ["bitwise"]\ntwin = "bse"\n'
     )
-    with pytest.raises(ConfigError, match="variant 'mine' has the twin 'bse', which is no variant"):
+    with pytest.raises(ConfigError, match="variant 'mine' has the twin 'bse', which is not a variant"):
         project_variants(tmp_path)
 
 
 def test_broken_toml_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.regress")
-    with pytest.raises(ConfigError, match=r"pyproject\.toml is no valid TOML"):
+    with pytest.raises(ConfigError, match=r"pyproject\.toml is not valid TOML"):
         project_variants(tmp_path)
 
 

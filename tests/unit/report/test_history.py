@@ -67,7 +67,7 @@ def test_what_is_no_report_is_refused_and_adds_nothing(tmp_path: Path, text: str
     (tmp_path / "bad.json").write_text(text)
     file = ["--history", str(tmp_path / "h.sqlite")]
     told = history(report(tmp_path, 0, gradient=0.03), str(tmp_path / "bad.json"), *file, code=2)
-    assert "bad.json is no report of regress" in told
+    assert "bad.json is not a report of regress" in told
     assert "0 of 0 reports added" in history(*file)
 
 
@@ -75,11 +75,12 @@ def test_what_is_no_history_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "h.sqlite").write_text("a letter, not a database " * 50)
     told = history(report(tmp_path, 0, gradient=0.03), "--history", str(tmp_path / "h.sqlite"), code=2)
     assert (
-        "h.sqlite is no history that can be read and written (file is not a database): give another" in told
+        "h.sqlite is not a history that can be read and written (file is not a database): give another"
+        in told
     )
     assert (tmp_path / "h.sqlite").read_text().startswith("a letter")
     with sqlite3.connect(tmp_path / "other.sqlite") as store:
         store.execute("create table run (x)")
-    assert "is no history" in history(
+    assert "is not a history" in history(
         report(tmp_path, 1, loss=0.1), "--history", str(tmp_path / "other.sqlite"), code=2
     )

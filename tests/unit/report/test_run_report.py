@@ -153,11 +153,11 @@ def test_a_terminal_is_given_no_control_characters(tmp_path: Path) -> None:
     [
         (None, "has no metrics.jsonl"),
         ("", "holds no metrics"),
-        ('{"segment": 0}\n{"step": 1}\n', "line 1 is no row of metrics"),
+        ('{"segment": 0}\n{"step": 1}\n', "line 1 is not a row of metrics"),
         ('{"step": 1}\n', "holds no metrics"),
-        ('[1, 2]\n"text"\n{"step": 1, "a": 2}\n', "line 1 is no row of metrics"),
-        ("\x00\x01\x02 PK binary\n\xff\n", "line 1 is no row of metrics"),
-        ('{"step": "three", "a": 1}\n{"step": 1, "a": 2}\n', "line 1 is no row of metrics"),
+        ('[1, 2]\n"text"\n{"step": 1, "a": 2}\n', "line 1 is not a row of metrics"),
+        ("\x00\x01\x02 PK binary\n\xff\n", "line 1 is not a row of metrics"),
+        ('{"step": "three", "a": 1}\n{"step": 1, "a": 2}\n', "line 1 is not a row of metrics"),
     ],
 )
 def test_what_is_no_run_is_said_in_one_sentence(tmp_path: Path, content: str | None, words: str) -> None:

@@ -80,7 +80,7 @@ def test_pins_are_exact() -> None:
     assert lacking(["nothing-of-this-name==1.0"]) == ["nothing-of-this-name==1.0"]
     assert lacking([f"pytest=={pytest.__version__}"]) == []
     with pytest.raises(
-        SystemsError, match=r"the requirement 'torch>=2' is no exact pin: write NAME==VERSION"
+        SystemsError, match=r"the requirement 'torch>=2' is not an exact pin: write NAME==VERSION"
     ):
         lacking(["torch>=2"])
 
@@ -225,5 +225,5 @@ def test_batches_are_cut_anew(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GoldenError, match="is no exported case"):
+    with pytest.raises(GoldenError, match="is not an exported case"):
         ExportedCase(tmp_path)

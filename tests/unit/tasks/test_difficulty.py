@@ -62,11 +62,13 @@ def test_a_level_is_a_name_or_a_number() -> None:
 
 @pytest.mark.parametrize("level", ["hard", "", 0, -1, True, 1.5, None, "\u0661"])
 def test_anything_else_is_no_level(level: object) -> None:
-    with pytest.raises(TaskError, match=r"^here: .* is no level; give one of basic, intermediate, advanced,"):
+    with pytest.raises(
+        TaskError, match=r"^here: .* is not a level; give one of basic, intermediate, advanced,"
+    ):
         level_number(level, "here")
 
 
 @pytest.mark.parametrize("value", [-0.1, 10.1, float("nan"), True, "3"])
 def test_no_complexity(value: object) -> None:
-    with pytest.raises(TaskError, match=r"^here: .* is no complexity; give a number from 0 to 10$"):
+    with pytest.raises(TaskError, match=r"^here: .* is not a complexity; give a number from 0 to 10$"):
         complexity_number(value, "here")

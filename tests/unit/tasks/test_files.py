@@ -88,8 +88,8 @@ DAMAGED = {
     '{"prompt": [1, -2], "answer": "b"}': "line 1: 'prompt' must be text",
     '{"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}], "answer": "b"}': "a chat with",
     '{"prompt": "\\ud800", "answer": "b"}': "line 1: 'prompt' holds half a character",
-    '{"prompt": "a", "answer": "b", "level": "hard"}': "line 1: level: 'hard' is no level; give one of basic",
-    '{"prompt": "a", "answer": "b", "complexity": 11}': "line 1: complexity: 11 is no complexity",
+    '{"prompt": "a", "answer": "b", "level": "hard"}': "line 1: level: 'hard' is not a level; give one of basic",
+    '{"prompt": "a", "answer": "b", "complexity": 11}': "line 1: complexity: 11 is not a complexity",
     f"{GOOD}\n\n{GOOD}": "line 3 repeats the prompt of line 1",
     f"[{GOOD},\n{'[' * 100000}": "line 2 is no JSON",
 }

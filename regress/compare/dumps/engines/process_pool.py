@@ -156,7 +156,7 @@ def _stay_with_owner() -> None:
     """Ignore interrupts in a new process, which the owner handles, and exit when the owner exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = multiprocessing.parent_process()
-    assert owner is not None, "the main process is no worker"
+    assert owner is not None, "the main process is not a worker"
 
     def watch() -> None:
         owner.join()

@@ -49,7 +49,7 @@ class Cluster:
         if not jobs:
             return
         with self._connected() as ray:
-            # a worker that dies is no fault of the task, which is given to another one
+            # a worker that dies is not a fault of the task, which is given to another one
             task = ray.remote(max_retries=PATIENCE)(work_there)
             session, ahead = uuid4().hex, self._ahead(ray)
             waiting: deque[tuple[Job, Any]] = deque()

@@ -211,6 +211,6 @@ def test_the_table_of_quantities_covers_all_stages() -> None:
         assert found.quantity == quantity
     assert primary_source("batch_inputs", "response_mask").stage == "batch_inputs"
     with pytest.raises(
-        CompareError, match="'logprobs' is no quantity; choose one of trajectory, sampler_log_probs"
+        CompareError, match="'logprobs' is not a quantity; choose one of trajectory, sampler_log_probs"
     ):
         quantity_named("logprobs")

@@ -19,7 +19,7 @@ def test_overlapping_shards_that_disagree(make_ranks: Any) -> None:
     wider = ShardLayout((7, 3), (((3, 7),), ((0, 3),)))
     record.meta["shards"][name] = wider.to_json()
     record.tensors[name] = wider.project(ranks.world.truth["param"][name]).copy()
-    assert ranks.faults() == [], "an overlap alone is no fault"
+    assert ranks.faults() == [], "an overlap alone is not a fault"
     record.tensors[name][0, 2] += 1.0
     drift, verdict = ranks.faults()
     assert brief([drift]) == [("drift", "param", name, "step0/rank1")]

@@ -108,7 +108,7 @@ def test_damage_is_no_difference_w10(pair: Any, tmp_path: Path) -> None:
 def test_a_dump_that_was_interrupted_w11(pair: Any, tmp_path: Path) -> None:
     pair().compared()
     (tmp_path / "actual" / "manifest.json").unlink()
-    with pytest.raises(DumpError, match="is no complete dump"):
+    with pytest.raises(DumpError, match="is not a complete dump"):
         compare_dumps(str(tmp_path / "golden"), str(tmp_path / "actual"))
 
 

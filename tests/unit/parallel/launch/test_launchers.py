@@ -27,7 +27,7 @@ def test_a_rank_that_fails_is_named_with_what_it_printed(launcher: str, tmp_path
     assert str(caught.value).startswith("dense/dp2: rank ")
     assert str(caught.value).endswith(" ended with exit code 2")
     (note,) = caught.value.__notes__
-    assert f"error: config_path={tmp_path}/no.yaml is no directory and no .yaml file" in note
+    assert f"error: config_path={tmp_path}/no.yaml is not a directory and no .yaml file" in note
     assert "Traceback" not in note
 
 

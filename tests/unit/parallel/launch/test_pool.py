@@ -309,7 +309,7 @@ def test_a_target_that_ranks_cannot_import_is_refused(
     def target() -> None: ...
 
     monkeypatch.setattr(target, "__module__", "__main__")
-    with pytest.raises(ValueError, match="is no function of a module that ranks can import"):
+    with pytest.raises(ValueError, match="is not a function of a module that ranks can import"):
         pool.run(target, {}, 1)
 
 

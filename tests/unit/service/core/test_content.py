@@ -52,5 +52,5 @@ def test_sizes_are_those_of_the_arrays_about() -> None:
     large = np.zeros(1000)
     assert 8000 <= size_of([large]) <= 9000
     assert 8000 <= content_of(large).size <= 9000
-    with pytest.raises(TypeError, match="object is no type of a request"):
+    with pytest.raises(TypeError, match="object is not a type of a request"):
         content_of(object())

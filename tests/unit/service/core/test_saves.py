@@ -34,7 +34,7 @@ def test_gradients_and_names_of_saves(serve: Serve) -> None:
         own = result(service, service.save(model, number, name, SaveKind.STATE))
         assert (own.name, own.path) == (name, f"{model}/state/{name}")
     for name in ("../x", "a/b", "", ".hidden", "-x", "x" * 129, "a\0"):
-        with pytest.raises(ServiceError, match="is no name of a save"):
+        with pytest.raises(ServiceError, match="is not a name of a save"):
             service.save(model, None, name, SaveKind.STATE)
     for path in ("../../etc", f"{model}/state/../state/kept", "/etc/passwd", f"{model}/state/other"):
         assert failure(service, service.load(model, None, path, optimizer=True)).code == "not_found"

@@ -38,7 +38,7 @@ ALONE = ("-m", "regress", "serve")
         (["--api-key", "k", "--api-key-file", "f"], "--api-key and --api-key-file exclude one another"),
         (
             ["--api-key", KEY, "--model", "x=missing"],
-            "--model x=missing is no name of its own with a path that exists",
+            "--model x=missing is not a name of its own with a path that exists",
         ),
         (["--api-key", KEY, "modle.dtype=float64"], "modle"),
         (["--api-key", KEY, "--wire", "soap", "--port", "0"], "wire 'soap' is unknown"),

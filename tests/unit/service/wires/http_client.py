@@ -44,7 +44,7 @@ class Client:
     def send(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Send a request; a body that is no bytes is sent as JSON."""
+        """Send a request; a body that is not a bytes is sent as JSON."""
         sent = {"Content-Type": "application/json", **self.headers, **(headers or {})}
         content = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         self._connection.request(method, path, content, sent)

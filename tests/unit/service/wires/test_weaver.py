@@ -79,7 +79,7 @@ def test_a_failed_operation_is_told_to_a_poll(weaver: Client, model: str) -> Non
     assert posted["status"] == "pending"
     polled = weaver.get(f"operations/{posted['id']}").json
     assert (polled["status"], polled["error_code"]) == ("error", "invalid_request")
-    assert "'nonsense' is no loss" in polled["error_message"]
+    assert "'nonsense' is not a loss" in polled["error_message"]
     assert polled["error"] == polled["error_message"]
 
 

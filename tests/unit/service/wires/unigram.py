@@ -91,7 +91,7 @@ class Unigrams:
     def create_model(self, session_id: str, number: int, spec: ModelSpec) -> Operation:
         self._get(self.sessions, session_id)
         if spec.base_model != "tiny":
-            raise ServiceError(f"{spec.base_model!a} is no base model: choose tiny")
+            raise ServiceError(f"{spec.base_model!a} is not a base model: choose tiny")
         model_id = f"{session_id}:train:{number}"
         with self._lock:
             if model_id not in self.models:
@@ -233,7 +233,7 @@ class Unigrams:
 
     def _pass(self, model: Model, request: PassRequest) -> PassResult:
         if request.loss not in LOSSES:
-            raise ServiceError(f"{request.loss!a} is no loss: choose from {', '.join(LOSSES)}")
+            raise ServiceError(f"{request.loss!a} is not a loss: choose from {', '.join(LOSSES)}")
         log_probs, gradient, outputs, total = _log_softmax(model.logits), np.zeros(VOCABULARY), [], 0.0
         for datum in request.data:
             targets = datum.inputs.get("target_tokens")
