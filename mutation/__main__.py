@@ -44,7 +44,7 @@ Found = dict[str, list[tuple[Mutant, Outcome]]]
     "--cache",
     default=ROOT / ".cache" / "mutation",
     type=click.Path(path_type=Path),
-    help="Folder of outcomes and reached lines; a run that was broken off goes on from it.",
+    help="Folder of outcomes and reached lines; a run that was interrupted goes on from it.",
 )
 @click.option("--most", type=click.IntRange(1), help="Run a sample of this many mutants of each scope.")
 @click.option("--replays", type=click.IntRange(1), help="Run at most this many replays of each mutant.")

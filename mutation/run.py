@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Cache:
-    """Outcomes by mutant, in a file of one JSON object a line; a run that was broken off goes on from it."""
+    """Outcomes by mutant, in a file of one JSON object a line; a run that was interrupted goes on from it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

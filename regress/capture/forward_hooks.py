@@ -179,7 +179,7 @@ class Forwards:
         kind = classify(arguments)
         if kind is not None and kind not in CLASSES:
             raise CaptureError(
-                f"classify= gave {kind!r} for a pass without gradients: choose of {', '.join(CLASSES)}"
+                f"classify= gave {kind!r} for a pass without gradients: choose one of {', '.join(CLASSES)}"
             )
         return None if kind is None else CLASSES[kind]
 

@@ -1,4 +1,4 @@
-"""Arguments of `record` that cannot be meant, refused before anything is hooked."""
+"""Arguments of `record` that are not valid, refused before anything is hooked."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _short(value: Any) -> str:
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be meant.
+    """Refuse arguments that are not valid.
 
     Raises:
         CaptureError: naming the first of them.
@@ -128,7 +128,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         if value is None and name not in REQUIRED:
             continue
         if not fits(value):
-            raise CaptureError(f"record({name}={_short(value)}) cannot be meant: give {words}")
+            raise CaptureError(f"record({name}={_short(value)}) is not valid: give {words}")
         if name in PATTERNS and isinstance(value, str):
             try:
                 re.compile(value)

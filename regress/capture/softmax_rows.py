@@ -26,7 +26,7 @@ UNKNOWN = -1
 ELEMENTS = 1 << 21
 """Most logits that are looked at together, in float64."""
 _CANDIDATES = 3
-"""Entries with the largest gradients, one of which is the target where nobody told it."""
+"""Entries with the largest gradients, one of which is the target where it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_rows(logits_RV: Tensor, grad_RV: Tensor, targets_R: Tensor, computed: t
     """Read token gradient, entropy gradient and target of each row.
 
     Args:
-        targets_R: told targets, `UNKNOWN` where nobody told one.
+        targets_R: told targets, `UNKNOWN` where one is unknown.
         computed: coarsest dtype that the gradient was computed in.
 
     Source: the derivative of log-softmax and of its entropy; see the module.

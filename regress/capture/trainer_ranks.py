@@ -121,7 +121,7 @@ def _checked(sizes: dict[str, int], world: int) -> dict[str, int]:
     unknown = sorted(set(sizes) - set(DIMENSIONS))
     if unknown:
         raise CaptureError(
-            f"mesh dimension {unknown[0]!r} does not exist: choose of {', '.join(DIMENSIONS)} in record(mesh=...)"
+            f"mesh dimension {unknown[0]!r} does not exist: choose one of {', '.join(DIMENSIONS)} in record(mesh=...)"
         )
     if math.prod(sizes.values()) != world:
         found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "nothing"

@@ -68,7 +68,7 @@ def compare_sources(
     Raises:
         DumpError: if a source is missing, incomplete or damaged.
         CompareError: if nothing can be compared.
-        ConfigError: for options that exclude each other, or cannot be meant.
+        ConfigError: for options that exclude each other, or are not valid.
     """
     folder = None if golden_dir is None else Path(golden_dir)
     bounds = bounds_of(rtol, atol, bitwise, tolerances, folder, precision=precision)

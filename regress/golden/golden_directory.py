@@ -24,7 +24,7 @@ GROUP = "regress.cases"
 
 
 class GoldenStore:
-    """All cases under `root`, which need not exist yet; opening it finishes an update that was broken off."""
+    """All cases under `root`, which need not exist yet; opening it finishes an update that was interrupted."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)

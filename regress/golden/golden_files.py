@@ -189,7 +189,7 @@ def finish_update(root: Path) -> None:
         ):  # somebody prepares an update now, or a leftover cannot be removed: neither hinders a reader
             return
         raise GoldenError(
-            f"{root / UPDATE} is an update that was broken off, and cannot be finished, because {error.filename} "
+            f"{root / UPDATE} is an update that was interrupted, and cannot be finished, because {error.filename} "
             f"cannot be written ({error.strerror}): {remedy(error, _PLACE)}"
         ) from error
 

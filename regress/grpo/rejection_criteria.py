@@ -45,7 +45,7 @@ def _criterion(part: str, text: str) -> Criterion:
     name, *bounds = part.split(":")
     if name not in REJECTIONS:
         raise ConfigError(
-            f"rejection={text!r} names the unknown criterion {name!r}: choose of {', '.join(REJECTIONS)}."
+            f"rejection={text!r} names the unknown criterion {name!r}: choose one of {', '.join(REJECTIONS)}."
         )
     level, _, estimator = name.rpartition("_")
     most = 2 if estimator == "k1" else 1

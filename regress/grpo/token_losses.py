@@ -71,7 +71,7 @@ def entropy_in_loss(loss: TokenLoss) -> Tensor | None:
 
 @dataclass(frozen=True)
 class _Given:
-    """Values of the tokens beside the log-probs of the policy, None where nobody gave them."""
+    """Values of the tokens beside the log-probs of the policy, None where they are not given."""
 
     old: Tensor
     advantages: Tensor
@@ -112,7 +112,7 @@ def token_loss(
 
     Raises:
         InputError: shapes or order that do not match, values that are not finite, or log-probs that the
-            objective asks for and nobody gave. ConfigError: an unknown loss, level, estimator or correction.
+            objective asks for and that is not given. ConfigError: an unknown loss, level, estimator or correction.
 
     Sources: see `regress.grpo.objective_catalogue.LOSSES`; KL bias correction as in TRL and DeepSeek-V3.2.
     """

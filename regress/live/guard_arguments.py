@@ -1,4 +1,4 @@
-"""Arguments of `guard` that cannot be meant, each refused by one sentence."""
+"""Arguments of `guard` that are not valid, each refused by one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def chosen_checks(checks: Iterable[str] | None) -> tuple[str, ...]:
     if checks is None:
         return (*CHECKS,)
     if isinstance(checks, str) or not isinstance(checks, Iterable):
-        raise GuardError(f"guard(checks={checks!r}) is not a list of rules: choose of {', '.join(CHECKS)}")
+        raise GuardError(
+            f"guard(checks={checks!r}) is not a list of rules: choose one of {', '.join(CHECKS)}"
+        )
     chosen = (*checks,)
     for name in chosen:
         _known(name, CHECKS)
@@ -46,7 +48,7 @@ def refuse_options(
 
 def _known(name: Any, known: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or name not in known:
-        raise GuardError(f"guard knows no {name!r}: choose of {', '.join(known)}")
+        raise GuardError(f"guard knows no {name!r}: choose one of {', '.join(known)}")
 
 
 def _whole(value: Any) -> bool:

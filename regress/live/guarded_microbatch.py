@@ -55,7 +55,7 @@ class Microbatch:
 
     @property
     def expected(self) -> Tensor | None:
-        """The trainer's log-probs at the weights that sampled, ``[B, T]``; None if nobody told them."""
+        """The trainer's log-probs at the weights that sampled, ``[B, T]``; None if unknown."""
         return self.log_probs if self.old is None and self.on_policy else self.old
 
     def place(self, index: int) -> str:

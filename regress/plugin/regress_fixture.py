@@ -92,7 +92,7 @@ class Regress:
 
         Raises:
             AssertionError: the value is not the golden one, or there is none; the first line is the verdict.
-            CheckError: the call cannot be meant so.
+            CheckError: the arguments are not valid together.
             GoldenError: the golden is damaged, or the new value is refused.
         """
         __tracebackhide__ = True

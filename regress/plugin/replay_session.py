@@ -88,7 +88,7 @@ class ReplaySession:
         """Return the settings that options or the ini file apply to every variant.
 
         Raises:
-            ConfigError: if one cannot be meant, or goldens are to be updated.
+            ConfigError: if one is not valid, or goldens are to be updated.
         """
         from regress.replay.extra_settings import parse_settings
 
@@ -180,7 +180,7 @@ class ReplaySession:
             self._failed.add(report.nodeid)
 
     def pytest_internalerror(self) -> None:
-        """Record that a process of the session broke off."""
+        """Record that a process of the session was interrupted."""
         self._crashed = True
 
     @pytest.hookimpl(optionalhook=True)
@@ -190,7 +190,7 @@ class ReplaySession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write all staged values, or none if the session broke off."""
+        """Write all staged values, or none if the session was interrupted."""
         settings = self._config.stash[SETTINGS]
         if self._worker is None and exitstatus in _ENDED and self._config.stash[SUMMARY].judged_nothing():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -204,7 +204,7 @@ class ReplaySession:
         summary = self._config.stash[SUMMARY]
         cut_short = session.shouldfail or session.shouldstop
         if exitstatus not in _ENDED or self._crashed or cut_short:
-            summary.note("no golden was written, because the session broke off: run the update again")
+            summary.note("no golden was written, because the session was interrupted: run the update again")
             return
         from regress.plugin.golden_update import SessionFacts, apply_staged
 

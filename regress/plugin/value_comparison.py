@@ -19,7 +19,7 @@ def assert_close(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float =
 
     Raises:
         AssertionError: they differ; the first line is the verdict, the details follow.
-        CheckError: the values or the tolerance cannot be meant so.
+        CheckError: the values or the tolerance are not valid together.
     """
     __tracebackhide__ = True
     from regress.report.verdict_text import explain, headline

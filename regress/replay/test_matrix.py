@@ -31,7 +31,7 @@ def belongs(replay: Replay) -> bool:
     unknown = next((word for word in wanted if word not in [*Precision]), None)
     if unknown is not None:
         raise ConfigError(
-            f"case {replay.case.name}: its precisions name {unknown!r}, which is none; choose of {', '.join(Precision)}"
+            f"case {replay.case.name}: unknown precision {unknown!r}; choose one of {', '.join(Precision)}"
         )
     # those of other trainers are judged in float32 besides, whatever they compute in
     return not wanted or (str(replay.precision) in wanted and replay.variant.trainer == LOCAL)

@@ -163,7 +163,7 @@ def _patterns(row: Mapping[str, Any], key: str, stated: str) -> tuple[str, ...]:
     for pattern in found:
         if pattern.startswith(TRAIT) and pattern not in known:
             raise ConfigError(
-                f"{stated} has the {key} {pattern!r}, which is not a trait; choose of {', '.join(known)}"
+                f"{stated} has the {key} {pattern!r}, which is not a trait; choose one of {', '.join(known)}"
             )
     return found
 

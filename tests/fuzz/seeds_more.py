@@ -174,7 +174,7 @@ def requests(folder: Path) -> None:
 
 @seed
 def update(folder: Path) -> None:
-    """A case of schema 1, an update that was broken off once it was decided, and stored checks without a test."""
+    """A case of schema 1, an update that was interrupted once it was decided, and stored checks without a test."""
     from regress.durable_files import UPDATE
     from tests.fuzz.seeds import golden
     from tests.unit.golden.schema_1 import downgrade

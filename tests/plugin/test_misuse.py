@@ -1,4 +1,4 @@
-"""Calls of the fixture that cannot be meant so, goldens that cannot be trusted, values that must not become golden."""
+"""Calls of the fixture that are not valid, goldens that cannot be trusted, values that must not become golden."""
 
 from __future__ import annotations
 

@@ -174,7 +174,9 @@ def test_a_session_that_is_ended_writes_no_case(stubbed: Any, end: str) -> None:
     if "7" in end:
         assert result.ret == 7  # for which pytest prints no summary
     else:
-        result.stdout.fnmatch_lines(["regress: no golden was written, because the session broke off: *"])
+        result.stdout.fnmatch_lines(
+            ["regress: no golden was written, because the session was interrupted: *"]
+        )
     assert stubbed.goldens() == before
 
 

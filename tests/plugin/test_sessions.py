@@ -19,7 +19,7 @@ def test_a_worker_that_crashes_leaves_all_goldens_as_they_were(alone: Any) -> No
     result.assert_outcomes(passed=6, failed=1)
     result.stdout.fnmatch_lines([
         "*worker 'gw*' crashed while running 'test_it.py::test_crash'*",
-        "regress: no golden was written, because the session broke off: run the update again",
+        "regress: no golden was written, because the session was interrupted: run the update again",
         "orphaned checks: not looked for (a worker crashed)",
     ])  # fmt: skip
     result.stdout.no_fnmatch_line("*golden update*")

@@ -12,7 +12,7 @@ from regress.plugin.golden_update import TestStage, staged_checks
 
 OLD = "def test_{0}(regress):\n    regress.check('x', {0}.5)\n    regress.check('y', {0}.5)\n"
 SIX = "".join(OLD.format(number) for number in range(6))
-BROKEN = "regress: no golden was written, because the session broke off: run the update again"
+BROKEN = "regress: no golden was written, because the session was interrupted: run the update again"
 
 
 @pytest.fixture

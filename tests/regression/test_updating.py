@@ -91,6 +91,6 @@ def test_a_session_that_lost_a_worker_writes_no_case(project: pytest.Pytester) -
     result = run(project, "--update-golden", "-n", "2")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        ["regress: no golden was written, because the session broke off: run the update again"]
+        ["regress: no golden was written, because the session was interrupted: run the update again"]
     )
     assert contents(project.path / "golden") == before

@@ -75,7 +75,7 @@ class DumpSettings:
         for name in types:
             if name not in TYPES:
                 raise ConfigError(
-                    f"{OPTIONS} names {name}, which a service does not dump; choose of {', '.join(TYPES)}"
+                    f"{OPTIONS} names {name}, which a service does not dump; choose one of {', '.join(TYPES)}"
                 )
         named = environ.get(DIRECTORY, "")
         return cls(_SWITCH[switch.lower()], Path(named) if named else folder, int(every), types)

@@ -78,7 +78,7 @@ class Commits:
         commit(self.case, **state(moment % 2))
 
     def check(self) -> str:
-        GoldenStore(self.store.root)  # finishes or discards what was broken off
+        GoldenStore(self.store.root)  # finishes or discards what was interrupted
         return seen(self.case)
 
     def left(self) -> bool:

@@ -246,7 +246,7 @@ def test_where_nothing_can_be_written(update: Update, ends: Any, tmp_path: Path,
         read_only(),
         pytest.raises(
             GoldenError,
-            match=r"half/\.update is an update that was broken off, and cannot be finished, because .* cannot be "
+            match=r"half/\.update is an update that was interrupted, and cannot be finished, because .* cannot be "
             r"written \(Read-only file system\): the file system is read-only: choose another folder",
         ),
     ):

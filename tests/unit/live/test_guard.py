@@ -217,8 +217,8 @@ def test_a_parameter_that_overflows_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"checks": ["ratios"]}, "guard knows no 'ratios': choose of finite, on_policy"),
-        ({"sampler_dtype": "int8"}, "guard knows no 'int8': choose of float64, float32"),
+        ({"checks": ["ratios"]}, "guard knows no 'ratios': choose one of finite, on_policy"),
+        ({"sampler_dtype": "int8"}, "guard knows no 'int8': choose one of float64, float32"),
         ({"action": "stop"}, "guard\\(action='stop'\\) is neither 'raise' nor 'warn'"),
     ],
 )
@@ -299,10 +299,10 @@ def test_other_runs_on_two_ranks(fault: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"checks": 5}, r"guard\(checks=5\) is not a list of rules: choose of finite"),
+        ({"checks": 5}, r"guard\(checks=5\) is not a list of rules: choose one of finite"),
         ({"checks": "finite"}, r"guard\(checks='finite'\) is not a list of rules"),
-        ({"checks": [[]]}, r"guard knows no \[\]: choose of finite"),
-        ({"sampler_dtype": []}, r"guard knows no \[\]: choose of float64"),
+        ({"checks": [[]]}, r"guard knows no \[\]: choose one of finite"),
+        ({"sampler_dtype": []}, r"guard knows no \[\]: choose one of float64"),
         ({"action": None}, r"guard\(action=None\) is neither 'raise' nor 'warn'"),
         ({"centered": "no"}, r"guard\(centered='no'\) is neither True nor False"),
         ({"group_size": 0}, r"guard\(group_size=0\) is not a whole number from 1"),
