@@ -163,7 +163,7 @@ def test_a_name_is_given_once() -> None:
         """Change nothing."""
 
     with pytest.raises(
-        ValueError, match=r"fault kl_detached is the name of one in regress\.replay\.probes\.loss, too"
+        ValueError, match=r"fault kl_detached is the name of one in regress\.replay\.probes\.loss_probes, too"
     ):
         fault(category="A", first="weights")(kl_detached)
     assert isinstance(fault_named("kl_detached"), Fault)

@@ -92,7 +92,7 @@ def test_a_key_that_is_added_shows_up(sets: set[frozenset[Setting]]) -> None:
     without = {
         frozenset(s for s in one if s.key not in ("optimizer.betas", "reference.path")) for one in sets
     }
-    found = missing(without, {"grpo.losses.mine": frozenset(added)})
+    found = missing(without, {"grpo.token_losses.mine": frozenset(added)})
     assert {str(setting) for setting in found.settings} >= {"optimizer.betas", "reference.path"}
     pairs = [(shown(one), shown(other)) for one, other in found.pairs]
     assert ("optimizer.betas", "optimizer.eps") in pairs
@@ -130,7 +130,7 @@ def test_reads_are_those_of_the_function_that_asks(read: Reads) -> None:
     assert {"algorithm.clip_low", "algorithm.clip_high", "algorithm.clip_bounds"} <= read[
         "grpo.policy_losses.ppo_clip"
     ]
-    assert {"parallel.pp_schedule", "parallel.pp_stages_per_rank"} <= read["parallel.policy._cut"]
+    assert {"parallel.pp_schedule", "parallel.pp_stages_per_rank"} <= read["parallel.parallel_policy._cut"]
     assert not [name for name in read if ".fields." in name or "__post_init__" in name]
 
 

@@ -35,8 +35,14 @@ SECTIONS: Mapping[type, str] = {
 
 _RENAMED = {"parallel.sequence_split": "parallel.cp_split"}
 NO_NUMERICS = (
-    *("engine.config.", "grpo.checks.", "grpo.recipes.", "grpo.presets.", "grpo.advantages._check"),
-    *("engine.trainer.Trainer._plan", "parallel.groups.rank_plan"),
+    *(
+        "engine.config.",
+        "grpo.objective_checks.",
+        "grpo.preset_recipes.",
+        "grpo.objective_presets.",
+        "grpo.advantage_computation._check",
+    ),
+    *("engine.grpo_trainer.Trainer._plan", "parallel.process_groups.rank_plan"),
 )
 """Functions that check, list or copy settings, and compute nothing, by the beginning of their names."""
 
