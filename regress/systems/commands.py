@@ -142,17 +142,20 @@ def run(
     "files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="ROWS..."
 )
 @click.option("--report", type=OutputFile(), help="Write the table as a page.")
+@click.option("--picture", type=OutputFile(), help="Draw the errors of all cells as SVG.")
 @click.pass_context
-def table(ctx: click.Context, files: tuple[Path, ...], report: Output | None) -> None:
+def table(ctx: click.Context, files: tuple[Path, ...], report: Output | None, picture: Output | None) -> None:
     """Show rows that runs have written, together; of a cell in several files the last one.
 
     \b
     regress systems table trainer.json deepspeed.json --report docs/conformance.md
+    regress systems table rows.json --picture docs/systems.svg
 
     Exit codes: 0 exact, as declared or wrong as a known finding says, 1 a cell is wrong, or a known finding is gone,
     2 a cell could not be judged.
     """
     from regress.systems.conformance_page import page_of
+    from regress.systems.conformance_picture import picture_of
     from regress.systems.conformance_table import exit_code, read_rows, text_of, together
     from regress.systems.known_findings import marked
     from regress.systems.system_environments import shared_size
@@ -164,4 +167,6 @@ def table(ctx: click.Context, files: tuple[Path, ...], report: Output | None) ->
     if report is not None:
         known = [load(location) for location in locations().values()]
         write_output(report, page_of(rows, known, shared_size()))
+    if picture is not None:
+        write_output(picture, picture_of(rows))
     ctx.exit(exit_code(rows))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
+from regress.cli import main
 from regress.errors import GoldenError, SystemsError
 from regress.golden.golden_directory import GoldenStore
 from regress.systems import conformance_session, system_environments
@@ -156,7 +160,7 @@ def test_findings_are_of_their_system_and_cells() -> None:
     assert finding_named("nobody-found-this") is None
     told = finding_named(FINDINGS[0].name)
     assert told is not None
-    assert "is not there any more: say so in docs/findings.md" in gone(told)
+    assert "is not there any more: say so in docs/reference/finding-details.md" in gone(told)
 
 
 def test_the_page_names_known_findings_and_the_disk() -> None:
@@ -164,10 +168,38 @@ def test_the_page_names_known_findings_and_the_disk() -> None:
     cell = Cell(Layout(own.cells[0].split("/")[0], 2), "sft")
     wrong = replace(row(Result.WRONG), system=own.system, cell=cell, disk=21_000_000)
     page = page_of([replace(wrong, finding=own.name)], [], 700_000_000)
-    assert f"**wrong** [{own.name}](findings.md#{own.anchor})" in page
+    assert f"**wrong** [{own.name}](reference/finding-details.md#{own.anchor})" in page
     assert "| trainer | 1.0 | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
     assert "trainer 21 MB; the packages that they share, torch among them, take 0.7 GB: 0.7 GB in all" in page
     assert "| trainer | 1.0 | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in page_of([wrong], [])
+
+
+def test_the_picture_has_a_dot_for_each_measured_cell(tmp_path: Path) -> None:
+    wrong = replace(row(Result.WRONG, finding="bent"), errors={"gradient": Error(1.0, None, 5, 5)})
+    zero = replace(row(Result.EXACT), errors={"loss": Error(3.0, 0.1, 1, 0)})  # of a truth that is rounding
+    rows = [row(Result.EXACT), row(Result.EXACT), zero, wrong, row(Result.ERROR)]
+    cells = [replace(one, cell=replace(CELL, case=f"case{number}")) for number, one in enumerate(rows, 1)]
+    write_rows(tmp_path / "rows.json", cells)
+    to = tmp_path / "systems.svg"
+    done = CliRunner().invoke(main, ["systems", "table", str(tmp_path / "rows.json"), "--picture", str(to)])
+    assert done.exit_code in (0, 1, 2), done.output
+    svg = to.read_text()
+    ElementTree.fromstring(svg)
+    assert "5 recorded steps of 1 released trainer: " in svg
+    assert "3 right, 1 wrong, 1 refused" in svg
+    drawn = {kind: re.findall(rf'<path class="{kind}" d="([^"]*)"/>\n', svg) for kind in ("right", "wrong")}
+    assert [path.count("M") for path in drawn["right"]] == [2, 2], "loss and gradient of the two exact cells"
+    assert [path.count("M") for path in drawn["wrong"]] == [1]
+    assert float(drawn["wrong"][0][1:].split()[0]) > float(drawn["right"][1][1:].split()[0]), (
+        "farther to the right"
+    )
+
+
+def test_the_picture_of_the_readme_is_of_the_table_of_the_page() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    cells = re.search(r"^\| all \| \| (\d+) \|", (docs / "conformance.md").read_text(), re.M)
+    assert cells is not None
+    assert f"<title>{cells[1]} recorded steps of 6 released trainers" in (docs / "systems.svg").read_text()
 
 
 def test_of_a_cell_in_several_files_the_last_row_counts() -> None:
