@@ -57,9 +57,8 @@ def picture_of(rows: Sequence[ConformanceRow]) -> str:
 
 def _title(rows: Sequence[ConformanceRow]) -> str:
     systems = len({row.system for row in rows})
-    return (
-        f"{len(rows)} recorded steps of {systems} released trainers: relative error against the float64 truth"
-    )
+    trainers = f"{systems} released trainer{'s' * (systems != 1)}"
+    return f"{len(rows)} recorded steps of {trainers}: relative error against the float64 truth"
 
 
 def _counts(rows: Sequence[ConformanceRow]) -> str:
