@@ -31,8 +31,12 @@ _BARE = re.compile(
     r"(?!golden:)(?:[a-z][a-z0-9+.-]*::)*(?P<scheme>[a-z][a-z0-9+.-]+):(?!:)(?=[^\s]*(?:@|%40))", re.I
 )
 """Match a protocol without slashes; a golden case with its revision (``golden:dense@HEAD``) is none."""
-_SAVE = re.compile(r"(?:tinker|weaver)://[\w.-]+(?::[\w.-]+)*/\w+/[\w.-]+", re.ASCII)
-"""Address of a save of a service, whose model's id has colons: ``tinker://s1:train:0/weights/x``."""
+_PLAIN = re.compile(
+    r"(?:tinker|weaver)://[\w.-]+(?::[\w.-]+)*/\w+/[\w.-]+|hf://datasets/[\w.-]+/[\w.-]+@[\w.-]+(?:/[\w.-]+)*",
+    re.ASCII,
+)
+"""Addresses that have a colon or an ``@`` and hold no credentials: a save of a service, whose model's id has colons
+(``tinker://s1:train:0/weights/x``), and a dataset of the hub at a revision."""
 _BEHIND = re.compile(r"([?#;]|%3f)(?=[^\s]*\w)", re.I)
 _CLOSING = "'\"`)]}>,.:;"
 _VARIABLE = re.compile(r"[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)[A-Z0-9_]*")
@@ -42,7 +46,7 @@ _PORT = re.compile(r"[^/@:]*:(?!\d+(?:/|$))[^/]*")
 def redacted_url(url: str) -> str:
     """Return a URL without what may be a credential; the URL is the whole of the text."""
     match = _SCHEME.search(url) or _BARE.match(url)
-    if match is None or _SAVE.fullmatch(url):
+    if match is None or _PLAIN.fullmatch(url):
         return url
     start, rest = url[: match.end()], url[match.end() :]
     if (match["scheme"] or "").lower() in _LOCAL and not _names_somebody(match[0], rest):

@@ -5,11 +5,11 @@ Imports neither torch nor the hub's client before a name has to be looked up.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from regress.errors import ConfigError, reason
+from regress.hub_cache import hub_cache, offline_variable
 from regress.untrusted_files import parse_json, read_bytes
 
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -17,7 +17,6 @@ _DESCRIBING = ("config.json", "adapter_config.json", "tokenizer_config.json")
 """Files of which a model, an adapter or a tokenizer has at least one."""
 _WEIGHTS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin")
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-_ON = {"1", "ON", "YES", "TRUE"}
 
 
 def is_on_hub(text: str) -> bool:
@@ -57,18 +56,10 @@ def cached_folder(named: str | Path) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
     for file in _DESCRIBING:
-        found = try_to_load_from_cache(str(named), file, cache_dir=_cache())
+        found = try_to_load_from_cache(str(named), file, cache_dir=hub_cache())
         if isinstance(found, str):
             return Path(found).parent
     return path
-
-
-def _cache() -> str:
-    """Return the directory of the hub's cache; variables may have been set since its client was imported."""
-    from huggingface_hub import constants
-
-    home = os.environ.get("HF_HOME")
-    return os.environ.get("HF_HUB_CACHE") or (str(Path(home, "hub")) if home else str(constants.HF_HUB_CACHE))
 
 
 def _lacking(folder: Path, weights: bool) -> str | None:
@@ -85,19 +76,15 @@ def _lacking(folder: Path, weights: bool) -> str | None:
 
 
 def _downloaded(name: str, key: str, lacks: str | None, weights: bool) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    offline = next(
-        (n for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(n, "").upper() in _ON), None
-    )
-    if offline is None and constants.HF_HUB_OFFLINE:
-        offline = "HF_HUB_OFFLINE"
+    offline = offline_variable()
     why = f"{offline} is set"
     if offline is None:
         try:
-            folder = Path(snapshot_download(name, cache_dir=_cache(), allow_patterns=_FILES))
+            folder = Path(snapshot_download(name, cache_dir=hub_cache(), allow_patterns=_FILES))
             if weights and _lacking(folder, weights) is not None:  # an old one, without safetensors
-                snapshot_download(name, cache_dir=_cache(), allow_patterns=["pytorch_model*"])
+                snapshot_download(name, cache_dir=hub_cache(), allow_patterns=["pytorch_model*"])
             return folder
         except (
             Exception
@@ -105,7 +92,7 @@ def _downloaded(name: str, key: str, lacks: str | None, weights: bool) -> Path:
             why = reason(error)
     holds = "no model of this name" if lacks is None else f"only a part of it (no {lacks})"
     raise ConfigError(
-        f"{key}={name!r}: there is no such directory, the hub's cache ({_cache()}) holds {holds}, and it cannot be "
+        f"{key}={name!r}: there is no such directory, the hub's cache ({hub_cache()}) holds {holds}, and it cannot be "
         f"downloaded ({why}); run hf download {name} where there is a network, or give a directory written by "
         "save_pretrained"
     )

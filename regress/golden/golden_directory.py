@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, GoldenError, meant
 from regress.golden.golden_files import CASE_FILE, MANIFEST, check_case_name, finish_update
+from regress.golden.hub_goldens import PREFIX, hub_directory, refuse_writing
 from regress.project_settings import project_root, project_tree
 
 if TYPE_CHECKING:
@@ -55,12 +56,16 @@ class GoldenStore:
 
 def golden_directory(start: Path | None = None) -> Path:
     """Return `regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside
-    that file; where there is no such directory, that of an installed distribution of golden cases.
+    that file; where there is no such directory, that of an installed distribution of golden cases. An address on the
+    hub is that of its cache, see `hub_directory`.
 
     Raises `GoldenError` when that file is no TOML or names no directory, or when several distributions hold cases.
     """
     root = project_root(start)
-    found = Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
+    told = DEFAULT if root is None else _configured(root / "pyproject.toml")
+    if told.startswith(PREFIX):
+        return hub_directory(told)
+    found = Path(DEFAULT) if root is None else _shown(root / told)
     return found if found.is_dir() else installed_cases() or found
 
 
@@ -97,6 +102,8 @@ def open_store(golden_dir: Path | None, *, writes: bool = False) -> GoldenStore:
             f"{root} holds cases that were installed and are only read: copy the case to {DEFAULT}/ in your project, "
             "or give --golden-dir"
         )
+    if writes:
+        refuse_writing(root)
     store = GoldenStore(root)
     if not store.root.is_dir():
         raise GoldenError(

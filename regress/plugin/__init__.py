@@ -64,9 +64,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Return a line that announces an update of goldens; None without one."""
+    """Return a line that announces an update of goldens, or says which revision on the hub is read; else None."""
     settings = config.stash[SETTINGS]
-    return None if settings.update is None else f"regress: {settings.update} in {settings.golden_dir}"
+    if settings.update is not None:
+        return f"regress: {settings.update} in {settings.golden_dir}"
+    if "snapshots" not in settings.golden_dir.parts:
+        return None
+    from regress.golden.hub_goldens import hub_address
+
+    address = hub_address(settings.golden_dir)
+    return None if address is None else f"regress: goldens of {address}"
 
 
 @pytest.hookimpl(wrapper=True)

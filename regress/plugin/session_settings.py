@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from regress.errors import DumpError
+from regress.errors import DumpError, GoldenError
 from regress.plugin.pytest_options import EXTENTS, TIERS
 
 MODES = ("drifted", "all", "force")
@@ -148,6 +148,18 @@ def _golden_dir(config: pytest.Config) -> Path:
     return installed_cases() or found if reads and not found.is_dir() else found
 
 
+def _on_hub(address: str, config: pytest.Config) -> Path:
+    from regress.golden.hub_goldens import hub_directory, refuse_writing
+
+    try:
+        found = hub_directory(address)
+        if config.getoption("--update-golden") is not None:
+            refuse_writing(found)
+    except GoldenError as error:
+        raise pytest.UsageError(str(error)) from None
+    return found
+
+
 def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
     """Return a folder as an absolute path: options are relative to the invocation folder, ini keys to their file."""
     value, origin = _given(config, option, key)
@@ -156,6 +168,8 @@ def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
         if given:
             raise pytest.UsageError(f"{option} is empty; allowed are paths of folders")
         return None
+    if option == "--golden-dir" and value.startswith("hf://"):
+        return _on_hub(value, config)
     ini = config.rootpath if config.inipath is None else config.inipath.parent
     from regress.dump.dump_location import local_folder  # none of it where no folder is given
 

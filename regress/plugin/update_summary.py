@@ -95,8 +95,8 @@ class Summary:
             from regress.report.number_format import plural
 
             fails = ", so the session fails" if self.judged_nothing() else ""
-            environment_lines = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
-            terminalreporter.line(f"regress: {environment_lines}{fails}")
+            judged = f"{plural(sum(found), 'quantity')} judged in {plural(len(found), 'test')}"
+            terminalreporter.line(f"regress: {judged}{fails}")
         for note in [*self._notes, *dict.fromkeys(note for _, note in self.properties(NOTE))]:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
@@ -134,6 +134,7 @@ class Summary:
     def _report(self, calls: list[Call]) -> Report:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
         from regress.golden.golden_provenance import environment_lines
+        from regress.golden.hub_goldens import hub_address
         from regress.plugin.check_provenance import provenance_of
         from regress.replay.replay_outcome import read_outcomes
         from regress.replay.token_value_tables import chosen_tables
@@ -141,7 +142,9 @@ class Summary:
 
         replays = self._config.stash[SESSION].replays
         command = shlex.join(["pytest", *self._config.invocation_params.args])
-        environment = {"command": command, **environment_lines(provenance_of(self._config))}
+        address = hub_address(self._config.stash[SETTINGS].golden_dir)
+        golden = {} if address is None else {"golden": address}
+        environment = {"command": command, **golden, **environment_lines(provenance_of(self._config))}
         if replays is None:
             return Report("pytest", calls, environment=environment)
         failed = dict.fromkeys(call.where for call in calls if not call.verdict.ok)

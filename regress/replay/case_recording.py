@@ -16,6 +16,7 @@ from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.golden.golden_files import input_files
 from regress.golden.golden_provenance import differences, environment_lines
+from regress.golden.hub_goldens import hub_address
 from regress.replay.case_draft import HOPELESS, draft, seeds_of
 from regress.replay.case_recipe import Recipe, has_inputs, make_inputs
 from regress.replay.case_signal import SignalError
@@ -210,7 +211,8 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
     lines: dict[str, str] = {}
     for case in cases:
         now = provenance_of(case)
-        lines = lines or environment_lines(now)
+        address = hub_address(case.folder.parent)
+        lines = lines or ({} if address is None else {"golden": address}) | environment_lines(now)
         if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
             lines[case.name] = ", ".join(changed)
     return lines

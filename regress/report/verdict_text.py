@@ -33,9 +33,9 @@ def headline(verdict: Verdict, where: str = "") -> str:
     """
     line = printable(f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}")
     place = printable(f" ({placed(where, verdict)})") if where else ""
-    for describe_divergence in (place, f" ({verdict.place})" if where else ""):
-        if len(line) + len(describe_divergence) <= WIDTH:
-            return line + describe_divergence
+    for where_text in (place, f" ({verdict.place})" if where else ""):
+        if len(line) + len(where_text) <= WIDTH:
+            return line + where_text
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
 
 

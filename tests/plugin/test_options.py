@@ -194,6 +194,29 @@ def test_options_start_from_the_current_folder_and_ini_keys_from_their_file(
     assert here.name == there.name
 
 
+def test_goldens_of_the_hub_are_read_and_never_written(
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks that were stored in a project, as a dataset at a tag in the hub's cache."""
+    alone.write("test_it.py", PASSING)
+    alone.passes("--update-golden", count=1)
+    home, commit = tmp_path / "hub" / "datasets--org--checks", "d" * 40
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "v1").write_text(commit)
+    (home / "snapshots").mkdir()
+    (alone.folder / "golden").rename(home / "snapshots" / commit)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    alone.run("--golden-dir=hf://datasets/org/checks@v2").stderr.fnmatch_lines(
+        ["ERROR: *HF_HUB_OFFLINE is set*"]
+    )
+    result = alone.run("--golden-dir=hf://datasets/org/checks@v1")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"regress: goldens of hf://datasets/org/checks@{commit}"])
+    refused = alone.run("--golden-dir=hf://datasets/org/checks@v1", "--update-golden")
+    refused.stderr.fnmatch_lines([f"ERROR: hf://datasets/org/checks@{commit} is only read: *"])
+
+
 @pytest.mark.parametrize("given", ["option", "ini"])
 def test_the_tolerance_scale_is_a_factor_on_every_tolerance(alone: Any, given: str) -> None:
     alone.write("test_it.py", PASSING)
