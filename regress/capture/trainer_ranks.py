@@ -190,9 +190,8 @@ def refuse_flat(root: nn.Module) -> None:
             )
         if module.world_size > 1 and "NO_SHARD" not in str(module.sharding_strategy):
             raise CaptureError(
-                "FullyShardedDataParallel cuts parameters out of one flat buffer, whose pieces are no "
-                "blocks of a tensor: "
-                "use fully_shard, or ShardingStrategy.NO_SHARD while recording"
+                "FullyShardedDataParallel cuts parameters out of one flat buffer, whose pieces are not blocks of a "
+                "tensor: use fully_shard, or ShardingStrategy.NO_SHARD while recording"
             )
 
 

@@ -99,7 +99,7 @@ SENTENCES = {
     "write a list as KEY=[A,B], and text with commas as KEY='\"A,B\"'.",
     "hydra.run.dir=x": "Override hydra.run.dir=x (command line) is a setting of Hydra, of which only "
     "hydra.searchpath is used; remove it.",
-    "hydra.searchpath=[file://nowhere]": "hydra.searchpath=file://nowhere is no directory, seen from {cwd}; "
+    "hydra.searchpath=[file://nowhere]": "hydra.searchpath=file://nowhere is not a directory, seen from {cwd}; "
     "correct the path.",
     "hydra.searchpath=[s3://bucket]": "hydra.searchpath=s3://bucket has an unknown scheme; write "
     "file://DIRECTORY.",
@@ -150,8 +150,8 @@ ENVIRONMENT = {
     ("REGRESS_SEED", "x"): f"seed=x (environment REGRESS_SEED) {NOT_A_SEED}",
     ("REGRESS_OPTIMIZER__LR", "1"): f"optimizer.lr=1 (environment REGRESS_OPTIMIZER__LR) {NO_KEY} "
     "optimizer.learning_rate.",
-    ("REGRESS_OPTIMIZER__BETAS", "[0.1"): "optimizer.betas=[0.1 (environment REGRESS_OPTIMIZER__BETAS) is no "
-    "valid YAML; quote it.",
+    ("REGRESS_OPTIMIZER__BETAS", "[0.1"): "optimizer.betas=[0.1 (environment REGRESS_OPTIMIZER__BETAS) is "
+    "not valid YAML; quote it.",
     ("REGRESS_MODEL", "gpt2"): f"model=gpt2 (environment REGRESS_MODEL) {NOT_A_SECTION}",
     ("REGRESS_EXP_NAME", "${oc.env:X"): f"exp_name (environment REGRESS_EXP_NAME) {BROKEN_INTERPOLATION}",
 }

@@ -295,4 +295,4 @@ def test_the_directory_of_the_project(store: GoldenStore, monkeypatch: pytest.Mo
     monkeypatch.chdir(root / "below")
     assert says(0, "verify") == ["1 case: intact"]
     assert says(0, "verify", "--golden-dir", "../baselines") == ["1 case: intact"]
-    assert refusal("verify", "--golden-dir", "nowhere").startswith("error: nowhere is no golden directory")
+    assert refusal("verify", "--golden-dir", "nowhere").startswith("error: nowhere is not a golden directory")
