@@ -19,7 +19,7 @@ from regress.cli import main
 from regress.dump import Recorder, Trajectory, at, recording, tap, tap_trajectories
 from regress.layout import Segment, TokenLayout
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "your-trainer.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recordings.md"
 TYPES = dict.fromkeys(
     ("batch_inputs", "forward_data", "old_log_probs", "is_loss_debug", "loss", "gradient"), True
 )

@@ -201,7 +201,7 @@ def test_a_damaged_backup_is_refused(run: Run, doctor: Doctor) -> None:
     (backup / "curriculum_state.json").write_text("{}")
     result = doctor(run.folder, "--restore")
     assert result.exit_code == 2
-    assert "no backup that can be trusted" in result.stderr
+    assert "not a backup that can be trusted" in result.stderr
 
 
 def test_weights_come_back_from_a_backup(run: Run, doctor: Doctor) -> None:

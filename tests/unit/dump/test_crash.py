@@ -46,7 +46,7 @@ def test_kill(tmp_path: Path, format: str) -> None:
             if record.type == "loss":
                 assert (record.tensors["x"] == record.step).all()
         assert not (folder / MANIFEST).exists()
-        with pytest.raises(DumpError, match="no complete dump"):
+        with pytest.raises(DumpError, match="not a complete dump"):
             DumpReader(folder)
         if (folder / "trajectory").exists() and whole:
             with pytest.raises(DumpError, match=r"was interrupted: record again, or give .*trajectory"):

@@ -248,7 +248,7 @@ def test_log_probs_in_float64_are_those_of_the_merged_weights(config: MakeConfig
         ),
         (
             (*LORA, KL, "reference.sync_every_n_steps=1", "reference.mixup_alpha=0.5"),
-            "no mixture of their products; set reference.mixup_alpha=1",
+            "not a mixture of their products; set reference.mixup_alpha=1",
         ),
         ((*LORA, KL, "reference.sync_every_n_steps=1", "reference.path=x"), "copies the policy's adapter"),
     ],

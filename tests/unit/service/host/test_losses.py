@@ -145,7 +145,7 @@ def test_entropy_is_rewarded_where_the_mask_says_so(host: EngineHost) -> None:
         ("forward_logprob", {}, "forward pass"),
         ("importance_sampling", {"clip_low_threshold": 0.9}, "clip_low_threshold"),
         ("ppo", {"clip_low_threshold": 1.3}, "enclose 1"),
-        ("ppo", {"clip_low_threshold": "low"}, "no number"),
+        ("ppo", {"clip_low_threshold": "low"}, "not a number"),
         ("ppo", {"clip_high_threshold": float("inf")}, "not finite"),
         ("ppo", {"enable_debug_dump": "perhaps"}, "neither true nor false"),
         ("dro", {}, "loss_fn_config.beta"),

@@ -205,7 +205,7 @@ def test_bodies_are_limited_as_sent_and_after_expansion(tinker: Client) -> None:
 
 def test_protobuf_that_is_no_message() -> None:
     for body in (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f"):
-        with pytest.raises(ServiceError, match="no valid protobuf"):
+        with pytest.raises(ServiceError, match="not valid protobuf"):
             tinker_protobuf.parse_pass(body)
     data = message("m", 1, logprobs=struct.pack("<3f", 0, float("nan"), 0))
     with pytest.raises(ServiceError, match="has nan at position 1"):
