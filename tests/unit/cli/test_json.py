@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import regress
 from tests.unit.cli.conftest import invoke, sentence_of, succeeded
 
 HERE = Path(regress.__file__).parent
+GOLDEN = HERE.parent / "golden"
 SCHEMAS = {
     "compare": HERE / "report/report.schema.json",
     "oracle": HERE / "report/report.schema.json",
@@ -22,6 +24,9 @@ SCHEMAS = {
     "objective": HERE / "check/check.schema.json",
     "explain": HERE / "explain/explain.schema.json",
     "show": HERE / "dump/show.schema.json",
+    "doctor": HERE / "doctor/doctor.schema.json",
+    "history": HERE / "report/history.schema.json",
+    "golden": HERE / "golden/golden.schema.json",
 }
 
 
@@ -55,6 +60,32 @@ def test_json_holds_what_failed_and_json_calls_everything(here: Path) -> None:
     assert failed["summary"] == every["summary"]
     assert failed["exit_code"] == 1
     assert Path("failed.json").stat().st_size < 6000 < Path("all.json").stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("golden", "list", "--json"),
+        ("golden", "show", "dense", "log_probs", "--json"),
+        ("golden", "verify", "--json"),
+        ("doctor", "--json", "."),
+        ("history", "report.json", "--json", "-"),
+    ],
+    ids=" ".join,
+)
+def test_answers_on_standard_output_follow_their_schema(command: tuple[str, ...], here: Path) -> None:
+    row = {"quantity": "loss", "precision": "float32", "failed": 0, "closest": {"multiple": 0.5}}
+    (here / "report.json").write_text(json.dumps({"title": "a run", "headroom": [row]}))
+    (here / "golden").mkdir()
+    shutil.copytree(GOLDEN / "dense", here / "golden" / "dense")
+    (here / "metrics.jsonl").write_text("{}")  # which is not a row of one
+    damaged = here / "golden" / "damaged"
+    damaged.mkdir()
+    (damaged / "case.yaml").write_text("reason: [")
+    done = invoke(*command)
+    assert done.exit_code in (0, 1), done.output
+    (here / "out.json").write_text(done.stdout)
+    assert checked("out.json", command[0])
 
 
 @pytest.mark.parametrize(
