@@ -217,29 +217,29 @@ def create_app(service: Service, settings: Settings) -> FastAPI:
         ServiceError: there are no API keys, or a wire is unknown.
     """
     wires = chosen(settings.wires)
-    door = _Door(service, settings, wires)
+    api = _Application(service, settings, wires)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        door.close()
+        api.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.state.door = door
+    app.state.api = api
     for wire in wires:
         for route in wire.routes:
             app.add_api_route(
-                route.path, door.endpoint(wire, route), methods=[route.method], response_model=None
+                route.path, api.endpoint(wire, route), methods=[route.method], response_model=None
             )
     for path in ("/healthz", "/api/v1/healthz"):
-        app.add_api_route(path, door.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", door.metrics, methods=["GET"], response_model=None)
+        app.add_api_route(path, api.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", api.metrics, methods=["GET"], response_model=None)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(Exception, _unexpected)
     return app
 
 
-class _Door:
+class _Application:
     """Path of every request: its key, its body, its handler, and the operation that it waits for."""
 
     def __init__(self, service: Service, settings: Settings, wires: Sequence[Wire]) -> None:

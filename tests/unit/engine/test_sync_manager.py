@@ -20,7 +20,7 @@ from transformers import (
     TrainingArguments,
 )
 
-import regress.tracking as door
+import regress.tracking as api
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.engine.tracking import tracking_functions
 from regress.engine.tracking.tracker_state import read_sync_state
@@ -123,7 +123,7 @@ def test_times_differ(tmp_path: Path) -> None:
 
 
 def test_the_door_names_everything() -> None:
-    assert all(getattr(door, name).__doc__ for name in door.__all__)
+    assert all(getattr(api, name).__doc__ for name in api.__all__)
 
 
 class Model(torch.nn.Module):

@@ -294,12 +294,12 @@ def test_200_clients_with_large_bodies_share_the_memory() -> None:
         def send(_: int) -> int:
             with Client(server, {"X-API-Key": KEYS["ann"]}) as client:
                 status = client.post("telemetry", body).status
-                held.append(app.state.door.bodies.held)
+                held.append(app.state.api.bodies.held)
                 return status
 
         assert set(pool.map(send, range(200))) == {200}
         assert max(held) <= 3 << 20
-        assert app.state.door.bodies.held == 0
+        assert app.state.api.bodies.held == 0
 
 
 LARGE = Limits(body_bytes=1 << 20, expanded_bytes=1 << 20, held_bytes=1 << 21)
@@ -323,7 +323,7 @@ def test_bodies_that_do_not_go_on_stall_nobody_else(encoding: str, sent: int) ->
             assert ann.post("telemetry", body).status == 200
             assert ann.post("telemetry", zstandard.compress(body), content_encoding="zstd").status == 200
             assert bob.post("telemetry", b"{}").status == 200
-            assert app.state.door.bodies.held <= LARGE.held_bytes
+            assert app.state.api.bodies.held <= LARGE.held_bytes
 
 
 def test_large_bodies_of_many_owners_all_arrive() -> None:
@@ -338,7 +338,7 @@ def test_large_bodies_of_many_owners_all_arrive() -> None:
 
     with ThreadedServer(app) as server, ThreadPoolExecutor(36) as pool:
         assert set(pool.map(send, [*keys.values()] * 3)) == {200}
-        assert app.state.door.bodies.held == 0
+        assert app.state.api.bodies.held == 0
 
 
 def test_replies_are_sent_at_once() -> None:
@@ -377,6 +377,6 @@ def test_slow_and_dead_clients_hold_nobody_up() -> None:
         silent.close()
         deaf.close()
         end = time.monotonic() + 20
-        while app.state.door.bodies.held and time.monotonic() < end:
+        while app.state.api.bodies.held and time.monotonic() < end:
             time.sleep(0.01)
-        assert app.state.door.bodies.held == 0
+        assert app.state.api.bodies.held == 0

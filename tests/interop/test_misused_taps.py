@@ -17,7 +17,7 @@ Call = Callable[[Any, Path], Any]
 
 
 def compared(**options: Any) -> Call:
-    return lambda door, folder: door.compare_sources(folder, folder, **options)
+    return lambda api, folder: api.compare_sources(folder, folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,11 @@ def compared(**options: Any) -> Call:
         (compared(only=None), ConfigError, "only=None is not a pattern"),
         (compared(rtol="1e-3"), ConfigError, "rtol=1e-3 is not a bound"),
         (compared(rtol=float("nan")), ConfigError, "rtol=nan is not a bound"),
-        (lambda door, folder: door.Tolerance(float("nan")), ConfigError, "relative=nan is not a bound"),
-        (lambda door, folder: door.Tolerance(0.0, -1.0), ConfigError, "absolute=-1.0 is not a bound"),
-        (lambda door, folder: door.export_case("dense", folder), GoldenError, "'dense' is no GoldenCase"),
+        (lambda api, folder: api.Tolerance(float("nan")), ConfigError, "relative=nan is not a bound"),
+        (lambda api, folder: api.Tolerance(0.0, -1.0), ConfigError, "absolute=-1.0 is not a bound"),
+        (lambda api, folder: api.export_case("dense", folder), GoldenError, "'dense' is no GoldenCase"),
         (
-            lambda door, folder: door.record(folder, "gpt2").__enter__(),
+            lambda api, folder: api.record(folder, "gpt2").__enter__(),
             CaptureError,
             "is not torch.nn.Module",
         ),
@@ -46,9 +46,9 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, call: Call, error: Any,
 
 
 def test_the_golden_directory_may_be_a_text(tmp_path: Path) -> None:
-    door: Any = regress
+    api: Any = regress
     with pytest.raises(GoldenError, match="there is no case 'none'"):
-        door.compare_sources("golden:none", tmp_path, golden_dir=str(GOLDEN))
+        api.compare_sources("golden:none", tmp_path, golden_dir=str(GOLDEN))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_revision_that_no_case_has(tmp_path: Path, revision: str, words: str) 
 
 
 def recorded(**options: Any) -> Call:
-    return lambda door, folder: door.record(
+    return lambda api, folder: api.record(
         **{"folder": folder / "dump", "model": nn.Linear(2, 2), **options}
     ).__enter__()
 
@@ -99,16 +99,16 @@ def test_arguments_of_record_that_cannot_be_meant(tmp_path: Path, options: Any, 
 @pytest.mark.parametrize(
     ("tap", "words"),
     [
-        (lambda door: door.tap(5, x=1), "tap\\(5\\) names no type of record"),
-        (lambda door: door.tap("forward_data", 5), "tensors that are not a mapping"),
-        (lambda door: door.tap("forward_data", {"x": 1}, meta=5), "meta that are not a mapping"),
-        (lambda door: door.tap("forward_data", {"x": 1}, layout=5), "a layout that is none"),
-        (lambda door: door.tap("forward_data", {5: 1}), "tensor name 5"),
-        (lambda door: door.tap_trajectories("x"), "takes trajectories only"),
-        (lambda door: door.tap_trajectories([5]), "takes trajectories only"),
-        (lambda door: door.at(step="x").__enter__(), r"at\(step='x'\) is not a number"),
-        (lambda door: door.at(step=0, rank=-1).__enter__(), r"at\(rank=-1\) is not a number"),
-        (lambda door: door.at(stp=0).__enter__(), r"at\(stp=...\) is not a coordinate"),
+        (lambda api: api.tap(5, x=1), "tap\\(5\\) names no type of record"),
+        (lambda api: api.tap("forward_data", 5), "tensors that are not a mapping"),
+        (lambda api: api.tap("forward_data", {"x": 1}, meta=5), "meta that are not a mapping"),
+        (lambda api: api.tap("forward_data", {"x": 1}, layout=5), "a layout that is none"),
+        (lambda api: api.tap("forward_data", {5: 1}), "tensor name 5"),
+        (lambda api: api.tap_trajectories("x"), "takes trajectories only"),
+        (lambda api: api.tap_trajectories([5]), "takes trajectories only"),
+        (lambda api: api.at(step="x").__enter__(), r"at\(step='x'\) is not a number"),
+        (lambda api: api.at(step=0, rank=-1).__enter__(), r"at\(rank=-1\) is not a number"),
+        (lambda api: api.at(stp=0).__enter__(), r"at\(stp=...\) is not a coordinate"),
     ],
 )
 def test_taps_that_cannot_be_meant(tmp_path: Path, tap: Any, words: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 import regress
 from regress.replay.replay_pool import shared_pool
 
-SIGNATURES = Path(__file__).with_name("door.txt")
+SIGNATURES = Path(__file__).with_name("public_api.txt")
 ROOMS = {module.name for module in pkgutil.iter_modules(regress.__path__)}
 
 
@@ -31,7 +31,7 @@ def signature(name: str) -> str:
 
 
 def test_names_and_signatures_are_frozen() -> None:
-    """Whoever changes the public API changes `door.txt` with it, and the changelog."""
+    """Whoever changes the public API changes `public_api.txt` with it, and the changelog."""
     found = [signature(name) for name in regress.__all__ if name != "__version__"]
     assert "\n".join(found) + "\n" == SIGNATURES.read_text()
 
