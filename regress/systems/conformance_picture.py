@@ -23,7 +23,8 @@ path { fill: none; stroke-linecap: round }
 .wrong { stroke: #cf222e; stroke-width: 7 }
 @media (prefers-color-scheme: dark) {
 text { fill: #f0f6fc } .small { fill: #9198a1 } .line { stroke: #3d444d }
-.right { stroke: #3fb950; stroke-opacity: .8 } .coarse { stroke: #4493f8; stroke-opacity: .8 } .wrong { stroke: #f85149 }
+.right { stroke: #3fb950; stroke-opacity: .8 } .coarse { stroke: #4493f8; stroke-opacity: .8 }
+.wrong { stroke: #f85149 }
 }
 """
 
