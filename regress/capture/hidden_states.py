@@ -22,7 +22,7 @@ from regress.capture.softmax_passes import SoftmaxPass
 from regress.capture.temperature_search import HIGHEST, LARGEST_ERROR, LOWEST
 from regress.capture.token_gradient_of_pass import add_token_gradient
 
-ROWS = 8
+ROWS = 64
 """Most rows that a temperature is read from."""
 HALVINGS = 60
 ULPS = 4
@@ -144,10 +144,11 @@ def _divisor(
         above = float((entropies(middle)[0] - entropies_K).sum()) > 0
         low, high = (low, middle) if above else (middle, high)
     size, variance = z_KV.abs().amax(-1) / low, entropies(low)[1]  # of log p: d H / d log T
-    error = eps * float((size * variance.sqrt()).sum() / variance.sum().clamp(min=1e-300))
+    noise = 0.5 * eps * size * variance.sqrt()  # of a row's entropy; rows are rounded by themselves
+    error = float(noise.norm() / variance.sum().clamp(min=1e-300))
     found = (z_KV / low).log_softmax(-1).gather(-1, targets_K[:, None])[:, 0]
-    bound = (ULPS * eps + error) * size
+    bound = (ULPS * eps + ULPS * error) * size
     if error > LARGEST_ERROR or bool(((found - log_probs_K).abs() > bound).any()):
         return None
-    meant = round(low, 2)
-    return meant if abs(meant / low - 1) <= ULPS * error else low
+    near = (round(low, digits) for digits in (1, 2))  # what was meant, if rounding hides the rest
+    return next((meant for meant in near if abs(meant / low - 1) <= ULPS * error), low)

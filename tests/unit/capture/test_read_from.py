@@ -97,6 +97,23 @@ def test_head_and_hidden_states_tell_the_temperature_of_logits(tmp_path: Path, t
     assert reader.read(f"forward_data/{MICRO}").meta["temperature"] == pytest.approx(temperature, rel=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
+def test_the_temperature_is_found_through_the_rounding_of_bfloat16(
+    tmp_path: Path, temperature: float
+) -> None:
+    def coarse(model: Any, inputs: dict[str, Tensor], divisor: float) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(**inputs).logits[:, :-1]
+        found: Tensor = (
+            (logits.float() / divisor).log_softmax(-1).gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
+        )
+        return found
+
+    trained(tmp_path / "a", coarse, temperature, token_gradient=True)
+    meta = DumpReader(tmp_path / "a").read(f"token_gradient/{MICRO}").meta
+    assert meta["temperatures"] == [temperature]
+
+
 def test_a_fused_loss_at_another_temperature_is_seen(tmp_path: Path) -> None:
     trained(tmp_path / "a", eager, 1.0, token_gradient=True)
     trained(tmp_path / "b", fused, 0.9, token_gradient=True)
