@@ -121,6 +121,47 @@ def test_a_fused_loss_at_another_temperature_is_seen(tmp_path: Path) -> None:
     assert next(iter(failed(report))) == "log_probs"
 
 
+class Sink(torch.autograd.Function):
+    """Hands outputs on, and back no gradient at all for those that nobody used, as DistributedDataParallel does."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Any:
+        """Return the outputs."""
+        ctx.set_materialize_grads(False)
+        return tuple(one.clone() for one in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return their gradients."""
+        return gradients
+
+
+@pytest.mark.parametrize("way", [None, "logits", "hidden_states"])
+def test_logits_that_are_returned_and_not_used(tmp_path: Path, way: str | None) -> None:
+    """The loss is computed inside; accelerate returns the logits in float32, and nobody looks at those."""
+
+    def run(folder: Path, wrapped: bool) -> None:
+        model, inputs = tiny_model(), padded(make_samples())
+        original, labels = model.forward, inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            out.logits = out.logits * 1.0
+            return out
+
+        model.forward = forward
+        with record(folder, model, token_gradient=True, read_from=way):
+            out = model(**inputs, labels=labels)
+            loss = Sink.apply(out.loss, out.logits)[0] if wrapped else out.loss  # type: ignore[no-untyped-call]
+            loss.backward()
+
+    run(tmp_path / "a", False)
+    run(tmp_path / "b", True)
+    report = compare(tmp_path / "a", tmp_path / "b")
+    assert report.exit_code == 0, failed(report)
+    assert "token_gradient" in {verdict.quantity for verdict in report.verdicts if verdict.count}
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_passes_of_another_model_are_not_those_of_this_one(tmp_path: Path, told: bool) -> None:
     """A critic of the same shape runs between the forward pass and the loss, and is trained as well."""
