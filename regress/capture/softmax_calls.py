@@ -229,9 +229,9 @@ class _Read:
         self._calls = calls
 
     def __call__(self, gradient: Tensor | None) -> None:
-        if (
-            self.values is not None and gradient is not None
-        ):  # none at all, where a wrapper hands on what nobody used
+        if gradient is None:  # of what nobody used, from a wrapper that hands it on so
+            return
+        if self.values is not None:
             self._calls.read(self.rows, self.values, gradient)
 
 
