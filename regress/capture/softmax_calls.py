@@ -214,7 +214,7 @@ class SoftmaxCalls:
             found.rows = found.rows.completed(logits, self.following(found))
         self.reached(found)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget tensors that are gone."""
         self._rows = {key: each for key, each in self._rows.items() if each[0]() is not None}
         self._asked = {key: each for key, each in self._asked.items() if each[0]() is not None}

@@ -101,7 +101,7 @@ class SoftmaxForwards:
                 yield
             finally:
                 self.active = calls.active = False
-                calls.forget()
+                calls.clear()
 
     @property
     def count(self) -> int:
@@ -177,7 +177,7 @@ class SoftmaxForwards:
             self.latest = None
             return
         if self._calls is not None:
-            self._calls.forget()
+            self._calls.clear()
         root, settings = self.anatomy.root, self.settings
         self.world.look(root)
         arguments = self._outer or {"input_ids": ids}

@@ -101,12 +101,12 @@ def check_resume(
             "run has a folder of its own"
         )
     said, runner = " ".join(command), _Runner(command, folder, timeout)
-    whole, twin = runner.through("through"), runner.through("through-again")
+    whole, repeated = runner.through("through"), runner.through("through-again")
     if len(whole) < 2:
         raise ConfigError(
             f"{said} made {len(whole)} optimizer steps with torch.optim: a stop in the middle needs two or more"
         )
-    alike = _first_difference(whole, twin)
+    alike = _first_difference(whole, repeated)
     limit = len(whole) if alike is None else alike[0]
     if alike is not None and limit == 0:
         text = f"two uninterrupted runs differ in step 0, in {_WORDS[alike[1]]}"

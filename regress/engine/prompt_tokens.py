@@ -247,16 +247,16 @@ def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Pr
     """Refuse prompts that a template or vocabulary makes equal: the model could only guess."""
     seen: dict[tuple[int, ...], Problem] = {}
     for problem in problems:
-        twin = seen.setdefault(tokens[problem.task_id], problem)
-        if twin is not problem and twin.prompt == problem.prompt:
+        earlier = seen.setdefault(tokens[problem.task_id], problem)
+        if earlier is not problem and earlier.prompt == problem.prompt:
             raise ConfigError(
                 f"the prompt {problem.prompt!r} is there twice, so that it could be trained on and evaluated with; "
                 "take it out of task.eval_path or task.dataset_path, or let the task make other prompts"
             )
-        if twin is not problem:
+        if earlier is not problem:
             raise ConfigError(
-                f"tokenizer.path: the prompts {twin.prompt!r} and {problem.prompt!r} become the same tokens; correct "
-                "chat_template, or give a tokenizer that knows their characters"
+                f"tokenizer.path: the prompts {earlier.prompt!r} and {problem.prompt!r} become the same tokens; "
+                "correct chat_template, or give a tokenizer that knows their characters"
             )
 
 

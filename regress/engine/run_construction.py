@@ -127,8 +127,8 @@ def build(
     to this process alone.
     """
     world = world or SingleProcess()
-    material = raise_on_all_ranks(world, lambda: make_material(config))
-    tokenizer, prompts = material.tokenizer, material.prompts
+    components = raise_on_all_ranks(world, lambda: make_material(config))
+    tokenizer, prompts = components.tokenizer, components.prompts
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
@@ -140,7 +140,7 @@ def build(
             prompts,
             origin,
             vocabulary=policy.architecture.config.vocab_size,
-            sampler=lambda: policy_sampler(config, policy, tokenizer, material.dialogue, world),
+            sampler=lambda: policy_sampler(config, policy, tokenizer, components.dialogue, world),
         ),
     )
     meta = step_meta(origin, prompts)
@@ -173,7 +173,7 @@ def build(
         trajectory_meta=meta,
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    return assembled(trainer, material, recorder, recorders, resources)
+    return assembled(trainer, components, recorder, recorders, resources)
 
 
 def recorded(
@@ -197,13 +197,13 @@ def recorded(
 
 def assembled(
     trainer: Trainer,
-    material: DataComponents,
+    components: DataComponents,
     recorder: Recorder | None,
     recorders: Mapping[str, Dumping],
     resources: ExitStack,
 ) -> Run:
     """Return the run of a trainer, with its evaluation and what a checkpoint keeps of its parts."""
-    config, prompts, curriculum = trainer.config, material.prompts, material.curriculum
+    config, prompts, curriculum = trainer.config, components.prompts, components.curriculum
     table = Path(config.output_dir) / TABLE if trainer.world.main else None
     evaluation = Evaluation(config, trainer.worker, prompts.evaluation(), table)
     resources.callback(evaluation.close)
@@ -214,7 +214,7 @@ def assembled(
         parts["coefficients"] = trainer.coefficients
     return Run(
         config,
-        material.tokenizer,
+        components.tokenizer,
         prompts,
         trainer,
         evaluation,

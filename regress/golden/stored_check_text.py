@@ -59,8 +59,8 @@ def _number(value: Any) -> str:
 
 def _same(one: Tree, other: Tree) -> bool:
     tensors = (
-        (array.dtype, array.shape, array.tobytes()) == (twin.dtype, twin.shape, twin.tobytes())
-        for array, twin in zip(one.tensors.values(), other.tensors.values(), strict=True)
+        (array.dtype, array.shape, array.tobytes()) == (another.dtype, another.shape, another.tobytes())
+        for array, another in zip(one.tensors.values(), other.tensors.values(), strict=True)
     )
     return [*one.nodes.items()] == [*other.nodes.items()] and all(tensors)
 

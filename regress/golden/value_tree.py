@@ -145,8 +145,8 @@ def _pandas(value: Any, path: str, depth: int) -> Iterator[_Leaf]:
     for position, label in enumerate(value.columns):
         name = _short(f"{path}[{label!r}]")
         seen[name] = seen.get(name, 0) + 1
-        twin = "" if seen[name] == 1 else f"#{seen[name]}"
-        yield from _column(value.iloc[:, position], name + twin, depth + 1)
+        suffix = "" if seen[name] == 1 else f"#{seen[name]}"
+        yield from _column(value.iloc[:, position], name + suffix, depth + 1)
 
 
 def _index(index: Any, path: str, depth: int) -> Iterator[_Leaf]:

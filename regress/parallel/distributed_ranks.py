@@ -68,7 +68,7 @@ def _close(world: ProcessWorld | None) -> None:
     """End all process groups and their threads: a thread that outlives the interpreter can abort the process."""
     dist.destroy_process_group()
     if world is not None:
-        world.forget()
+        world.clear()
     gc.collect()  # sharded modules and their groups refer to one another
 
 

@@ -78,7 +78,7 @@ class ProcessGroups:
                     self._groups[split] = made
         return self._groups[split]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Release all process groups, once they are destroyed."""
         self._groups.clear()
         # torch 2.13: caches of DTensor keep meshes, and meshes their groups; see docs/findings.md

@@ -46,10 +46,10 @@ class EngineReplayer(Replayer):
         return items(replay)
 
     def reference_of(self, replay: Replay, variants: Mapping[str, Variant]) -> Replay | None:
-        """Return the twin of a bitwise replay, in float32."""
+        """Return the replay whose bytes a bitwise one has to reproduce, in float32."""
         if replay.precision is not Precision.BITWISE:
             return None
-        return Replay(replay.case, variants[str(replay.variant.twin)], Precision.FLOAT32)
+        return Replay(replay.case, variants[str(replay.variant.bitwise_reference)], Precision.FLOAT32)
 
     def compute(self, replay: Replay, folder: Path) -> None:
         """Run the training steps of a replay."""

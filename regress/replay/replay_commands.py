@@ -364,4 +364,6 @@ def _is_mesh(key: str) -> bool:
 
 
 def _precisions(row: Variant) -> str:
-    return ", ".join(f"as {row.twin}" if p is Precision.BITWISE else str(p) for p in row.precisions)
+    return ", ".join(
+        f"as {row.bitwise_reference}" if p is Precision.BITWISE else str(p) for p in row.precisions
+    )

@@ -96,7 +96,7 @@ def verdicts_in_order(
 
 
 def judge_by_bitwise_reference(
-    case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
+    case: GoldenCase, dump: DumpReader, bitwise_reference: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
     verdicts: list[Verdict] = []
@@ -108,7 +108,7 @@ def judge_by_bitwise_reference(
             records = records_of(dump, update)
             verdicts += judge_bitwise(
                 records,
-                records_of(twin, update),
+                records_of(bitwise_reference, update),
                 update.frame,
                 place=(update.step, update.update),
                 planned=update.records,

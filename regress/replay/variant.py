@@ -112,7 +112,7 @@ class Variant:
         program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
             asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
             stage of each step is told by the recording.
-        twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
+        bitwise_reference: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
 
     A variant of another ``trainer.type`` is computed and judged by the replayer that is registered for it, see
     `regress.replay.replayer_registry`.
@@ -123,7 +123,7 @@ class Variant:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     precisions: tuple[Precision, ...] = SEMANTICS
     cases: tuple[str, ...] = ("*",)
-    twin: str | None = None
+    bitwise_reference: str | None = None
     possible: tuple[str, ...] = ("*",)
     resume_at: int | None = None
     before: Mapping[str, Any] | None = None

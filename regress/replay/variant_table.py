@@ -63,10 +63,10 @@ def _own_rows(root: Path) -> Mapping[str, Any]:
 
 
 def _check_bitwise_reference(variant: Variant, table: Mapping[str, Variant]) -> None:
-    if variant.twin is not None and variant.twin not in table:
+    if variant.bitwise_reference is not None and variant.bitwise_reference not in table:
         raise ConfigError(
-            f"variant {variant.name!r} has the twin {variant.twin!r}, which is not a variant; choose one of "
-            + ", ".join(table)
+            f"variant {variant.name!r} has the bitwise_reference {variant.bitwise_reference!r}, which is not a "
+            f"variant; choose one of {', '.join(table)}"
         )
 
 
@@ -74,7 +74,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
 
 def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
-    """Return variants from plain data: name -> ``{why, overrides, precisions, cases, twin}``.
+    """Return variants from plain data: name -> ``{why, overrides, precisions, cases, bitwise_reference}``.
 
     Without ``overrides`` they are those that the name spells out, if it does.
 
@@ -111,10 +111,10 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
         raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
     precisions = _precisions(row, stated)
     cases, possible = (_patterns(row, key, stated) for key in ("cases", "possible"))
-    twin = row.get("twin")
-    if (Precision.BITWISE in precisions) != (twin is not None):
+    bitwise_reference = row.get("bitwise_reference")
+    if (Precision.BITWISE in precisions) != (bitwise_reference is not None):
         raise ConfigError(
-            f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
+            f"{stated}: precision bitwise and bitwise_reference (whose bytes to reproduce) go together; give both"
         )
     resume_at, before = _two_processes(row, overrides, stated)
     program = row.get("program", resume_at is not None)
@@ -126,7 +126,9 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
     if not isinstance(combines, bool):
         raise ConfigError(f"{stated} has the combines {combines!r}; give true or false")
     two = (resume_at, before, program, combines)
-    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, *two)
+    return Variant(
+        name, row["why"], dict(flat(overrides)), precisions, cases, bitwise_reference, possible, *two
+    )
 
 
 def _two_processes(

@@ -124,7 +124,7 @@ def test_a_marker_that_cannot_be_meant_stops_the_collection(stubbed: Any, mark: 
         ("[Variant('a/b', 'x')]", "pytest_regress_variants: variant 'a/b' cannot stand in a test id"),
         ("[Variant('base-fp32', 'x')]", "variant 'base-fp32' ends with -fp32, which test ids add for the precision"),
         ("[Variant('a', 'x'), Variant('a', 'y')]", "two variants are called 'a'; rename one"),
-        ("[Variant('a', 'x', precisions=('bitwise',), twin='b')]", "'a' has the twin 'b', which is not a variant"),
+        ("[Variant('a', 'x', precisions=('bitwise',), bitwise_reference='b')]", "'b', which is not a variant"),
     ],
 )  # fmt: skip
 def test_variants_that_cannot_be_meant_stop_the_collection(stubbed: Any, hook: str, says: str) -> None:
@@ -183,7 +183,7 @@ def test_dumps_are_kept_below_the_name_of_their_replay(stubbed: Any) -> None:
     result = stubbed.run("--regress-tier=bitwise", "--regress-keep-dumps=kept", "-k", "trajectory")
     result.assert_outcomes(passed=1, deselected=2)
     assert judged(result) == "3 quantities judged in 1 test"
-    for name in ("base-fp32", "base-bitwise"):  # the twin, too
+    for name in ("base-fp32", "base-bitwise"):  # the bitwise reference, too
         assert (stubbed.folder / "kept" / CASE / name / "dump" / "manifest.json").is_file()
     assert not stale.exists()
     assert other.exists()

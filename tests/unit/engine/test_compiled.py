@@ -60,11 +60,15 @@ def test_blocks_are_compiled_within_the_context_only_and_never_in_a_copy() -> No
     assert counter.frame_count == 1, "both blocks are of one shape and share their code"
     torch.testing.assert_close(actual, expected, rtol=1e-13, atol=1e-15)
     counter.clear()
-    twin = copy.deepcopy(model)
-    for plain in (model, twin):
+    bitwise_reference = copy.deepcopy(model)
+    for plain in (model, bitwise_reference):
         plain(input_ids=tokens[:, :2], use_cache=False)
     assert counter.frame_count == 0
-    assert [name for name, _ in model.named_parameters()] == names == [n for n, _ in twin.named_parameters()]
+    assert (
+        [name for name, _ in model.named_parameters()]
+        == names
+        == [n for n, _ in bitwise_reference.named_parameters()]
+    )
 
 
 def test_a_block_that_is_compiled_too_often_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

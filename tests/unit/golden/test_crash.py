@@ -112,9 +112,9 @@ def test_a_commit_stopped_at_every_operation(
     recorded: Path, make_truth: Any, tmp_path: Path, content: Any
 ) -> None:
     old = snapshot(recorded)
-    twin = shutil.copytree(recorded, tmp_path / "twin")
-    commit(twin, **changes(make_truth))
-    new, final = snapshot(twin), content(twin)
+    bitwise_reference = shutil.copytree(recorded, tmp_path / "twin")
+    commit(bitwise_reference, **changes(make_truth))
+    new, final = snapshot(bitwise_reference), content(bitwise_reference)
     assert old != new
     states = []
     for number in range(1000):
@@ -165,9 +165,9 @@ def test_a_disk_that_fails_at_every_operation(
     code: int, operation: str, says: str, recorded: Path, make_truth: Any, tmp_path: Path, content: Any
 ) -> None:
     before, failures = content(recorded), 0
-    twin = shutil.copytree(recorded, tmp_path / "twin")
-    commit(twin, **changes(make_truth))
-    final = content(twin)
+    bitwise_reference = shutil.copytree(recorded, tmp_path / "twin")
+    commit(bitwise_reference, **changes(make_truth))
+    final = content(bitwise_reference)
     for number in range(1000):
         folder = shutil.copytree(recorded, tmp_path / f"at{number}")
         try:

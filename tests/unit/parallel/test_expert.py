@@ -234,14 +234,14 @@ def copied() -> bool:
     """Return True if a copy of a model with shared experts computes with its own parameters."""
     model = model_of("float32")
     expert_parallel.apply(model, mesh_of(4))
-    twin = copy.deepcopy(model)
+    bitwise_reference = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
         hidden = torch.ones(2, 32)
         index, weights = torch.tensor([[0, 7], [3, 5]]), torch.ones(2, 2)
         zero = model.model.layers[0].mlp.experts(hidden, index, weights)
-        own = twin.model.layers[0].mlp.experts(hidden, index, weights)
+        own = bitwise_reference.model.layers[0].mlp.experts(hidden, index, weights)
     return bool((zero == 0).all() and (own != 0).all())
 
 

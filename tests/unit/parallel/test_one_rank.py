@@ -62,7 +62,7 @@ def test_one_rank_is_the_main_one_and_has_no_group(alone: ProcessGroup) -> None:
     assert groups.gather("a") == ["a"]
     groups.rank = 1
     assert not groups.main
-    groups.forget()
+    groups.clear()
 
 
 @pytest.mark.parametrize("rank", range(8))

@@ -27,7 +27,7 @@ from regress.replay.variant import Precision, Variant
 ROWS = {
     "here": Variant("here", "what it could break", {"trainer.type": "mine"}),
     "bytes": Variant(
-        "bytes", "x", {"trainer.type": "mine"}, (Precision.BITWISE,), twin="here"
+        "bytes", "x", {"trainer.type": "mine"}, (Precision.BITWISE,), bitwise_reference="here"
     ),
 }
 

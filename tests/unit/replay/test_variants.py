@@ -32,7 +32,7 @@ def test_a_built_in_variant_is_a_configuration_of_the_engine(variant: Variant, t
             found = getattr(found, part)
         assert found == value
     assert variant.why
-    assert (Precision.BITWISE in variant.precisions) == (variant.twin is not None)
+    assert (Precision.BITWISE in variant.precisions) == (variant.bitwise_reference is not None)
 
 
 def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
         ({"overrides": {}}, "does not say why it exists; add why"),
         (
             {"why": "x", "override": {}},
-            "has the key 'override'; choose from why, overrides, precisions, cases, twin",
+            "has the key 'override'; choose from why, overrides, precisions, cases, bitwise_reference",
         ),
         (
             {"why": "x", "precisions": ["fp32"]},
@@ -71,9 +71,9 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
         ({"why": "x", "cases": []}, "has the cases []; give names of cases"),
         (
             {"why": "x", "precisions": ["bitwise"]},
-            "precision bitwise and twin (whose bytes to reproduce) go together",
+            "precision bitwise and bitwise_reference (whose bytes to reproduce) go together",
         ),
-        ({"why": "x", "twin": "base"}, "go together; give both"),
+        ({"why": "x", "bitwise_reference": "base"}, "go together; give both"),
         ({"why": "x", "overrides": 3}, "give a table of dotted keys and values"),
         ("packed", "must be a table with keys of"),
     ],
@@ -139,11 +139,13 @@ def test_a_misspelt_section_is_named(tmp_path: Path) -> None:
         project_variants(tmp_path)
 
 
-def test_a_twin_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_bitwise_reference_that_does_not_exist_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.regress.variants.mine]\nwhy = "x"\nprecisions = ["bitwise"]\ntwin = "bse"\n'
+        '[tool.regress.variants.mine]\nwhy = "x"\nprecisions = ["bitwise"]\nbitwise_reference = "bse"\n'
     )
-    with pytest.raises(ConfigError, match="variant 'mine' has the twin 'bse', which is not a variant"):
+    with pytest.raises(
+        ConfigError, match="variant 'mine' has the bitwise_reference 'bse', which is not a variant"
+    ):
         project_variants(tmp_path)
 
 

@@ -110,11 +110,11 @@ def test_a_gradient_norm_that_counts_a_replicated_parameter_twice(make_ranks: An
 
 def test_a_twin_on_a_mesh(make_ranks: Any) -> None:
     ranks = make_ranks(LENGTHS, dp=2, tp=2)
-    twin = make_ranks(LENGTHS, dp=2, tp=2)
+    bitwise_reference = make_ranks(LENGTHS, dp=2, tp=2)
 
     def faults() -> list[Verdict]:
         found = judge_bitwise(
-            ranks.records, twin.records, ranks.world.frame, place=(0, None), planned=ranks.plan
+            ranks.records, bitwise_reference.records, ranks.world.frame, place=(0, None), planned=ranks.plan
         )
         assert "replicas" in {v.quantity for v in found}
         return [v for v in found if not v.ok]
@@ -126,7 +126,7 @@ def test_a_twin_on_a_mesh(make_ranks: Any) -> None:
         ("drift", "replicas", "param/norm.weight", "step0"),
     ]
     ranks = make_ranks(LENGTHS, dp=2, tp=2)
-    ranks.record("param", 1).meta["shards"] = twin.record("param", 0).meta["shards"]
+    ranks.record("param", 1).meta["shards"] = bitwise_reference.record("param", 0).meta["shards"]
     assert {v.detail for v in faults() if v.quantity == "param"} == {
         "param of rank 1 holds other shards than its bitwise reference, so bytes cannot be compared"
     }

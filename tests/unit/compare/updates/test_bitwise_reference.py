@@ -1,4 +1,4 @@
-"""A bitwise twin: one bit of difference is a fault, and another layout has no bytes to compare."""
+"""A bitwise reference: one bit of difference is a fault, and another layout has no bytes to compare."""
 
 from __future__ import annotations
 
