@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,6 +125,9 @@ class SoftmaxForwards:
     def _after_model(self, module: nn.Module, args: Any, output: Any) -> None:
         self.precision.end()
         self._outer, self._within = {}, False
+        if self._looks() and self.latest is not None:
+            for part in _parts(output):
+                _mark(part, self.latest)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if (
             self._looks()
@@ -134,7 +137,6 @@ class SoftmaxForwards:
         ):
             if self.anatomy.decoder is not None and logits.dim() == 3 and logits.numel():
                 self.latest.last_logits = whole(logits.detach()[-1:, -1])
-            _mark(logits, self.latest)
             self._calls.returned(logits)
 
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -195,8 +197,10 @@ class SoftmaxForwards:
 
     def _owns(self, weight: nn.Parameter) -> bool:
         """Return True for a parameter of the model; rows that come after another model's may be that one's."""
-        self._other = all(each is not weight for each in self.anatomy.root.parameters())
-        return not self._other
+        owns = any(each is weight for each in self.anatomy.root.parameters())
+        if torch.is_grad_enabled():  # without gradients another model has no rows
+            self._other = not owns
+        return owns
 
     def _seen(self, rows: SeenRows, logits: Tensor) -> bool:
         owner = _marked(logits)
@@ -235,9 +239,16 @@ class SoftmaxForwards:
         return self.active and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
 
-def _mark(output: Tensor, p: SoftmaxPass) -> None:
-    """Note in the graph which pass an output of the model belongs to."""
-    node: Any = output.grad_fn
+def _parts(output: Any) -> Iterable[Any]:
+    """Return what a model returned, one by one: a tensor, a tuple, or a mapping as of transformers."""
+    if isinstance(output, Mapping):
+        return output.values()
+    return output if isinstance(output, tuple | list) else (output, getattr(output, "logits", None))
+
+
+def _mark(output: Any, p: SoftmaxPass) -> None:
+    """Note in the graph which pass an output of the model belongs to, if it is a tensor."""
+    node: Any = output.grad_fn if isinstance(output, Tensor) else None
     if node is not None:
         node.metadata[_MARK] = p
 

@@ -162,6 +162,35 @@ def test_logits_that_are_returned_and_not_used(tmp_path: Path, way: str | None) 
     assert "token_gradient" in {verdict.quantity for verdict in report.verdicts if verdict.count}
 
 
+class Pair(Model):
+    """Returns values beside the logits."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        """Return logits ``[B, T, V]`` and values ``[B, T]``."""
+        logits = super().forward(tokens)
+        return logits, logits.mean(-1)
+
+
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_model_that_returns_a_tuple_beside_another_one(tmp_path: Path, graded: bool) -> None:
+    """A reference model, or a critic, of the same shape runs between the forward pass and the loss."""
+
+    def run(folder: Path, beside: bool) -> None:
+        model, other = Pair(), Pair()
+        ids = nn.utils.rnn.pad_sequence(samples(), batch_first=True, padding_value=PAD)
+        with record(folder, model, token_gradient=True):
+            own = model(ids)[0][:, :-1] / 0.7
+            if beside:
+                with torch.set_grad_enabled(graded):
+                    other(ids)
+            own.log_softmax(-1).gather(-1, ids[:, 1:, None]).sum().backward()
+
+    run(tmp_path / "a", False)
+    run(tmp_path / "b", True)
+    report = compare(tmp_path / "a", tmp_path / "b")
+    assert report.exit_code == 0, failed(report)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_passes_of_another_model_are_not_those_of_this_one(tmp_path: Path, told: bool) -> None:
     """A critic of the same shape runs between the forward pass and the loss, and is trained as well."""
