@@ -110,7 +110,7 @@ class SoftmaxForwards:
 
     @property
     def read_from(self) -> str:
-        """What told the loss: logits, hidden states, or each of them for some passes."""
+        """Name the source of the losses: logits, hidden states, or each of them for some passes."""
         return " and ".join(sorted(self.counts)) or "logits"
 
     def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from regress.capture.forward_pass import Array, Pass, contents_of, inputs_of
 from regress.capture.layout_inference import Arrangement, infer_layout
+from regress.capture.row_placement import Group, placed, placed_groups
 from regress.capture.softmax_calls import LOSS, RETURNED, SeenRows
-from regress.capture.softmax_rows import UNKNOWN, SoftmaxRows
+from regress.capture.softmax_rows import UNKNOWN
 from regress.capture.token_gradient import ROUNDING
 from regress.capture.token_gradient_of_pass import accuracy_of
 from regress.errors import CaptureError
@@ -84,9 +85,13 @@ class SoftmaxPass:
         return [] if self.from_states is not None else self.groups_told
 
     @property
+    def _read(self) -> list[SeenRows]:
+        return [one for one in self.seen if one.rows is not None]
+
+    @property
     def is_told(self) -> bool:
         """True if the rows that backward passes reached so far tell the loss: a softmax made them, and each fits."""
-        read = [one for one in self.seen if one.rows is not None]
+        read = self._read
         if not any(one.level == LOSS for one in read) and any(
             _unexplained(one, self.dtype()) for one in read
         ):
@@ -99,7 +104,7 @@ class SoftmaxPass:
     @property
     def groups_told(self) -> list[Group]:
         """As `groups`, of the rows that were reached so far."""
-        read = [one for one in self.seen if one.rows is not None]
+        read = self._read
         level = min((one.level for one in read), default=0)
         chosen = [one for one in read if one.level == level]
         if level == RETURNED and any(_unexplained(one, self.dtype()) for one in chosen):
@@ -108,11 +113,11 @@ class SoftmaxPass:
                 "log-probs is compiled or of another language, and divides or bounds them before; run it uncompiled, "
                 "or name the last hidden state by record(decoder=..., head=...)"
             )
-        return [*_groups(chosen, self.found.input_ids)]
+        return [*placed_groups(chosen, self.found.input_ids)]
 
     def following(self, rows: SeenRows) -> Ints | None:
         """Return the token that follows each of some rows, where they can be placed by themselves."""
-        group = _placed([rows], self.found.input_ids)
+        group = placed([rows], self.found.input_ids)
         if group is None:
             return None
         ids = self.found.input_ids
@@ -183,106 +188,9 @@ class SoftmaxPass:
         return replace(found, input_ids=np.maximum(ids, 0), attention_mask=mask, position_ids=positions)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Rows that cover places of the ids once: the flat place of each in ``[B, T + 1]``."""
-
-    places: Ints
-    rows: SoftmaxRows
-    width: int
-
-    @property
-    def targets(self) -> Ints:
-        return self.rows.targets_R.cpu().numpy()
-
-    @property
-    def live(self) -> NDArray[np.bool_]:
-        return self.rows.live_R.cpu().numpy()
-
-    @property
-    def cells(self) -> tuple[Ints, Ints]:
-        """Row and column of each place."""
-        return self.places // self.width, self.places % self.width
-
-
 def _unexplained(seen: SeenRows, dtype: torch.dtype) -> bool:
     """Return True if a softmax of the logits leaves more of a row's gradient than rounding."""
     return seen.rows is not None and float(seen.rows.residual_R.max()) > rounding(dtype)
-
-
-def _groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[Group]:
-    """Yield the rows in groups, each of which fits the ids: all of them, each by itself, or one chunk after another.
-
-    Raises:
-        CaptureError: if they do not.
-    """
-    if not seen:
-        return
-    if len(seen) > 1 and (together := _placed(seen, ids)) is not None:
-        yield together
-        return
-    waiting: list[SeenRows] = []
-    for one in seen:
-        waiting.append(one)
-        if (group := _placed(waiting, ids)) is not None:
-            yield group
-            waiting = []
-    if waiting:
-        shapes = ", ".join(str(list(one.shape)) for one in waiting[:4])
-        raise CaptureError(
-            f"logits of shape {shapes} became log-probs, and under no arrangement does each row train on the token of "
-            f"the ids {list(ids.shape)} that follows it: give the ids that the model was called with by "
-            "record(input_ids=...), or name the last hidden state by record(decoder=..., head=...)"
-        )
-
-
-def _placed(parts: Sequence[SeenRows], ids: Ints) -> Group | None:
-    """Return the first arrangement of the parts' rows under which each trains on the token that follows it."""
-    B, T = ids.shape
-    wide = np.concatenate([ids, np.full((B, 1), UNKNOWN)], 1)
-    for rows, columns in _in_rows(parts, B):
-        targets, live = rows.targets_R.cpu().numpy(), rows.live_R.cpu().numpy()
-        asked = live & (targets != UNKNOWN)
-        for first in _firsts(columns, T):
-            grid = np.arange(B)[:, None] * (T + 1) + first + np.arange(columns)
-            places = grid.reshape(-1)
-            known = wide.reshape(-1)[places]
-            if ((known == targets) | (known == UNKNOWN))[asked].all():
-                return Group(places, rows, T + 1)
-    return None
-
-
-def _in_rows(parts: Sequence[SeenRows], B: int) -> Iterator[tuple[SoftmaxRows, int]]:
-    """Yield the rows of the parts in the order of the ids' rows, and how many columns they then have."""
-    known = [one.rows for one in parts if one.rows is not None]
-    if len(parts) > 1 and all(len(one.shape) == 2 and one.shape[0] == B for one in parts):
-        order = np.concatenate(
-            [np.arange(np.prod(one.shape)).reshape(one.shape) + n for one, n in _offsets(parts)], 1
-        )
-        yield _taken(SoftmaxRows.joined(known), order.reshape(-1)), order.shape[1]
-    total = sum(len(one.targets) for one in parts)
-    if total % B == 0:
-        yield SoftmaxRows.joined(known), total // B
-
-
-def _offsets(parts: Sequence[SeenRows]) -> Iterator[tuple[SeenRows, int]]:
-    start = 0
-    for one in parts:
-        yield one, start
-        start += len(one.targets)
-
-
-def _taken(rows: SoftmaxRows, order: Ints) -> SoftmaxRows:
-    index = torch.from_numpy(order)
-    return SoftmaxRows(*(each[index.to(each.device)] for each in vars(rows).values()))
-
-
-def _firsts(columns: int, T: int) -> list[int]:
-    """Return the columns that a row's first target may lie in, the usual first."""
-    if columns > T:
-        return []
-    usual = [1] if columns >= T - 1 else [T - columns, T - columns + 1, 1]
-    return list(dict.fromkeys([*usual, *range(1, T + 2 - columns)]))
 
 
 def _extended(ids: Ints, groups: Sequence[Group], padding: int | None) -> Ints:

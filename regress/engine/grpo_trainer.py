@@ -143,9 +143,8 @@ class Trainer:
         with at(step=step):
             if self.world.main:
                 tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
-                step_taps.before_updates(
-                    work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis]
-                )
+                minis = [(mini.batch, mini.tokens) for mini in work.minis]
+                step_taps.before_updates(work.trajectories, minis)
             self._update(work, after_update)
             values = {**self._step_metrics(work, step), **self._update_metrics(work)}
             with at(update=work.last_update, rank=self.world.rank):

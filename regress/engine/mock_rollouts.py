@@ -145,7 +145,8 @@ class MockRolloutWorker:
                 f"{found.path} was recorded without a curriculum; set curriculum.enable=false, or record with it"
             )
         try:
-            place = CurriculumPosition(**{str(name): value for name, value in told.items()})  # type: ignore[arg-type]
+            fields = {str(name): value for name, value in told.items()}
+            place = CurriculumPosition(**fields)  # type: ignore[arg-type]  # what they are is checked below
         except TypeError:
             place = CurriculumPosition(-1)
         if any(type(value) is not int for value in vars(place).values()) or not (

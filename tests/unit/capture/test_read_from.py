@@ -1,4 +1,4 @@
-"""What `record` reads a loss from: the logits that a softmax takes, or the last hidden state where none tells it."""
+"""Read a loss from the logits that a softmax takes, or from the last hidden state where none tells it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_logits_that_are_returned_and_not_used(tmp_path: Path, way: str | None) 
         model.forward = forward
         with record(folder, model, token_gradient=True, read_from=way):
             out = model(**inputs, labels=labels)
-            loss = Sink.apply(out.loss, out.logits)[0] if wrapped else out.loss  # type: ignore[no-untyped-call]
+            loss = Sink.apply(out.loss, out.logits)[0] if wrapped else out.loss  # type: ignore[no-untyped-call]  # of torch
             loss.backward()
 
     run(tmp_path / "a", False)

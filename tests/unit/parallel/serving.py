@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import regress.engine.model_loading  # imported before the ranks are forked
 import regress.parallel.context_parallel
-import regress.parallel.expert_parallel  # noqa: F401
+import regress.parallel.expert_parallel  # noqa: F401  # loaded before it forks
 
 
 @cache
