@@ -23,14 +23,14 @@ class Bar:
     """Progress of one piece of work; made by `progress`."""
 
     def __init__(self, bars: Progress, task: Task) -> None:
-        self._bars, self._task, self._told = bars, task, monotonic()
+        self._bars, self._task, self._shown_at = bars, task, monotonic()
 
     def advance(self, count: int = 1) -> None:
         """Add units that are done."""
         self._bars.advance(self._task.id, count)
-        if self._bars.console.is_terminal or monotonic() - self._told < EVERY:
+        if self._bars.console.is_terminal or monotonic() - self._shown_at < EVERY:
             return
-        self._told = monotonic()
+        self._shown_at = monotonic()
         task = self._task
         total = "" if task.total is None else f" of {task.total:.0f}"
         echo(f"{task.completed:.0f}{total} after {task.elapsed or 0:.0f} s: {task.description}", err=True)

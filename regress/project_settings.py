@@ -49,12 +49,12 @@ def project_tree(path: Path) -> Mapping[str, Any]:
         ValueError,
         RecursionError,
     ) as error:  # what is no TOML, no UTF-8, or a number of thousands of digits
-        told = (
+        why = (
             "it is nested too deeply"
             if isinstance(error, RecursionError)
             else str(error).partition("; use")[0]
         )
-        raise ConfigError(f"{path} is not valid TOML ({told}); correct it") from None
+        raise ConfigError(f"{path} is not valid TOML ({why}); correct it") from None
 
 
 def project_root(start: Path | None = None) -> Path | None:

@@ -256,8 +256,8 @@ def arguments_around(
     """Return the arguments of the decoder and those of the model around it, except those of an encoder."""
     arguments = {} if has_encoder(anatomy.root) else {**outer}
     if not anatomy.at_input:
-        told = arguments_of(module, args, kwargs)
-        arguments |= {k: v for k, v in told.items() if v is not None and _tells(v, arguments.get(k))}
+        named = arguments_of(module, args, kwargs)
+        arguments |= {k: v for k, v in named.items() if v is not None and _tells(v, arguments.get(k))}
     return arguments
 
 

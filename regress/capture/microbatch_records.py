@@ -88,8 +88,8 @@ class _Stack:
     @property
     def divisor(self) -> dict[str, float]:
         """The temperature of the log-probs, where all passes have the same and tell it."""
-        told = {p.divisor for p in self.passes}
-        (one,) = told if len(told) == 1 else (None,)
+        temperatures = {p.divisor for p in self.passes}
+        (one,) = temperatures if len(temperatures) == 1 else (None,)
         return {} if one is None else {"temperature": one}
 
 
@@ -178,8 +178,8 @@ def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Ad
         kinds.setdefault(kind, []).append(p)
     for kind, found in kinds.items():
         stack = _Stack.of(found, Naming(naming.root))
-        told = {**stack.meta(stack.targets), **stack.divisor}
-        add(None, kind, {kind: stack.join("values", "log_probs")}, told)
+        meta = {**stack.meta(stack.targets), **stack.divisor}
+        add(None, kind, {kind: stack.join("values", "log_probs")}, meta)
 
 
 def write_rewards(micros: Iterable[Micro], naming: Naming, add: Add) -> None:

@@ -49,7 +49,7 @@ class Updates:
     _norm: float | None = None
     _limit: float | None = None  # of the norm that the trainer allows
     _done: set[str] = field(default_factory=set)
-    _told: dict[str, dict[str, Any]] = field(default_factory=dict)  # setting -> parameter -> value
+    _settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # setting -> parameter -> value
 
     def dropped(self) -> bool:
         """Return True if gradients were measured or clipped and are gone, and no optimizer has stepped."""
@@ -168,22 +168,22 @@ class Updates:
                 if isinstance(value, Tensor | int | float)
             }
             for key, values in _settings(optimizer, named).items():
-                self._told.setdefault(key, {}).update(values)
+                self._settings.setdefault(key, {}).update(values)
             self._emit_parts("optimizer", state)
-        elif self._told:
+        elif self._settings:
             self.emit("optimizer", {}, self._settings_of_step())
 
     def _settings_of_step(self) -> dict[str, Any]:
         """Return settings of all optimizers of the step: one value, or where parameters differ one for each name."""
-        rates: Any = self._told.pop("learning_rates", {})
-        told = {"learning_rates": rates, **{key: _one(values) for key, values in self._told.items()}}
-        return told if self._limit is None else {**told, "max_grad_norm": self._limit}
+        rates: Any = self._settings.pop("learning_rates", {})
+        settings = {"learning_rates": rates, **{key: _one(values) for key, values in self._settings.items()}}
+        return settings if self._limit is None else {**settings, "max_grad_norm": self._limit}
 
     def finished(self) -> None:
         """End the step."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
         self._limit = None
-        self._before, self._told = {}, {}
+        self._before, self._settings = {}, {}
         self._done = set()
 
     def _gradients(self) -> dict[str, Tensor]:
@@ -238,11 +238,11 @@ def _settings(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, dict[
     found: dict[str, dict[str, Any]] = {}
     for group in optimizer.param_groups:
         own = [names[id(p)] for p in group["params"] if id(p) in names]
-        told = {key: plain_number(group[key]) for key in _SETTINGS if group.get(key) is not None}
-        told["optimizer_type"] = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        settings = {key: plain_number(group[key]) for key in _SETTINGS if group.get(key) is not None}
+        settings["optimizer_type"] = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
         if group.get("lr") is not None:
-            told["learning_rates"] = float(group["lr"])
-        for key, value in told.items():
+            settings["learning_rates"] = float(group["lr"])
+        for key, value in settings.items():
             found.setdefault(key, {}).update(dict.fromkeys(own, value))
     return {key: values for key, values in found.items() if values}
 

@@ -184,7 +184,7 @@ def _complete_manifest(
     if not sum(world.gather(session.forwards.count)):
         raise CaptureError(_nothing_captured(anatomy))
     precision.count(anatomy.parameters())
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
         "read_from": session.forwards.read_from,
@@ -192,12 +192,12 @@ def _complete_manifest(
         "every_n_steps": session.settings.every_n_steps,
     }
     if weights:
-        told["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}
+        facts["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}
     if any(_exceeds_float32(buffer) for buffer in anatomy.root.buffers()):
-        told["buffers"] = "float64"
+        facts["buffers"] = "float64"
     if session.left_out:
-        told["activations_left_out"] = list(session.left_out)
-    provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}
+        facts["activations_left_out"] = list(session.left_out)
+    provenance.config = {"model": {"dtype": precision.dtype}, "capture": facts}
     provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}
 
 

@@ -105,20 +105,20 @@ def as_keys(values: Any, count: int) -> list[SampleKey]:
     return keys
 
 
-def segment_keys(told: Samples, arguments: Mapping[str, Any], count: int) -> list[SampleKey] | None:
+def segment_keys(samples: Samples, arguments: Mapping[str, Any], count: int) -> list[SampleKey] | None:
     """Return the keys of the samples of a forward pass, where the caller names them.
 
     Raises:
         CaptureError: if there is no such argument, or another number of ids than of samples.
     """
-    if told is None:
+    if samples is None:
         return None
-    if callable(told):
-        return as_keys(told(arguments), count)
-    if told not in arguments:
+    if callable(samples):
+        return as_keys(samples(arguments), count)
+    if samples not in arguments:
         raise CaptureError(
-            f"record(samples={told!r}) names no argument of the forward pass, which has "
+            f"record(samples={samples!r}) names no argument of the forward pass, which has "
             f"{', '.join(arguments)}: correct "
             "it, or give a function of them"
         )
-    return as_keys(arguments[told], count)
+    return as_keys(arguments[samples], count)

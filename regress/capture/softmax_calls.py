@@ -50,7 +50,7 @@ class SeenRows:
         targets: ``[R]`` tokens that were gathered or given, `UNKNOWN` where none was; ignored ones are below 0.
         level: how sure it is that the loss is made of these: `LOSS`, `QUIET` or `RETURNED`.
         owner: the forward pass that they belong to.
-        rows: what the gradient told, summed over backward passes; None before the first.
+        rows: what the gradient shows, summed over backward passes; None before the first.
     """
 
     shape: tuple[int, ...]
@@ -66,8 +66,8 @@ class SeenRows:
             and not targets.is_floating_point()
             and targets.numel() == len(self.targets)
         ):
-            told = targets.detach().reshape(-1).to(torch.int64)
-            self.targets = told.masked_fill(told == ignored, UNKNOWN)
+            rows = targets.detach().reshape(-1).to(torch.int64)
+            self.targets = rows.masked_fill(rows == ignored, UNKNOWN)
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ class SoftmaxCalls:
         same = base is not None and known is not None and known[0]() is base and base.requires_grad
         return base if base is not None and same and base.shape[-1] == logits.shape[-1] else logits
 
-    def _told(self, logits: Tensor) -> Tensor | None:
+    def _targets_of(self, logits: Tensor) -> Tensor | None:
         """Return the tokens that were asked for of these logits before they were rows."""
         found = self._asked.get(id(logits))
         return found[1] if found is not None and found[0]() is logits else None
@@ -178,7 +178,7 @@ class SoftmaxCalls:
             rows = logits.numel() // logits.shape[-1]
             unknown = torch.full((rows,), UNKNOWN, dtype=torch.int64, device=logits.device)
             found = SeenRows(tuple(logits.shape[:-1]), unknown, level)
-            found.tell(self._told(logits))
+            found.tell(self._targets_of(logits))
             self._rows[id(logits)] = ref(logits), found
             if self.seen(found, logits):
                 reader = _Read(self, found, logits.detach())

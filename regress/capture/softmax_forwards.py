@@ -36,7 +36,7 @@ class SoftmaxForwards:
     Attributes:
         begin: is called before a pass is looked at; returns whether passes are wanted now.
         opened: is called with each pass, ``reached`` with each that a backward call reaches.
-        counts: passes that a backward call reached so far, by what told their loss.
+        counts: passes that a backward call reached so far, by what showed their loss.
     """
 
     anatomy: Anatomy

@@ -53,7 +53,7 @@ class SoftmaxPass:
         held: values that were tapped for this pass.
         reached: number of the microbatch whose backward call reached it first.
         told_by: what its loss was read from last, ``"logits"`` or ``"hidden_states"``.
-        from_states: the pass as read from hidden states, where no softmax told it.
+        from_states: the pass as read from hidden states, where no softmax showed it.
         last_logits: ``[1, V]`` logits that the model returned for its last state, to check the head by.
     """
 
@@ -132,9 +132,11 @@ class SoftmaxPass:
             return found
         ids = _extended(self.found.input_ids, self.groups, None)
         for row, last in zip(ids, _last_trained(ids, self.groups), strict=True):
-            told = row[row != UNKNOWN]
-            tail = told[last + 1 :][::-1] if last else told[:0]
-            found[int(told[-1])] += next((n for n, token in enumerate(tail) if token != told[-1]), len(tail))
+            targets = row[row != UNKNOWN]
+            tail = targets[last + 1 :][::-1] if last else targets[:0]
+            found[int(targets[-1])] += next(
+                (n for n, token in enumerate(tail) if token != targets[-1]), len(tail)
+            )
         return found
 
     def placed(self, filler: int | None) -> Pass:
@@ -206,8 +208,8 @@ def _extended(ids: Ints, groups: Sequence[Group], padding: int | None) -> Ints:
         first = ids[row[taken], 0]
         if len(set(first.tolist())) > 1 and (group.targets[taken] == first).all():
             continue
-        told = group.live | (group.targets != (UNKNOWN if padding is None else padding))
-        beyond = (column == T) & (group.targets >= 0) & told
+        real = group.live | (group.targets != (UNKNOWN if padding is None else padding))
+        beyond = (column == T) & (group.targets >= 0) & real
         last[row[beyond]] = group.targets[beyond]
     return ids if (last == UNKNOWN).all() else np.concatenate([ids, last[:, None]], 1)
 
@@ -270,11 +272,11 @@ class _Values:
             inside[inside] &= predictable[row[inside], column[inside]]
             strays += int((rows["live_R"] & ~inside).sum())
             at, here = (row[inside], column[inside]), {name: each[inside] for name, each in rows.items()}
-            told = np.isfinite(here["log_probs_R"])
+            recorded = np.isfinite(here["log_probs_R"])
             if number == 0:
-                covered[at] = told
+                covered[at] = recorded
                 found["log_probs"][at] = np.nan_to_num(here["log_probs_R"])
-                found["entropy"][at] = here["entropies_R"] * told
+                found["entropy"][at] = here["entropies_R"] * recorded
             good = here["recoverable_R"]
             recoverable[at] &= good
             leads_on = read[at] & (here["residual_R"] > most)  # to rows that were read by themselves

@@ -34,7 +34,7 @@ class SoftmaxRows:
     """Hold targets and derivatives read from rows of logits and their gradient, ``[R]`` each.
 
     Attributes:
-        targets_R: told, or found in a row with a gradient; `UNKNOWN` elsewhere.
+        targets_R: given, or found in a row with a gradient; `UNKNOWN` elsewhere.
         live_R: rows with a gradient.
         log_probs_R: of the target, NaN where it is unknown; entropies_R: of the distribution, in nats.
         log_prob_R: d loss / d log-prob of the target; entropy_R: d loss / d entropy; 0 where the row has no gradient.
@@ -92,7 +92,7 @@ def read_rows(logits_RV: Tensor, grad_RV: Tensor, targets_R: Tensor, computed: t
     """Read token gradient, entropy gradient and target of each row.
 
     Args:
-        targets_R: told targets, `UNKNOWN` where one is unknown.
+        targets_R: given targets, `UNKNOWN` where one is unknown.
         computed: coarsest dtype that the gradient was computed in.
 
     Source: the derivative of log-softmax and of its entropy; see the module.
@@ -127,10 +127,10 @@ def _read(logits: Tensor, grad: Tensor, targets: Tensor, computed: torch.dtype) 
     lost = eps / of_target.clamp(min=1e-300) + eps / sine
     noise = torch.maximum(torch.minimum(rest, ROUNDING * coarse * norm), eps * norm)
     known = found != UNKNOWN
-    told = known | (sine > 1e-300)
+    usable = known | (sine > 1e-300)
     at = log_p.gather(-1, found.clamp(min=0)[:, None])[:, 0]
     zero = torch.zeros_like(norm)
-    solved = live & finite & told
+    solved = live & finite & usable
     return SoftmaxRows(
         found,
         live,

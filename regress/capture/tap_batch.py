@@ -76,14 +76,14 @@ def tap_batch(
     )
     forward = _present(log_probs=log_probs, entropy=entropy)
     if input_ids is None:
-        told = _present(samples=samples, rewards=rewards)
-        _add_to_pass({**given, **told}, [*forward, *_present(loss=loss)])
+        fields = _present(samples=samples, rewards=rewards)
+        _add_to_pass({**given, **fields}, [*forward, *_present(loss=loss)])
         return
     recorder = active_recorder()
     if recorder is None:
         return
-    told = {"attention_mask": attention_mask, "position_ids": position_ids, "cu_seq_lens": cu_seq_lens}
-    known = {name: None if value is None else as_ids(value, name) for name, value in told.items()}
+    layout = {"attention_mask": attention_mask, "position_ids": position_ids, "cu_seq_lens": cu_seq_lens}
+    known = {name: None if value is None else as_ids(value, name) for name, value in layout.items()}
     borders = known["cu_seq_lens"]
     arrangement = Arrangement(
         as_ids(input_ids, "input_ids"),

@@ -141,18 +141,18 @@ def unscaled(found: Mapping[str, Array], scale: float) -> dict[str, Array]:
 def gradient_facts(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
     """Return the facts that a reader needs about the token gradients of a microbatch."""
     temperatures = sorted({temperature for p in passes for temperature in p.temperatures})
-    told: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}
+    meta: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}
     if temperatures:
-        told["temperatures"] = temperatures
+        meta["temperatures"] = temperatures
     shifts = {name for p in passes for name in p.shifts}
     if shifts:
-        told["target_residuals"] = {
+        meta["target_residuals"] = {
             s: max(p.shifts.get(s, 0.0) for p in passes) for s in sorted(shifts, key=int)
         }
     strays = sum(p.strays for p in passes)
     if strays:
-        told["rows_without_target"] = strays
-    return told
+        meta["rows_without_target"] = strays
+    return meta
 
 
 def _accuracy(passes: Sequence[Pass], scale: float) -> dict[str, float]:

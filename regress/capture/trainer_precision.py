@@ -81,8 +81,8 @@ class Precision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entries of the manifest."""
-        told = {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}
-        return told | ({"left_float64": list(self.left)} if self.left else {})
+        facts = {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}
+        return facts | ({"left_float64": list(self.left)} if self.left else {})
 
 
 def _matrices(module: nn.Module) -> Iterable[nn.Parameter]:

@@ -227,7 +227,7 @@ def _loaded(name: str, folder: Path, config: PretrainedConfig) -> PreTrainedMode
     small._experts_implementation = "eager"
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, told = load(
+        model, report = load(
             folder, config=small, dtype=torch.float64, local_files_only=True, output_loading_info=True
         )
         found: PreTrainedModel = model.double().train()
@@ -237,7 +237,7 @@ def _loaded(name: str, folder: Path, config: PretrainedConfig) -> PreTrainedMode
             f"{name}: its weights cannot be loaded ({reason(error)}): give a checkpoint with weights, or leave "
             "--real-weights out"
         ) from error
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{name} has no weight for {missing[0]}: give a complete checkpoint, or leave --real-weights out"
         )

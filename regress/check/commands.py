@@ -93,7 +93,7 @@ def loss(
     The function is called in float64 by the names of its arguments: log-probs, old and reference log-probs, advantages
     or rewards, a mask, clip constants, coefficients. Its value and its gradient by the log-probs are judged on batches
     with ratios on both sides of the clip range, one-token and empty samples, tokens without loss, in microbatches and
-    packed; a departure is told as the change of the objective that does the same.
+    packed; a departure is reported as the change of the objective that does the same.
 
     Exit codes: 0 it is that objective, 1 it departs from it, 2 it cannot be called, or there is no such objective.
     """

@@ -1,4 +1,4 @@
-"""Which term of the objective each argument of somebody's loss function is, told by its name."""
+"""Which term of the objective each argument of somebody's loss function is, by its name."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def _check(function: Callable[..., Any], found: list[Argument], terms: Mapping[s
 
     known = {*TERMS, "clip", *ObjectiveFields.__dataclass_fields__}
     for argument in found:
-        told = terms.get(argument.name)
-        if told is not None and told not in known:
+        given = terms.get(argument.name)
+        if given is not None and given not in known:
             raise ConfigError(
-                f"{told!r} is not a term: choose one of {', '.join(TERMS)}, or a field of an objective"
+                f"{given!r} is not a term: choose one of {', '.join(TERMS)}, or a field of an objective"
             )
         if argument.term is None and not argument.optional:
             what = "logits: give it log-probs in a function of your own" if "logit" in argument.name else ""

@@ -185,9 +185,9 @@ class _Results:
                 else ("no change of the objective that was tried gives its gradient")
             )
         else:
-            told = (
+            statement = (
                 f"that is the value of {cause}"
                 if cause
                 else "no change of the objective that was tried gives it"
             )
-            yield f"its gradient is right, its value is not, on {', '.join(self.wrong)}: {told}"
+            yield f"its gradient is right, its value is not, on {', '.join(self.wrong)}: {statement}"

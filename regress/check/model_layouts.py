@@ -79,12 +79,12 @@ def _padded(model: PreTrainedModel, samples: Sequence[Tensor], *, left: bool, po
     return [_log_probs(logits[row, place], one) for row, (place, one) in enumerate(pairs)]
 
 
-def _packed(model: PreTrainedModel, samples: Sequence[Tensor], *, told: bool) -> Log:
+def _packed(model: PreTrainedModel, samples: Sequence[Tensor], *, lengths_given: bool) -> Log:
     positions = torch.cat([torch.arange(len(ids)) for ids in samples])[None]
     stops = torch.tensor([0, *(len(ids) for ids in samples)]).cumsum(0, dtype=torch.int32)
     longest = max(len(ids) for ids in samples)
-    more: Any = {"cu_seq_lens_q": stops, "cu_seq_lens_k": stops} if told else {}
-    more |= {"max_length_q": longest, "max_length_k": longest} if told else {}
+    more: Any = {"cu_seq_lens_q": stops, "cu_seq_lens_k": stops} if lengths_given else {}
+    more |= {"max_length_q": longest, "max_length_k": longest} if lengths_given else {}
     ids = torch.cat([*samples])[None]
     logits = model(input_ids=ids, position_ids=positions, use_cache=False, **more).logits[0]
     pairs = zip(stops.tolist(), stops[1:].tolist(), samples, strict=False)
@@ -184,8 +184,8 @@ _OF_LOG_PROBS: Mapping[str, Callable[[PreTrainedModel, Sequence[Tensor]], Log]] 
     "padded right": partial(_padded, left=False),
     "padded left": partial(_padded, left=True),
     "padded left, position ids": partial(_padded, left=True, positions=True),
-    "packed by position ids": partial(_packed, told=False),
-    "packed by cu_seq_lens": partial(_packed, told=True),
+    "packed by position ids": partial(_packed, lengths_given=False),
+    "packed by cu_seq_lens": partial(_packed, lengths_given=True),
     "microbatches": _microbatches,
     "generate, then score": _after_generation,
     "checkpointed": _checkpointed,

@@ -53,7 +53,7 @@ def compare_sources(
         golden, actual: the sources; folders may be URLs.
         steps: the first and the last step; by default all that both have.
         only: a pattern of ``quantity/tensor``, such as ``gradient/*q_proj*``, or several of them.
-        common: what only one side has is told in the notes, and is not a difference.
+        common: what only one side has is reported in the notes, and is not a difference.
         ranks_average: the actual losses and token gradients add up to the number of ranks times those of the
             mini-batch, since each rank reports its own mean: divide them by it.
         precision: dtype that the actual side is declared to compute in, whatever was recorded of it.

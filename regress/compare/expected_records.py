@@ -92,8 +92,8 @@ class Expected:
         """Return the tensors that a record holds, in its order, then those that it should hold besides."""
         recorded, wanted = ([*_sources(header)] for header in (self.actual.header(key), self.beside(key)))
         if self.plan is not None and not self.plan.repeated:
-            told = {*self.actual.names(self.actual.of_stages([key.stage]))}
-            wanted = [source for source in wanted if source.primary or source.tensor in told]
+            recorded_names = {*self.actual.names(self.actual.of_stages([key.stage]))}
+            wanted = [source for source in wanted if source.primary or source.tensor in recorded_names]
         if self.plan is not None and key.stage in OPEN_STAGES and self.plan.divided:
             names = self._of_part(self.plan, key.stage, self.plan.part(key.rank))
             wanted = [source for source in wanted if source.name in names]

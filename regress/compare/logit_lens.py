@@ -92,18 +92,18 @@ def logit_lens(comparison: Comparison) -> LogitLens | None:
     parameters after the update before.
     """
     apart = [v for v in comparison.failed if v.quantity in ("activations", "log_probs")]
-    told = [v for v in comparison.verdicts if v.quantity == "log_probs" and v.count]
-    if not apart or not told:
+    compared = [v for v in comparison.verdicts if v.quantity == "log_probs" and v.count]
+    if not apart or not compared:
         return None
     at = apart[0].place.step, apart[0].place.update
     try:
         golden, actual = (_Side.read(path, *at) for path in (comparison.golden, comparison.actual))
-        return None if golden is None or actual is None else _lens(golden, actual, apart[0], told)
+        return None if golden is None or actual is None else _lens(golden, actual, apart[0], compared)
     except (RegressError, OSError, ValueError, TypeError):  # another kind of source, or of another shape
         return None
 
 
-def _lens(golden: _Side, actual: _Side, first: Verdict, told: list[Verdict]) -> LogitLens | None:
+def _lens(golden: _Side, actual: _Side, first: Verdict, verdicts: list[Verdict]) -> LogitLens | None:
     keys = [key for key, row in golden.tokens.items() if golden.ids[row] == actual.id_of(key)]
     layers = [name for name in golden.layers if name in actual.layers]
     norms = [golden.norm()]
@@ -121,7 +121,7 @@ def _lens(golden: _Side, actual: _Side, first: Verdict, told: list[Verdict]) -> 
             for n, side in enumerate((golden, actual))
         ]
         found.append(_layer(name, [keys[n] for n in chosen], *pair))
-    bound = max(verdict.tolerance for verdict in told)
+    bound = max(verdict.tolerance for verdict in verdicts)
     leaves = next((layer.layer for layer in found if layer.largest > bound), None)
     place = f"step{first.place.step}" + ("" if first.place.update is None else f"/update{first.place.update}")
     return LogitLens(place, len(chosen), len(keys), tuple(found), leaves)
@@ -278,8 +278,8 @@ def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | No
     inputs, forward, gradient = (beside[type] for type in ("batch_inputs", "forward_data", "token_gradient"))
     if inputs is None or forward is None or not {"layout", "samples"} <= record.meta.keys():
         return None
-    told: Any = record.meta
-    layout = TokenLayout.from_json(told["layout"])
+    meta: Any = record.meta
+    layout = TokenLayout.from_json(meta["layout"])
     ids, log_probs = inputs.tensors.get("input_ids"), forward.tensors.get("log_probs")
     if ids is None or log_probs is None:
         return None
@@ -290,7 +290,7 @@ def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | No
         return None
     keys: list[Key] = []
     places: list[tuple[int, int]] = []
-    for s, (group, run) in zip(layout.segments, told["samples"], strict=True):
+    for s, (group, run) in zip(layout.segments, meta["samples"], strict=True):
         for position in range(s.start + 1, s.stop):
             column = s.col + position - s.start
             if trained[s.row, column]:

@@ -108,8 +108,8 @@ def header_of(name: str, record: Record) -> Header:
     if placed and not bare:
         try:
             spans = Spans.of(record.meta, str(key))
-            told: Any = record.meta.get("rows")
-            rows = spans if told is None else Spans.of(told, f"meta['rows'] of {key}")
+            recorded: Any = record.meta.get("rows")
+            rows = spans if recorded is None else Spans.of(recorded, f"meta['rows'] of {key}")
             _refuse_more_than_held(key, (spans, rows), record)
         except CompareError as error:
             spans, rows, problem = None, None, str(error)

@@ -307,20 +307,22 @@ class Alone:
             )
 
     def weights(self, step: Iterable[Header]) -> Iterator[Verdict]:
-        """Yield a verdict on whether the step's first update uses the weights that sampled, where both are told."""
+        """Yield a verdict on whether the step's first update uses the weights that sampled, where both are recorded."""
         rollouts = (record.meta.get(CHECKSUM) for record in step if record.key.stage == "trajectory")
         sampled = next((checksum for checksum in rollouts if checksum is not None), None)
-        told = [(record.key, record.meta[CHECKSUM]) for record in self.records if CHECKSUM in record.meta]
-        if sampled is None or not told:
+        checksums = [
+            (record.key, record.meta[CHECKSUM]) for record in self.records if CHECKSUM in record.meta
+        ]
+        if sampled is None or not checksums:
             return
-        wrong = next((key for key, found in told if found != sampled), None)
+        wrong = next((key for key, found in checksums if found != sampled), None)
         if wrong is None:
-            yield Verdict(Status.OK, INVARIANTS, "weights", self.place, count=len(told), reason=REASON)
+            yield Verdict(Status.OK, INVARIANTS, "weights", self.place, count=len(checksums), reason=REASON)
             return
         words = (
             f"{wrong} was computed with other weights than the rollouts were sampled with: {CHECKSUM} differs"
         )
-        yield Verdict.fault(Status.DRIFT, INVARIANTS, "weights", self.place, words, 1, count=len(told))
+        yield Verdict.fault(Status.DRIFT, INVARIANTS, "weights", self.place, words, 1, count=len(checksums))
 
 
 def lost_steps(side: Side) -> Iterator[Verdict]:
@@ -330,9 +332,9 @@ def lost_steps(side: Side) -> Iterator[Verdict]:
     capture = side.config.get("capture")
     if not isinstance(capture, Mapping) or not capture or not steps:
         return
-    told = capture.get("every_n_steps")
+    interval = capture.get("every_n_steps")
     least = min((after - before for before, after in pairwise(steps)), default=steps[0] or 1)
-    stride = told if isinstance(told, int) and told > 0 else least
+    stride = interval if isinstance(interval, int) and interval > 0 else least
     gone = sorted({*range(0, steps[-1], stride)} - {*steps})
     if gone:
         some = ", ".join(map(str, gone[:4])) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")

@@ -105,9 +105,9 @@ def judge_bitwise(
     with clearing_caches():
         bounds = Bounds(BITWISE)
         update = _Update((golden, actual), frame, Place(*place), planned or Plan(()), bounds, False)
-        told = update.golden.told
-        expected = Expected(update.golden, update.actual, None, told.loss)
-        return in_order(update.verdicts(expected, Locator(frame, told.ids, text)))
+        recorded = update.golden.recorded
+        expected = Expected(update.golden, update.actual, None, recorded.loss)
+        return in_order(update.verdicts(expected, Locator(frame, recorded.ids, text)))
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class Records:
         return dict(found.values())
 
     @cached_property
-    def told(self) -> RecordedTokens:
+    def recorded(self) -> RecordedTokens:
         """Token ids and loss tokens, as far as the records tell them."""
         telling = [key for stage in MASKS for key in self.of_stages([stage]) if self.placed(key)]
         return recorded_tokens(((self.read(key), self.places(key)) for key in telling), self.frame.size)
@@ -189,12 +189,14 @@ class Records:
     @property
     def loss_tokens(self) -> Mask | None:
         """Loss tokens ``[frame.size]``, as far as the records tell them; None if none of them does."""
-        return self.told.loss
+        return self.recorded.loss
 
     def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
         """Return canonical words for a whole tensor's elements; None where only indices name them."""
         return (
-            words_at(self.places(key), quantity, shape, locator, self.told.loss) if self.placed(key) else None
+            words_at(self.places(key), quantity, shape, locator, self.recorded.loss)
+            if self.placed(key)
+            else None
         )
 
     # ranks side by side

@@ -208,13 +208,13 @@ class UpdateUnits:
     def _whole(
         self, stage: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
     ) -> Iterator[Unit]:
-        told = {record.local for record in (*golden, *actual)}
-        if len(told) > 1:
-            why = next(text for text in sorted(told, reverse=True) if text)
+        problems = {record.local for record in (*golden, *actual)}
+        if len(problems) > 1:
+            why = next(text for text in sorted(problems, reverse=True) if text)
             planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
             return
-        local = bool(*told)
-        planned.notes += [f"{stage}: {text}" for text in told if text]
+        local = bool(*problems)
+        planned.notes += [f"{stage}: {text}" for text in problems if text]
         ranks = {record.key.rank for record in actual}
         own = {(record.key.rank, record.key.micro): [record] for record in golden}
         holders = Holders(golden)
@@ -256,14 +256,14 @@ class UpdateUnits:
                 names[key] = (f"{key[0]} (actual only)", key[1])
                 lengths[names[key]] = self.lengths[key]
         alias = {key: to for to in lengths for key in self._repeats.get(to, ())}
-        told = (self._telling_golden.get(key, ()) for key in lengths)
+        telling = (self._telling_golden.get(key, ()) for key in lengths)
         actual_told = (self._telling_actual.get(key, ()) for key in names)
         return replace(
             self._unit(stage, record, order),
             frame=TokenFrame(tuple(lengths), tuple(lengths.values())),
             golden_of=names,
             alias=alias,
-            telling=_in_order(told),
+            telling=_in_order(telling),
             actual_telling=_in_order(actual_told),
         )
 
@@ -353,8 +353,8 @@ def _informative_records(
     return found
 
 
-def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
-    return tuple(name for _, _, name in sorted({found for several in told for found in several}))
+def _in_order(orders: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
+    return tuple(name for _, _, name in sorted({found for several in orders for found in several}))
 
 
 def _root(side: Side, rank: int | None) -> int:

@@ -206,8 +206,8 @@ def _chosen(context: CheckContext, name: str) -> tuple[Path, dict[str, dict[str,
             ) from None
         if name != NEWEST or not str(content.get("reason")).startswith("restore"):
             return folder, content
-    told = "no backup" if name == NEWEST else f"no backup {clean(name)}"
-    raise DoctorError(f"{base} holds {told}; regress doctor --backup makes one")
+    what = "no backup" if name == NEWEST else f"no backup {clean(name)}"
+    raise DoctorError(f"{base} holds {what}; regress doctor --backup makes one")
 
 
 def contents(context: CheckContext) -> list[str]:

@@ -76,8 +76,8 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
 
     chosen = [verb for verb in VERBS if options[verb]]
     if len(chosen) > 1:
-        told = " and ".join(f"--{verb.replace('_', '-')}" for verb in chosen)
-        raise DoctorError(f"{told} exclude one another; give one of them")
+        verbs = " and ".join(f"--{verb.replace('_', '-')}" for verb in chosen)
+        raise DoctorError(f"{verbs} exclude one another; give one of them")
     output = options.pop("output")
     found = run(chosen[0] if chosen else "examine", options)
     if output is not None:

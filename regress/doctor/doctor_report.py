@@ -119,10 +119,10 @@ def summary(report: Report) -> str:
     """Return the last line of a report."""
     if not report.issues:
         return "nothing found"
-    told = ", ".join(f"{number} {kind}" for kind, number in counts(report.issues).items() if number)
+    totals = ", ".join(f"{number} {kind}" for kind, number in counts(report.issues).items() if number)
     automatic = sum(issue.fix is not None for issue in report.issues)
     more = f"; {automatic} can be repaired with --auto-fix" if automatic and report.applied is None else ""
-    return f"found: {told}{more}"
+    return f"found: {totals}{more}"
 
 
 def _table(issues: Sequence[Issue], *, plan: bool, detail: bool) -> Table:
@@ -137,8 +137,8 @@ def _table(issues: Sequence[Issue], *, plan: bool, detail: bool) -> Table:
 def _cell(issue: Issue, plan: bool, detail: bool) -> RenderableType:
     parts: list[RenderableType] = [Text(issue.type, style="bold"), Text(issue.message)]
     if detail and issue.evidence:
-        told = _evidence(issue.to_json()["evidence"])
-        parts.append(Padding(Text("\n".join(told), style="dim"), (0, 0, 0, 2)))
+        evidence = _evidence(issue.to_json()["evidence"])
+        parts.append(Padding(Text("\n".join(evidence), style="dim"), (0, 0, 0, 2)))
     if plan and issue.fix is not None:
         parts.append(Text(f"repair: {issue.fix.summary}", style="green"))
     elif plan and issue.command is not None:

@@ -129,8 +129,8 @@ def _preview_backup(context: CheckContext) -> Found:
 
 def _restore(context: CheckContext, name: str, dry_run: bool) -> Found:
     folder, paths = checkpoint_repair.restore(context, name, dry_run=dry_run)
-    told = "would put back" if dry_run else "put back"
-    return Done("restore", (f"{told} {len(paths)} files from {folder}",), tuple(paths))
+    verb = "would put back" if dry_run else "put back"
+    return Done("restore", (f"{verb} {len(paths)} files from {folder}",), tuple(paths))
 
 
 def _preview_fresh(context: CheckContext) -> Found:

@@ -99,8 +99,8 @@ def _write(target: Path, source: Location, whole: bool) -> None:
 
 
 def _header_length(head: bytes, length: int) -> int:
-    (told,) = struct.unpack("<Q", head)
-    return min(int(told), length - _HEAD, HEADER_LIMIT)
+    (size,) = struct.unpack("<Q", head)
+    return min(int(size), length - _HEAD, HEADER_LIMIT)
 
 
 _OF_CHECKPOINT = (
@@ -246,8 +246,8 @@ def _folder(path: str, stated: str) -> Path:
         folder = local_path(path).expanduser().resolve(strict=True)
         is_folder = folder.is_dir()
     except (OSError, ValueError, RuntimeError, DumpError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise DoctorError(f"{stated} {path} cannot be looked at ({told}); correct the path") from None
+        why = getattr(error, "strerror", None) or error
+        raise DoctorError(f"{stated} {path} cannot be looked at ({why}); correct the path") from None
     if not is_folder:
         raise DoctorError(
             f"{stated} {path} is a file, but a checkpoint is a folder; name the folder that holds it"

@@ -193,8 +193,8 @@ def _state(folder: Location) -> tuple[str, dict[str, Any]]:
         reader = DumpReader(folder.parent, only=folder.name) if part else DumpReader(folder)
     except DumpError as error:
         return f"not verified: {error}", {}
-    told = reader.manifest.provenance
-    settings = {**told.versions, **told.environment.get("variables", {})}
+    provenance = reader.manifest.provenance
+    settings = {**provenance.versions, **provenance.environment.get("variables", {})}
     return f"{COMPLETE}{len(reader.names())} {reader.manifest.format} files as listed in {MANIFEST}", settings
 
 

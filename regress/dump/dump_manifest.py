@@ -92,8 +92,8 @@ class Manifest:
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
-    told = {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
-    return told | {"xxh3": entry.sums} if entry.sums else told
+    row = {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
+    return row | {"xxh3": entry.sums} if entry.sums else row
 
 
 def write_manifest(folder: Location, manifest: Manifest) -> None:

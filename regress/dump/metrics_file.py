@@ -58,7 +58,7 @@ def read_metrics(path: Path | str, notice: Notice = _warn) -> list[Row]:
 
     Args:
         path: ``metrics.jsonl`` of the run.
-        notice: told, in one sentence, that a torn last line was dropped.
+        notice: called with one sentence, that a torn last line was dropped.
 
     Raises:
         DumpError: if the file cannot be read, or a line before the last one is damaged.

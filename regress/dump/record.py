@@ -142,11 +142,11 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
     if head["schema"] != SCHEMA_VERSION:
         raise Damage(f"it has schema version {head['schema']}, this release reads version {SCHEMA_VERSION}")
     try:
-        told: _Head = conform(head, _Head, "its description")
+        description: _Head = conform(head, _Head, "its description")
     except ValueError as error:
         raise Damage(str(error)) from None
     place: dict[str, Any] = {key: head.get(key) for key in _PLACE}
-    record = Record(told["type"], tensors=dict(tensors), meta=told["meta"], **place)
+    record = Record(description["type"], tensors=dict(tensors), meta=description["meta"], **place)
     if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
         raise Damage("its description of the record contradicts itself")
     return record

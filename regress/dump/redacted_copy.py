@@ -150,8 +150,8 @@ class Redaction:
 
     def provenance(self, found: Provenance) -> Provenance:
         """Return where a dump comes from: versions and numbers, and words that choose how something is computed."""
-        told = {key: value if key in _LIBRARIES else self.tree(value) for key, value in vars(found).items()}
-        return Provenance(**told)
+        facts = {key: value if key in _LIBRARIES else self.tree(value) for key, value in vars(found).items()}
+        return Provenance(**facts)
 
     def tree(self, tree: Any, *, named: bool = False, words: bool = False, own: bool = False) -> Any:
         """Return JSON with texts hashed, but for words of the package, and with names in keys hashed.

@@ -91,7 +91,7 @@ class Source(Protocol):
         return None
 
     def verify(self, name: str, span: Span | None = None) -> None:
-        """Raise `DumpError` if a record, or a part of its file, is not what was written, as far as can be told."""
+        """Raise `DumpError` if a record, or a part of its file, is not what was written, as far as can be known."""
         return
 
     def root(self, rank: int) -> int:

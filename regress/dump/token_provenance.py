@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from regress.dump.file_damage import Damage
 
 Version: TypeAlias = str | int | None
-"""A version as the sampler names it; None for a token that was not sampled, or of which nothing is told."""
+"""A version as the sampler names it; None for a token that was not sampled, or whose version is unknown."""
 
 PROVENANCE = ("weight_versions", "route_versions")
 """Fields of a trajectory with a version for each token."""
@@ -36,17 +36,17 @@ def take_versions(fields: dict[str, Any], mask: Sequence[int], prompt: int) -> d
     """
     found = {}
     for name, others in NAMES.items():
-        told = [other for other in others if fields.get(other) is not None]
-        if len(told) > 1:
-            raise Damage(f"it tells {' and '.join(told)}, which are one thing")
-        if told:
-            found[name] = spread(fields.pop(told[0]), mask, prompt, told[0])
+        given = [other for other in others if fields.get(other) is not None]
+        if len(given) > 1:
+            raise Damage(f"it tells {' and '.join(given)}, which are one thing")
+        if given:
+            found[name] = spread(fields.pop(given[0]), mask, prompt, given[0])
     return found
 
 
-def spread(told: Any, mask: Sequence[int], prompt: int, name: str) -> list[Version]:
+def spread(versions: Any, mask: Sequence[int], prompt: int, name: str) -> list[Version]:
     """Return a version for each token of a sample; see `take_versions`."""
-    values = list(told) if isinstance(told, list | tuple) else [told]
+    values = list(versions) if isinstance(versions, list | tuple) else [versions]
     if not all(isinstance(value, str | int | None) and not isinstance(value, bool) for value in values):
         raise Damage(f"its {name} are not texts or whole numbers")
     size, loss = len(mask), sum(map(bool, mask))
@@ -69,9 +69,9 @@ def runs(values: Sequence[Version]) -> list[list[Any]]:
     return [[value, len([*same])] for value, same in groupby(values)]
 
 
-def unrolled(told: Any) -> list[Version]:
+def unrolled(repeated: Any) -> list[Version]:
     """Return the version of each token, from what `runs` returned."""
-    return [*chain.from_iterable([value] * int(count) for value, count in told)]
+    return [*chain.from_iterable([value] * int(count) for value, count in repeated)]
 
 
 def stale(values: Sequence[Version], sampled: Sequence[int]) -> tuple[int, Version, int] | None:

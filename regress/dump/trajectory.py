@@ -143,8 +143,14 @@ def _check_batch(trajectories: Sequence[Trajectory], step: int) -> None:
 def _texts(trajectory: Trajectory) -> dict[str, Any]:
     texts = {name: getattr(trajectory, name) for name in _TEXTS}
     rewards = {name: float(value) for name, value in trajectory.rewards.items()}
-    told = {name: runs(v) for name in PROVENANCE if (v := getattr(trajectory, name)) is not None}
-    return {"group_id": trajectory.group_id, **texts, "rewards": rewards, "extra": trajectory.extra, **told}
+    provenance = {name: runs(v) for name in PROVENANCE if (v := getattr(trajectory, name)) is not None}
+    return {
+        "group_id": trajectory.group_id,
+        **texts,
+        "rewards": rewards,
+        "extra": trajectory.extra,
+        **provenance,
+    }
 
 
 def from_record(record: Record) -> list[Trajectory]:
@@ -230,15 +236,17 @@ def joined(tokens: Sequence[int], trajectories: Sequence[Trajectory]) -> list[Tr
 def _parts(record: Record) -> Iterable[Rollout]:
     t = record.tensors
     samples: Any = record.meta["samples"]
-    told = np.where(t["has_log_probs"], t["lengths"], 0)
-    for name, lengths in (("tokens", t["lengths"]), ("loss_mask", t["lengths"]), ("log_probs", told)):
+    sizes = np.where(t["has_log_probs"], t["lengths"], 0)
+    for name, lengths in (("tokens", t["lengths"]), ("loss_mask", t["lengths"]), ("log_probs", sizes)):
         size = t[name].size if name in t else 0
         if size != int(lengths.sum()):
             raise ValueError(f"{name} has {size} values for {int(lengths.sum())} tokens")
-    ends, told_ends = np.cumsum(t["lengths"]).tolist(), np.cumsum(told).tolist()
+    ends, log_prob_ends = np.cumsum(t["lengths"]).tolist(), np.cumsum(sizes).tolist()
     for i, (sample, end, length) in enumerate(zip(samples, ends, t["lengths"].tolist(), strict=True)):
         own = slice(end - length, end)
-        log_probs = t["log_probs"][told_ends[i] - length : told_ends[i]] if t["has_log_probs"][i] else None
+        log_probs = (
+            t["log_probs"][log_prob_ends[i] - length : log_prob_ends[i]] if t["has_log_probs"][i] else None
+        )
         yield Rollout(
             (str(sample["group_id"]), int(t["run_id"][i])),
             t["tokens"][own],

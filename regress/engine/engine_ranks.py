@@ -81,6 +81,6 @@ def raise_on_all_ranks(world: Ranks, work: Callable[[], T]) -> T:
     first = next((error for error in world.gather(own) if error is not None), None)
     if first is None:
         return value  # type: ignore[return-value]  # the work returned it
-    told = own if own is not None and str(own) == str(first) else first  # the own one knows its cause
-    told.on_all_ranks = True
-    raise told
+    raised = own if own is not None and str(own) == str(first) else first  # the own one knows its cause
+    raised.on_all_ranks = True
+    raise raised

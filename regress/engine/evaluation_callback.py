@@ -206,14 +206,14 @@ def _require_answers(samples: Sequence[Any]) -> None:
         (s for s in samples if not isinstance(s, Mapping) or not {"prompt", "answer"} <= s.keys()), None
     )
     if lacks is not None:
-        told = (
+        what = (
             f"has {', '.join(map(str, lacks))}"
             if isinstance(lacks, Mapping)
             else f"is a {type(lacks).__name__}"
         )
         raise TaskError(
             "EnhancedInferenceCallback compares the completion of each sample's prompt with its answer, and a sample "
-            f"of the evaluation data {told}; give verify=function(sample, completion) and prompt=function(sample), or "
+            f"of the evaluation data {what}; give verify=function(sample, completion) and prompt=function(sample), or "
             "evaluate=function(model, samples)"
         )
 

@@ -139,13 +139,13 @@ class MockRolloutWorker:
             ReplayError: if the recording does not tell, or tells a stage that the run does not have.
         """
         found = self._recorded(step, TRAIN)
-        told = found.meta.get("curriculum")
-        if not isinstance(told, Mapping):
+        recorded = found.meta.get("curriculum")
+        if not isinstance(recorded, Mapping):
             raise ReplayError(
                 f"{found.path} was recorded without a curriculum; set curriculum.enable=false, or record with it"
             )
         try:
-            fields = {str(name): value for name, value in told.items()}
+            fields = {str(name): value for name, value in recorded.items()}
             place = CurriculumPosition(**fields)  # type: ignore[arg-type]  # what they are is checked below
         except TypeError:
             place = CurriculumPosition(-1)
@@ -153,7 +153,7 @@ class MockRolloutWorker:
             0 <= place.stage < len(self._expect.stages) and 0 <= place.start_step <= step
         ):
             raise ReplayError(
-                f"{found.path} was sampled from {dict(told)}, and curriculum.stages has {len(self._expect.stages)} "
+                f"{found.path} was sampled from {dict(recorded)}, and curriculum.stages has {len(self._expect.stages)} "
                 "stages; set them as in the recorded run"
             )
         return place

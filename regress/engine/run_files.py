@@ -66,13 +66,13 @@ class Outputs(AbstractContextManager["Outputs"]):
             save_model(model, unfinished, home=self.folder / FINAL, merged=merged)
             tokenizer.save_pretrained(unfinished)
 
-    def save_elsewhere(self, told: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    def save_elsewhere(self, facts: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
         """Save the tokenizer of a model that lies in a service, and in ``service.json`` what says where it is."""
         unfinished = self.folder / UNFINISHED
         with writing(self.folder):
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
-            (unfinished / "service.json").write_text(json.dumps(dict(told), indent=2) + "\n")
+            (unfinished / "service.json").write_text(json.dumps(dict(facts), indent=2) + "\n")
             tokenizer.save_pretrained(unfinished)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -94,7 +94,7 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
         raise RegressError(
-            f"output_dir={str(folder)!r} cannot be written ({told}); free space there or choose another output_dir"
+            f"output_dir={str(folder)!r} cannot be written ({why}); free space there or choose another output_dir"
         ) from error

@@ -112,10 +112,10 @@ def _is_generic(folder: Path) -> bool:
     `AutoTokenizer` would build another one over it for some models, of the class that their family has (Qwen2).
     """
     try:
-        told = json.loads((folder / "tokenizer_config.json").read_text())
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and told.get("tokenizer_class") == PreTrainedTokenizerFast.__name__
+    return isinstance(settings, dict) and settings.get("tokenizer_class") == PreTrainedTokenizerFast.__name__
 
 
 def _check_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -136,9 +136,9 @@ def train(
 def _save(run: Run, outputs: Outputs | None) -> None:
     """Save the model of a run at its end, in ``final/`` or where it lies; all ranks call this together."""
     if run.remote is not None:
-        told = run.remote.finish()
+        facts = run.remote.finish()
         if outputs is not None:
-            outputs.save_elsewhere(told, run.tokenizer)
+            outputs.save_elsewhere(facts, run.tokenizer)
         return
     model = run.trainer.policy.whole_model()
 

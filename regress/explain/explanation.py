@@ -36,7 +36,7 @@ def explain_dump(
 
     Args:
         path: a dump with token gradients, or a golden case; log-probs, reference log-probs, rewards or advantages add
-            to what is told.
+            to what is reported.
         step, update: only these updates; by default all with token gradients.
         preset: the preset that the trainer should follow; where it does not, the explanation says so.
 
@@ -63,10 +63,10 @@ def explain_update(path: str, found: UpdateTokens, preset: str | None = None) ->
 
 
 def _explanation(path: str, updates: Iterable[UpdateTokens], preset: str | None) -> Explanation:
-    told = [_explained(update, preset) for update in updates]
-    refusals = [refusal for _, refusal in told if refusal is not None]
-    refusal = refusals[0].to_json() if len(refusals) == len(told) else None
-    return Explanation(path, tuple(one for one, _ in told), preset, refusal)
+    explained = [_explained(update, preset) for update in updates]
+    refusals = [refusal for _, refusal in explained if refusal is not None]
+    refusal = refusals[0].to_json() if len(refusals) == len(explained) else None
+    return Explanation(path, tuple(one for one, _ in explained), preset, refusal)
 
 
 def _explained(update: UpdateTokens, preset: str | None) -> tuple[UpdateExplanation, RegressError | None]:

@@ -25,15 +25,15 @@ def add_log_probs(update: UpdateTokens, dump: UpdateSource) -> None:
     that these are of.
     """
     known, used = update.get("forward_data/log_probs"), update.temperature
-    told = update.recorded_at.get("forward_data", set())
-    if update.elsewhere("forward_data") is None or known is None or used is None or len(told) > 1:
+    recorded = update.recorded_at.get("forward_data", set())
+    if update.elsewhere("forward_data") is None or known is None or used is None or len(recorded) > 1:
         return
     for name, (type, where) in dump.entries.items():
         if type == LOGITS and where.step == update.step and where.update in (None, update.update):
-            _add(update, dump.read(name), known, max(told), used)
+            _add(update, dump.read(name), known, max(recorded), used)
 
 
-def _add(update: UpdateTokens, record: Record, known: Floats, told: float, used: float) -> None:
+def _add(update: UpdateTokens, record: Record, known: Floats, recorded: float, used: float) -> None:
     """Add the values of the tokens that a record holds logits of."""
     at = _states(update, record)
     ids = update.get("forward_data/input_ids", "batch_inputs/input_ids")
@@ -48,7 +48,7 @@ def _add(update: UpdateTokens, record: Record, known: Floats, told: float, used:
         if own.max() >= values.shape[-1]:
             continue
         rows = values.reshape(-1, values.shape[-1])[at[tokens]].astype(np.float64)
-        as_recorded, size = expected_values(rows / told, own)
+        as_recorded, size = expected_values(rows / recorded, own)
         error = np.abs(as_recorded["log_probs"] - known[tokens])
         if (error <= SPACINGS * spacing(values.dtype) * size).all():
             found = expected_values(rows / used, own)[0]

@@ -89,8 +89,8 @@ class Mask:
     @property
     def strays(self) -> int:
         """Number of positions that have a gradient and predict no token of their sample."""
-        told = (meta.get("rows_without_target") for meta in self.update.meta)
-        return sum(one for one in told if isinstance(one, int))
+        counts = (meta.get("rows_without_target") for meta in self.update.meta)
+        return sum(one for one in counts if isinstance(one, int))
 
     @cached_property
     def speaking(self) -> Bools:
@@ -139,8 +139,8 @@ class Mask:
         own = self.update.get("forward_data/log_probs")
         certain = np.zeros_like(idle) if own is None else own > CERTAIN  # rounding may have left no gradient
         recorded = self.known & (self.update.block >= 0) & ~certain
-        told = (self.speaking & ~self.idle)[self.update.sample]
-        return self.expected & recorded & told & ~self.policy & ~idle
+        speaking = (self.speaking & ~self.idle)[self.update.sample]
+        return self.expected & recorded & speaking & ~self.policy & ~idle
 
     @property
     def unexplained(self) -> Bools:

@@ -83,17 +83,17 @@ def policies(mask: Mask) -> Policies:
 
 def _note(mask: Mask, found: dict[str, tuple[Floats | None, tuple[str, ...]]]) -> str:
     """Return which policies' log-probs were recorded at another temperature alone."""
-    update, told = mask.update, {}
+    update, elsewhere = mask.update, {}
     for words, (values, names) in found.items():
         at = [update.elsewhere(name.partition("/")[0]) for name in names if update.get(name) is not None]
         other = next((one for one in at if one is not None), None)
         if values is None and other is not None:
-            told[words] = other
-    if not told:
+            elsewhere[words] = other
+    if not elsewhere:
         return ""
     used = ", ".join(f"{value:.6g}" for value in sorted({round(one, 9) for one in update.temperatures}))
     return (
-        f"log-probs of {' and '.join(told)} were recorded at temperature {next(iter(told.values())):g} alone, and "
+        f"log-probs of {' and '.join(elsewhere)} were recorded at temperature {next(iter(elsewhere.values())):g} alone, and "
         f"those at {used}, which the loss takes, do not follow from them: record with "
         f"temperature={used.partition(',')[0]}"
     )

@@ -25,11 +25,11 @@ SHOWN = 3
 
 def configured(update: UpdateTokens) -> Objective | None:
     """Return the objective that the run's own configuration names; None where it names none."""
-    told = update.config.get("algorithm")
-    if not isinstance(told, dict):
+    settings = update.config.get("algorithm")
+    if not isinstance(settings, dict):
         return None
     try:
-        return make_objective(**told)
+        return make_objective(**settings)
     except (RegressError, TypeError):
         return None
 

@@ -19,16 +19,16 @@ EXPLAINED_FINE = 2e-4
 
 def temperature(mask: Mask) -> Iterator[Statement]:
     """Yield the temperature that logits are divided by, found or given, and a departure if the sampler used another."""
-    update, told = mask.update, mask.update.temperatures
-    if not told:
+    update, temperatures = mask.update, mask.update.temperatures
+    if not temperatures:
         return
     evidence: dict[str, Any] = {"microbatches": len(update.meta)}
     if update.temperature_errors:
         evidence["error at most"] = max(update.temperature_errors)
     value = update.temperature
     if value is None:
-        text = f"logits are divided by different temperatures, {min(told):.6g} to {max(told):.6g}"
-        yield Statement("temperature", text, tuple(told), evidence, departure=True)
+        text = f"logits are divided by different temperatures, {min(temperatures):.6g} to {max(temperatures):.6g}"
+        yield Statement("temperature", text, tuple(temperatures), evidence, departure=True)
         return
     yield Statement("temperature", f"logits are divided by {value:.6g}", (value,), evidence)
     sampled = {t.temperature for t in update.trajectories if t.temperature}

@@ -76,8 +76,8 @@ class UpdateExplanation:
     @property
     def shown(self) -> list[str]:
         """Subjects that something is said on, in order; a ratio of 1 at every token shows nothing of the ratio."""
-        told = (s.subject for s in self.statements if s.departure or s.values != (ON_POLICY,))
-        return list(dict.fromkeys(told))
+        subjects = (s.subject for s in self.statements if s.departure or s.values != (ON_POLICY,))
+        return list(dict.fromkeys(subjects))
 
     def lines(self, before: UpdateExplanation | None = None) -> Iterator[str]:
         """Yield the lines of a terminal; what was said of the update before is not said again."""
@@ -204,9 +204,11 @@ class Explanation:
         )
         places: dict[str, list[str]] = {}
         for subject in subjects:
-            told = [one.place for one in self.updates if subject in one.shown]
-            few = "; ".join(told[:SHOWN]) + (f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else "")
-            which = "all of them" if len(told) == len(self.updates) else few or "none of them"
+            shown = [one.place for one in self.updates if subject in one.shown]
+            few = "; ".join(shown[:SHOWN]) + (
+                f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+            )
+            which = "all of them" if len(shown) == len(self.updates) else few or "none of them"
             places.setdefault(which, []).append(subject)
         for which, found in places.items():
             yield f"  {which}: {', '.join(found)}"

@@ -77,8 +77,8 @@ def factors(mask: Mask, known: Policies) -> list[Factor]:
         down, _ = _derivative(mask, base, fields, -1.0)
         one_sided = np.allclose(up, down, rtol=1e-12, atol=0)
         clips = off and fields.get("loss", "ppo_clip") in ("ppo_clip", "geo_mean")
-        told = {} if fields.items() >= _DETACHED.items() else fields
-        found.append(Factor(words, up, clips, told, ratio=ratios, negative=None if one_sided else down))
+        changed = {} if fields.items() >= _DETACHED.items() else fields
+        found.append(Factor(words, up, clips, changed, ratio=ratios, negative=None if one_sided else down))
     if known.own is not None:
         r = 1.0 if ratio is None or not off else np.exp(ratio)
         wrong = "the ratio that weighs the log-prob is not detached: its own derivative is added"

@@ -24,7 +24,7 @@ SUBJECTS = (
 )
 """Subjects of statements that tell what a loss is, in the order of computation."""
 _AT_LEAST, _MOST = 4, 0.75
-"""Fewest samples, and least share of them, of which a shift of the mask is told."""
+"""Fewest samples, and least share of them, of which a shift of the mask is reported."""
 _SAME = 1e-3
 """Relative difference up to which two solved numbers are the same one."""
 

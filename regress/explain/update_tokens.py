@@ -51,7 +51,7 @@ class UpdateTokens:
         blocks: ``(rank, microbatch)`` of each block; ranks that share samples count as their first.
         meta: metadata of the token gradients' records, in order.
         losses: tensors of the loss records, summed over blocks.
-        recorded_at: record type -> temperatures that its log-probs and entropies are of, where that was told.
+        recorded_at: record type -> temperatures that its log-probs and entropies are of, where recorded.
         trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
         rollout: index of each sample among them, -1 without.
         config: configuration of the run, as the manifest tells it.
@@ -93,10 +93,10 @@ class UpdateTokens:
     @property
     def temperature(self) -> float | None:
         """Temperature that logits are divided by, found or given; None where microbatches differ, or nothing tells."""
-        told = self.temperatures
-        if not told or max(told) - min(told) > self.nearby(min(told)):
+        temperatures = self.temperatures
+        if not temperatures or max(temperatures) - min(temperatures) > self.nearby(min(temperatures)):
             return None
-        return float(np.median(told))
+        return float(np.median(temperatures))
 
     @property
     def temperature_errors(self) -> list[float]:
@@ -126,10 +126,10 @@ class UpdateTokens:
 
     def elsewhere(self, type: str) -> float | None:
         """Return a temperature that log-probs of a record type are of, and that is not that of the loss."""
-        told = self.recorded_at.get(type) or (
+        recorded = self.recorded_at.get(type) or (
             self.recorded_at.get("forward_data") if type in _ALONE else None
         )
-        pairs = [(one, used) for one in told or () for used in self.temperatures]
+        pairs = [(one, used) for one in recorded or () for used in self.temperatures]
         return next((one for one, used in pairs if abs(one - used) > self.nearby(used)), None)
 
     def of_loss(self, *names: str) -> Floats | None:
@@ -162,8 +162,8 @@ def read_update(
         for name, (type, where) in dump.entries.items()
         if type == stage and where.step == place[0] and where.update in (None, place[1])
     ]
-    told = {where.step for type, where in dump.entries.values() if type == "trajectory"}
-    at = max((one for one in told if one <= place[0]), default=place[0])
+    steps = {where.step for type, where in dump.entries.values() if type == "trajectory"}
+    at = max((one for one in steps if one <= place[0]), default=place[0])
     records += [
         dump.read(name)
         for name, (type, where) in dump.entries.items()
@@ -231,9 +231,9 @@ def _gather(
 def _temperatures(records: Sequence[Record]) -> dict[str, set[float]]:
     found: dict[str, set[float]] = {}
     for record in records:
-        told = _number(record.meta.get("temperature"))
-        if told and record.type != "token_gradient":
-            found.setdefault(record.type, set()).add(told)
+        temperature = _number(record.meta.get("temperature"))
+        if temperature and record.type != "token_gradient":
+            found.setdefault(record.type, set()).add(temperature)
     return found
 
 

@@ -130,9 +130,9 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
         rows = _tensor_rows(found, quantity)
         if not rows:
             known = sorted({row["quantity"] for row in quantities})
-            told = ", ".join(known) or "nothing"
+            listed = ", ".join(known) or "nothing"
             raise GoldenError(
-                f"{meant(quantity, known)}{found.folder} has no {quantity!r}: recorded is {told}"
+                f"{meant(quantity, known)}{found.folder} has no {quantity!r}: recorded is {listed}"
             )
         _print_json(rows) if as_json else _echo_table(rows)
         return
@@ -210,12 +210,12 @@ def _check_rows(store: GoldenStore, pattern: str | None) -> Iterator[Row]:
             if node[0] in CONTAINERS:
                 continue
             array = check.value.tensors.get(leaf)
-            told: Mapping[str, Any] = {} if array is None else vars(TensorEntry.of(array))
+            entry: Mapping[str, Any] = {} if array is None else vars(TensorEntry.of(array))
             yield {
                 "test": check.test,
                 "name": check.name,
                 "value": leaf,
-                **{key: told.get(key) for key in _STATISTICS},
+                **{key: entry.get(key) for key in _STATISTICS},
                 "text": describe(node) if array is None else None,
                 "rtol": check.rtol or None,
                 "atol": check.atol or None,

@@ -62,10 +62,10 @@ def golden_directory(start: Path | None = None) -> Path:
     Raises `GoldenError` when that file is no TOML or names no directory, or when several distributions hold cases.
     """
     root = project_root(start)
-    told = DEFAULT if root is None else _configured(root / "pyproject.toml")
-    if told.startswith(PREFIX):
-        return hub_directory(told)
-    found = Path(DEFAULT) if root is None else _shown(root / told)
+    configured = DEFAULT if root is None else _configured(root / "pyproject.toml")
+    if configured.startswith(PREFIX):
+        return hub_directory(configured)
+    found = Path(DEFAULT) if root is None else _shown(root / configured)
     return found if found.is_dir() else installed_cases() or found
 
 

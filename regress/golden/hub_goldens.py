@@ -25,9 +25,9 @@ def hub_directory(address: str) -> Path:
     Raises:
         GoldenError: for what is not such an address, or a dataset that neither the cache nor the hub has.
     """
-    told = _ADDRESS.fullmatch(address)
-    folder = "" if told is None else told["folder"] or ""
-    if told is None or ".." in Path(folder).parts:
+    match = _ADDRESS.fullmatch(address)
+    folder = "" if match is None else match["folder"] or ""
+    if match is None or ".." in Path(folder).parts:
         raise GoldenError(
             f"{address} is not an address of goldens on the hub: write hf://datasets/ORG/NAME@REVISION, where the "
             "revision is a commit, a tag or a branch"
@@ -38,9 +38,9 @@ def hub_directory(address: str) -> Path:
     try:
         found = Path(
             snapshot_download(
-                told["name"],
+                match["name"],
                 repo_type="dataset",
-                revision=told["revision"],
+                revision=match["revision"],
                 cache_dir=hub_cache(),
                 local_files_only=offline is not None,
                 allow_patterns=f"{folder}/**" if folder else None,
@@ -50,7 +50,7 @@ def hub_directory(address: str) -> Path:
         why = reason(error) if offline is None else f"{offline} is set"
         raise GoldenError(
             f"{address} is not in the hub's cache ({hub_cache()}) and cannot be downloaded ({why}): run hf download "
-            f"{told['name']} --repo-type dataset --revision {told['revision']} where there is a network"
+            f"{match['name']} --repo-type dataset --revision {match['revision']} where there is a network"
         ) from None
     return found / folder
 
@@ -59,10 +59,10 @@ def hub_address(root: Path) -> str | None:
     """Return the address of a directory in the hub's cache, with the commit for a revision; None for any other."""
     parts = root.parts
     for number, part in enumerate(parts[:-2]):
-        told = _SNAPSHOT.fullmatch(part)
-        if told is not None and parts[number + 1] == "snapshots":
+        match = _SNAPSHOT.fullmatch(part)
+        if match is not None and parts[number + 1] == "snapshots":
             folder = "/".join(parts[number + 3 :])
-            return f"hf://datasets/{told['owner']}/{told['name']}@{parts[number + 2]}" + (
+            return f"hf://datasets/{match['owner']}/{match['name']}@{parts[number + 2]}" + (
                 f"/{folder}" if folder else ""
             )
     return None

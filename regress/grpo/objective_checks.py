@@ -25,7 +25,7 @@ def check_objective(objective: ObjectiveFields) -> None:
     Fields beside one another are looked at where each has a value that it may have alone.
     """
     mistakes = [*_field_mistakes(objective)] or [
-        f"{culprit} is not possible: {told}." for rule in _RULES for culprit, told in rule(objective)
+        f"{culprit} is not possible: {mistake}." for rule in _RULES for culprit, mistake in rule(objective)
     ]
     if mistakes:
         error = ConfigError(mistakes[0])

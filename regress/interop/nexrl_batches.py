@@ -51,8 +51,8 @@ class Batches:
             for place, batch in sorted(self.forward.items())
             if batch.ids is not None
         }
-        told = {str(place): b.positions for place, b in self.forward.items() if b.positions is not None}
-        placed = place_rows(with_ids, self._known, told)
+        positions = {str(place): b.positions for place, b in self.forward.items() if b.positions is not None}
+        placed = place_rows(with_ids, self._known, positions)
         self._rows = {
             place: [_named(row, batch.name) for row in placed[str(place)]]
             if batch.ids is not None
@@ -206,8 +206,8 @@ class Batches:
         widths = {batch.width for batch in self.forward.values()}
         if lines == count and len(widths) == 1:
             return found, widths.pop()
-        told = payload.get("batch_info") or {}
-        width = int((told.get("input_ids_shape") or (count, columns + 1))[1])
+        info = payload.get("batch_info") or {}
+        width = int((info.get("input_ids_shape") or (count, columns + 1))[1])
         rows = self._sorted_rows(count, columns, width)
         if rows is None:
             self.notes.append(

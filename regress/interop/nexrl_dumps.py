@@ -48,8 +48,8 @@ class NexrlDump(Source):
     def __init__(self, folder: Location) -> None:
         self.folder = folder
         found = dict(_files(folder))
-        self._files = {name: told for name, told in found.items() if told[0] in FOLDERS}
-        self._raw = {name: told for name, told in found.items() if told[0] in RAW}
+        self._files = {name: entry for name, entry in found.items() if entry[0] in FOLDERS}
+        self._raw = {name: entry for name, entry in found.items() if entry[0] in RAW}
         if not self._files:
             raise DumpError(
                 f"{folder} has the folders of a NexRL dump but no step_* file in them; enable dump_options"
@@ -85,8 +85,8 @@ class NexrlDump(Source):
     @property
     def notes(self) -> Sequence[str]:
         """Notes on unknown facts of the records read so far."""
-        told = (note for _, batches in sorted(self._batches.items()) for note in batches.notes)
-        return list(dict.fromkeys([*self._notes, *told]))
+        notes = (note for _, batches in sorted(self._batches.items()) for note in batches.notes)
+        return list(dict.fromkeys([*self._notes, *notes]))
 
     def raw(self, type: str, step: int) -> Payload | None:
         """Return the content of the first file of a type and step as it is; None if there is none."""

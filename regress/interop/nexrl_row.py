@@ -48,8 +48,8 @@ class Batch:
             raise Damage("its masks are wider than its token ids")
         stem = name.rpartition("/")[2].partition(".")[0]
         own = None if ids is None else ids.astype(np.int64)
-        told = payload if "position_ids" in payload else inputs or {}
-        places = tensor(told["position_ids"], "position_ids") if "position_ids" in told else None
+        source = payload if "position_ids" in payload else inputs or {}
+        places = tensor(source["position_ids"], "position_ids") if "position_ids" in source else None
         fits = places is not None and own is not None and places.shape == own.shape
         return cls(
             stem, own, mask.astype(bool), places.astype(np.int64) if fits and places is not None else None

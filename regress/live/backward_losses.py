@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Heard(Protocol):
-    """Interface of what is told of losses."""
+    """Interface that takes the losses of a loop."""
 
     def loss(self, value: Tensor) -> None:
         """Note a loss."""

@@ -36,13 +36,13 @@ class GroupSums:
 
     def add(self, parts: Iterable[Part]) -> list[str]:
         """Take rows of all ranks and return a sentence for each group that is complete: empty if it adds up to 0."""
-        told = []
+        sentences = []
         for group, sample, advantage in parts:
             known = self._open.setdefault(group, {})
             known[len(known) if sample is None else sample] = advantage
             if len(known) == self.size:
-                told.append(_sum(group, [*self._open.pop(group).values()]))
-        return told
+                sentences.append(_sum(group, [*self._open.pop(group).values()]))
+        return sentences
 
 
 def _rows(micro: Microbatch) -> Iterator[Part]:

@@ -195,11 +195,11 @@ class Guard:
         lines = []
         for name, rule in CHECKS.items():
             count = self.checked[name]
-            told = (
+            outcome = (
                 "not chosen" if name not in self._checks else f"checked {count} times, broken {broken[name]}"
             )
             lines.append(
-                f"{name:12} {told if count or name not in self._checks else 'no values were told'}: {rule}"
+                f"{name:12} {outcome if count or name not in self._checks else 'no values were told'}: {rule}"
             )
         return "\n".join(lines)
 
@@ -303,8 +303,8 @@ class Guard:
         shares = [share_of(micro, rank) for micro in self._micros] if "shares" in self._checks else []
         sums = self._groups.parts(self._micros) if self._groups and "group_sums" in self._checks else []
         sampler = [self._differs(micro) for micro in self._micros] if "sampler" in self._checks else []
-        told = self._gather((rank, shares, sums, any(sampler)))
-        once = {root: (mine, parts) for root, mine, parts, _ in reversed(told)}
+        gathered = self._gather((rank, shares, sums, any(sampler)))
+        once = {root: (mine, parts) for root, mine, parts, _ in reversed(gathered)}
         found = []
         everywhere = [share for mine, _ in once.values() for share in mine]
         if any(share.samples or any(share.scales.values()) for share in everywhere) and self._checking(
@@ -316,7 +316,7 @@ class Guard:
         ):
             self.checked["group_sums"] += len(complete)
             found += [("group_sums", sentence) for sentence in complete if sentence]
-        if any(differs for *_, differs in told):
+        if any(differs for *_, differs in gathered):
             found += self._of_sampler()
         return found
 

@@ -45,12 +45,12 @@ def mismatch(micro: Microbatch, dtype: str, stale: Callable[[Microbatch], Tensor
     if size <= tolerance:
         return None
     where = int(difference.abs().argmax())
-    told = (
+    mismatch = (
         f"log-probs of the sampler differ from the trainer's by {size:.3g} nats (root mean square over "
         f"{difference.numel()} loss tokens; {dtype} allows {tolerance:g}), most at {micro.place(where)} "
         f"({float(micro.sampler[micro.mask][where]):.4g} and {float(expected[micro.mask][where]):.4g})"
     )
-    return f"{told}: {_cause(micro, difference, tolerance, stale)}"
+    return f"{mismatch}: {_cause(micro, difference, tolerance, stale)}"
 
 
 def _cause(

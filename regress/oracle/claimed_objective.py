@@ -134,8 +134,8 @@ def _proven(recorded: Recorded, path: str, old: OldOf) -> tuple[str, dict[str, A
         f"the objective, {name}, is the one that explains the recorded token gradients: a trainer that should have "
         "another one is not found out; give --preset to say what it should be"
     ]
-    told = {f"algorithm.{key}": value for key, value in {"kl_coef": 0.0, **values}.items()}
-    return f"{name}, as its gradients prove", {"algorithm.preset": name, **told}, (*notes, *silent)
+    settings = {f"algorithm.{key}": value for key, value in {"kl_coef": 0.0, **values}.items()}
+    return f"{name}, as its gradients prove", {"algorithm.preset": name, **settings}, (*notes, *silent)
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def _explained(
     except CompareError:
         return None
     if tokens.get(*OLD) is None and tokens.frame == update.tokens.frame:
-        told = old(update) if update.old is None else update.old
-        tokens.values |= {} if told is None else {OLD[-1]: told}
+        log_probs = old(update) if update.old is None else update.old
+        tokens.values |= {} if log_probs is None else {OLD[-1]: log_probs}
     (found,) = explain_update(path, tokens, preset).updates
     bonus = next(
         (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
@@ -217,8 +217,8 @@ def _explained(
 
 def _preset(found: UpdateExplanation) -> Statement | None:
     """Return the statement that names presets which have the gradients, as they are or with changed fields."""
-    told = (one for one in found.statements if one.subject == "preset" and one.values)
-    return next((one for one in told if _changed(one) or not one.departure), None)
+    presets = (one for one in found.statements if one.subject == "preset" and one.values)
+    return next((one for one in presets if _changed(one) or not one.departure), None)
 
 
 def _untold(at: At, found: UpdateExplanation) -> str:

@@ -94,11 +94,11 @@ def _require_known(overrides: Mapping[str, Any]) -> None:
 
 def _settings(case: ExportedCase, overrides: Mapping[str, Any], steps: int, folder: Path) -> dict[str, Any]:
     """Return dotted key -> value of the case's own program."""
-    told, optimizer = case.numbers, case.numbers["optimizer"]
+    numbers, optimizer = case.numbers, case.numbers["optimizer"]
     first = case.updates[0]
     minis = [update for update in case.updates if update["step"] == first["step"]]
     algorithm = {
-        f"algorithm.{key}": value for key, value in told["algorithm"].items() if key != "norm_length"
+        f"algorithm.{key}": value for key, value in numbers["algorithm"].items() if key != "norm_length"
     }
     found: dict[str, Any] = {
         "model.path": str(case.model.absolute()),
@@ -107,29 +107,29 @@ def _settings(case: ExportedCase, overrides: Mapping[str, Any], steps: int, fold
         "rollout_worker.type": "mock",
         "rollout_worker.need_llm_inference": False,
         "rollout_worker.trajectory_load_path": str((case.folder / "rollouts").absolute()),
-        "rollout_worker.temperature": told["temperature"],
+        "rollout_worker.temperature": numbers["temperature"],
         "max_steps": steps,
         "trainer.epochs": 1 + max(int(update["epoch"]) for update in case.updates),
         "trainer.mini_batch_size": len(first["samples"]) if len(minis) > 1 else None,
-        "data.max_completion_length": told["norm_length"],
+        "data.max_completion_length": numbers["norm_length"],
         **_lengths(case),
-        "optimizer.max_grad_norm": told["max_grad_norm"],
+        "optimizer.max_grad_norm": numbers["max_grad_norm"],
         **{f"optimizer.{key}": optimizer[key] for key in ("betas", "eps", "weight_decay")},
         **({} if _PRESET in overrides else algorithm),
     }
-    if case.reference is not None and _has_kl(told, overrides):
+    if case.reference is not None and _has_kl(numbers, overrides):
         found["reference.path"] = str(case.reference.absolute())
-        found |= {f"reference.{key}": value for key, value in (told["reference"] or {}).items()}
+        found |= {f"reference.{key}": value for key, value in (numbers["reference"] or {}).items()}
     scope = overrides.get("algorithm.denominator_scope", found.get("algorithm.denominator_scope"))
     if scope == "microbatch" and not any(key.startswith("batching.") for key in overrides):
         found["batching.micro_batch_size"] = _micro_batch_size(case)
     return found
 
 
-def _has_kl(told: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+def _has_kl(numbers: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
     """Return True if the objective has a KL term, which alone needs a reference model."""
     preset = overrides.get(_PRESET)
-    own = told["algorithm"] if preset is None else preset_values(preset)
+    own = numbers["algorithm"] if preset is None else preset_values(preset)
     return bool(overrides.get("algorithm.kl_coef", own.get("kl_coef", 0.0)) != 0.0)
 
 

@@ -88,11 +88,11 @@ def _moved(seed: int) -> Callable[[LocalPolicy], None]:
     return move
 
 
-def _widen(found: Responses, truth: Path, dump: Path, told: Callable[[float, float], Response]) -> None:
+def _widen(found: Responses, truth: Path, dump: Path, response: Callable[[float, float], Response]) -> None:
     """Take the largest error of each tensor that is compared by value."""
     unbounded = Options(bounds=Bounds(given=Tolerance(math.inf)))
     for verdict in compare_dumps(str(truth), str(dump), unbounded).verdicts:
         if verdict.status in (Status.OK, Status.DRIFT) and not quantity_named(verdict.quantity).exact:
             tensors = found.setdefault(verdict.quantity, {})
             known = tensors.get(verdict.name, Response())
-            tensors[verdict.name] = known.joined(told(verdict.relative, verdict.max_error))
+            tensors[verdict.name] = known.joined(response(verdict.relative, verdict.max_error))

@@ -67,9 +67,9 @@ class Observed:
 
         Flat over the frame; None where nothing tells them.
         """
-        told = self.tokens.get(*OLD)
-        if told is not None or self.rollout is None or self.recorded is None:
-            return told
+        tapped = self.tokens.get(*OLD)
+        if tapped is not None or self.rollout is None or self.recorded is None:
+            return tapped
         out, bounds = np.full(self.tokens.frame.size, np.nan), self.tokens.frame.offsets
         for index, number in zip(self.own, self.recorded, strict=True):
             known = self.rollout.old.get(index)
@@ -232,8 +232,8 @@ class Recorded:
         rates: dict[str, float] = {}
         settings: dict[str, Any] = {}
         for meta in metas:
-            told: Any = meta.get("learning_rates")
-            rates |= told
+            recorded: Any = meta.get("learning_rates")
+            rates |= recorded
             for key in ("betas", "eps", "weight_decay", "amsgrad", "maximize"):
                 settings.setdefault(key, meta.get(key))
         if settings["amsgrad"] or settings["maximize"]:

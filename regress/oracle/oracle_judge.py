@@ -182,12 +182,12 @@ def _notes(recorded: Recorded, config: Config) -> list[str]:
     update = next(recorded.updates())
     if update.mask_from == FROM_GRADIENTS:
         notes.append("the loss mask is that of the token gradients: a mask that is wrong does not show")
-    told = update.tokens.temperatures
+    temperatures = update.tokens.temperatures
     claimed = config.rollout_worker.temperature
-    if told and any(abs(value / claimed - 1) > 1e-3 for value in told):
+    if temperatures and any(abs(value / claimed - 1) > 1e-3 for value in temperatures):
         notes.append(
-            f"the token gradients are those of logits divided by {told[0]:g}, and log-probs were recorded at "
-            f"{claimed:g}: if the trainer means {told[0]:g}, record with temperature={told[0]:g}"
+            f"the token gradients are those of logits divided by {temperatures[0]:g}, and log-probs were recorded at "
+            f"{claimed:g}: if the trainer means {temperatures[0]:g}, record with temperature={temperatures[0]:g}"
         )
     return notes
 
@@ -201,17 +201,17 @@ def _weights(recorded: Recorded, given: Path | None) -> Path:
             f"{folder} is of a trainer of an adapter (LoRA: {adapted}), and the oracle repeats trainers of whole "
             "models only; record one that trains all weights"
         )
-    told = recorded.capture.get("initial_weights")
-    if given is None and not isinstance(told, Mapping):
+    initial = recorded.capture.get("initial_weights")
+    if given is None and not isinstance(initial, Mapping):
         raise OracleError(
             f"{folder} does not hold the weights before its first update; record with initial_weights=True, or give "
             "--model CHECKPOINT"
         )
     path = given
     if path is None:
-        assert isinstance(told, Mapping)
-        path = Path(str(folder)) / str(told["folder"])
-        _verify(path, told["sha256"])
+        assert isinstance(initial, Mapping)
+        path = Path(str(folder)) / str(initial["folder"])
+        _verify(path, initial["sha256"])
     return path
 
 

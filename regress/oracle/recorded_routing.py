@@ -128,9 +128,9 @@ def _chosen(free: Tensor, known: Mapping[Tokens, NDArray[np.int64]], micro: Micr
     for segment in micro.layout.segments:
         columns = slice(segment.col, segment.col + segment.stop - segment.start)
         tokens = tuple(micro.input_ids[segment.row, columns].tolist())
-        told = known.get(tokens)
-        if told is not None:
-            there = torch.from_numpy(told[segment.start : segment.stop]).to(chosen)
+        experts = known.get(tokens)
+        if experts is not None:
+            there = torch.from_numpy(experts[segment.start : segment.stop]).to(chosen)
             here = chosen[segment.row, columns]
             chosen[segment.row, columns] = torch.where(there >= 0, there, here)
     return chosen.reshape(free.shape)

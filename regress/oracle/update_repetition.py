@@ -180,10 +180,10 @@ class Repetition:
         update: Observed,
         before: At | None,
     ) -> None:
-        told = self.given.optimizer(update.at)
-        optimizer = self._optimizer(policy, told, before)
+        given = self.given.optimizer(update.at)
+        optimizer = self._optimizer(policy, given, before)
         self._disturb(policy, optimizer)
-        limit = self._limit(told)
+        limit = self._limit(given)
         if not self.own_gradients:
             step_with(optimizer, policy, self.given.whole("gradient", update.at), limit)
         samples = [replace(sample, loss_mask=self._mask(sample)) for sample in update.samples]
@@ -312,28 +312,28 @@ class Repetition:
             return torch.from_numpy(tapped)
         return advantages_of(known, tokens, self.old.computed.get(known.update.began))
 
-    def _limit(self, told: Optimizer | None) -> float | None:
-        return self.max_grad_norm if self.max_grad_norm is not None or told is None else told.max_grad_norm
+    def _limit(self, given: Optimizer | None) -> float | None:
+        return self.max_grad_norm if self.max_grad_norm is not None or given is None else given.max_grad_norm
 
-    def _optimizer(self, policy: LocalPolicy, told: Optimizer | None, before: At | None) -> AdamW:
+    def _optimizer(self, policy: LocalPolicy, given: Optimizer | None, before: At | None) -> AdamW:
         """Return AdamW with the settings and moments of the trainer's own at this update."""
         named_parameters = dict(policy.named_parameters())
         chosen = self.config.optimizer
         groups: list[dict[str, Any]] = []
         for name, parameter in named_parameters.items():
             group: dict[str, Any] = {"params": [(name, parameter)]}
-            if told is not None:
-                betas = told.of("betas", name) or chosen.betas
+            if given is not None:
+                betas = given.of("betas", name) or chosen.betas
                 group |= {
-                    "lr": told.rates.get(name, 0.0),
+                    "lr": given.rates.get(name, 0.0),
                     "betas": (float(betas[0]), float(betas[1])),
-                    "eps": told.of("eps", name),
-                    "weight_decay": told.of("weight_decay", name),
+                    "eps": given.of("eps", name),
+                    "weight_decay": given.of("weight_decay", name),
                 }
             groups.append(group)
         optimizer = AdamW(groups)
         state: Mapping[str, Array] = {} if before is None else self.given.whole("optimizer", before)
-        if told is not None and state:
+        if given is not None and state:
             put_state(
                 optimizer, policy, state, f"the state of the optimizer after {named(before or (0, None))}"
             )

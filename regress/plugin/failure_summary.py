@@ -77,8 +77,8 @@ class FailedReplays:
 
     def _failed(self) -> list[Failure]:
         """Return the failing quantities of tests of golden cases."""
-        told = self._config.stash[SUMMARY].properties(FAILED)
-        rows = [(test, failed_row(text)) for test, text in told if test in self._lines]
+        properties = self._config.stash[SUMMARY].properties(FAILED)
+        rows = [(test, failed_row(text)) for test, text in properties if test in self._lines]
         return [Failure(test, row.replay, selector) for test, row in rows for selector in row.quantities]
 
     def _groups(self, failed: list[Failure]) -> list[Group]:
@@ -112,16 +112,16 @@ class FailedReplays:
         terminal.line(
             f"{count} in {plural(len(_quantities(failed)), 'replay')}: {plural(len(groups), 'first divergence')}"
         )
-        told = [
+        texts = [
             [*group.lines("quantity", reproduce(self._config, first.test, first.selector))]
             for group, first in zip(groups, firsts, strict=True)
         ]
-        for lines in told[:GROUPS]:
+        for lines in texts[:GROUPS]:
             for line in lines:
                 terminal.line(printable(line))
         if len(groups) > GROUPS:
             terminal.line(f"and {len(groups) - GROUPS} more; --regress-report writes all of them")
-        for (title, *rest), first in zip(told[:_ANNOTATED] if annotated() else (), firsts, strict=False):
+        for (title, *rest), first in zip(texts[:_ANNOTATED] if annotated() else (), firsts, strict=False):
             terminal.line(annotation(*self._lines[first.test], title, "\n".join(rest)))
 
 
@@ -177,12 +177,12 @@ def _repeats(failed: list[Failure], groups: list[Group], firsts: list[Failure]) 
     """
     found: set[Failure] = set()
     for group, first in zip(groups, firsts, strict=True):
-        told: set[str] = set()
+        shown: set[str] = set()
         for one in failed:
             if one.replay not in group.replays or one == first:
                 continue
-            if one.quantity in group.apart and one.quantity not in told:
-                told.add(one.quantity)
+            if one.quantity in group.apart and one.quantity not in shown:
+                shown.add(one.quantity)
             else:
                 found.add(one)
     return found

@@ -13,18 +13,18 @@ def foreign_lines(rows: Iterable[ForeignRow]) -> Iterator[str]:
     """Yield sentences on replays that were left out, by reason, and on quantities that were not recorded."""
     every = list(rows)
     yield from _not_possible(row for row in every if not row.adapter)
-    told = [row for row in every if row.adapter]
-    if not told:
+    adapted = [row for row in every if row.adapter]
+    if not adapted:
         return
-    adapter = told[0].adapter
-    replays = dict.fromkeys(row.replay for row in told)
-    reasons = _reasons(told)
+    adapter = adapted[0].adapter
+    replays = dict.fromkeys(row.replay for row in adapted)
+    reasons = _reasons(adapted)
     left_out = sum(len(names) for names in reasons.values())
     if left_out:
         yield f"{adapter} does not support {left_out} of {len(replays)} replays:"
         for reason, names in reasons.items():
             yield f"  {_named(names)}: {reason}"
-    missing = dict.fromkeys(row.not_recorded for row in told if row.not_recorded is not None)
+    missing = dict.fromkeys(row.not_recorded for row in adapted if row.not_recorded is not None)
     if missing:
         yield f"{adapter} did not record {', '.join(str(name) for name in missing)}"
     if left_out == len(replays):

@@ -111,14 +111,14 @@ class Applied:
     notes: list[str] = field(default_factory=list)
 
 
-def apply_staged(staged_dir: Path, golden_dir: Path, told: SessionFacts) -> Applied:
+def apply_staged(staged_dir: Path, golden_dir: Path, facts: SessionFacts) -> Applied:
     """Write what a session staged, all or nothing, without the values of tests that failed.
 
     A case whose update is refused does not prevent the others from being written.
     """
-    found = Applied(notes=list(_dropped(told)))
+    found = Applied(notes=list(_dropped(facts)))
     try:
-        checks, cases = staged_checks(staged_dir, told.failed), _staged_cases(staged_dir)
+        checks, cases = staged_checks(staged_dir, facts.failed), _staged_cases(staged_dir)
         if not checks and not cases:
             return found
         try:
@@ -138,13 +138,13 @@ def apply_staged(staged_dir: Path, golden_dir: Path, told: SessionFacts) -> Appl
                     found.problems.append(f"the update of {name} was not written: {error}")
     except GoldenError as error:
         return Applied(problems=[f"the update was not completed: {error}"], notes=found.notes)
-    found.rows += _check_rows(told, checks)
+    found.rows += _check_rows(facts, checks)
     return found
 
 
-def _dropped(told: SessionFacts) -> Iterable[str]:
+def _dropped(facts: SessionFacts) -> Iterable[str]:
     """Yield a note on the failed tests, which would otherwise have written a golden."""
-    tests = sorted({row.owner for test, row in told.rows if test in told.failed})
+    tests = sorted({row.owner for test, row in facts.rows if test in facts.failed})
     if tests:
         more = f" and {len(tests) - _SHOWN} more" if len(tests) > _SHOWN else ""
         yield f"new goldens of tests that failed were not written: {', '.join(tests[:_SHOWN])}{more}"
@@ -192,12 +192,12 @@ def _case_rows(case: str, staged: Staged) -> Iterable[UpdateRow]:
         )
 
 
-def _check_rows(told: SessionFacts, written: Collection[str]) -> Iterable[UpdateRow]:
+def _check_rows(facts: SessionFacts, written: Collection[str]) -> Iterable[UpdateRow]:
     """Return the rows of the checks that were written; the last run of a test counts."""
     from regress.golden.stored_checks import check_path, without_suffix
 
     written = {without_suffix(file) for file in written}
-    last = {check_path(row.owner, row.name): row for test, row in told.rows if test not in told.failed}
+    last = {check_path(row.owner, row.name): row for test, row in facts.rows if test not in facts.failed}
     return (row for path, row in last.items() if path in written)
 
 

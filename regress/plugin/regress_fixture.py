@@ -180,11 +180,11 @@ class Regress:
         from regress.report.verdict_entries import Call
 
         test = owner(self._node)
-        told = [Call(test, "", verdict, test=test) for verdict in verdicts]
-        for call in told[:1]:  # the gravest
+        calls = [Call(test, "", verdict, test=test) for verdict in verdicts]
+        for call in calls[:1]:  # the gravest
             send_properties(self._node, call)
         if self._settings.report is not None:
-            send_calls(self._node, told)
+            send_calls(self._node, calls)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.golden_provenance import differences

@@ -114,9 +114,9 @@ class ReplaySession:
         found = [hook_adapter(function, name) for function in hooks]
         found += [named] if (named := project_adapter(self._config.rootpath)) is not None else []
         if len(found) > 1:
-            told = " and ".join(adapter.name for adapter in found)
+            names = " and ".join(adapter.name for adapter in found)
             raise ConfigError(
-                f"{told} both replay golden cases; keep one of {name} and [tool.regress] replay in pyproject.toml"
+                f"{names} both replay golden cases; keep one of {name} and [tool.regress] replay in pyproject.toml"
             )
         if found and self._config.stash[SETTINGS].update is not None:
             raise ConfigError(
@@ -208,8 +208,8 @@ class ReplaySession:
             return
         from regress.plugin.golden_update import SessionFacts, apply_staged
 
-        told = SessionFacts([*summary.told_updates()], self._failed)
-        found = apply_staged(staged, settings.golden_dir, told)
+        facts = SessionFacts([*summary.reported_updates()], self._failed)
+        found = apply_staged(staged, settings.golden_dir, facts)
         summary.add(found.rows)
         for note in found.notes:
             summary.note(note)

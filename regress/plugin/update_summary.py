@@ -43,7 +43,7 @@ class Summary:
         self._config = config
         self._added: list[UpdateRow] = []
         self._notes: list[str] = []
-        self._told: dict[str, list[tuple[str, object]]] = {}
+        self._properties: dict[str, list[tuple[str, object]]] = {}
 
     def add(self, rows: Iterable[UpdateRow]) -> None:
         """Add further rows to print."""
@@ -55,10 +55,10 @@ class Summary:
 
     def properties(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield ids of tests, and the values each sent under a property name."""
-        for nodeid, found in self._told.items():
+        for nodeid, found in self._properties.items():
             yield from ((nodeid, str(value)) for key, value in found if key == name)
 
-    def told_updates(self) -> Iterator[tuple[str, UpdateRow]]:
+    def reported_updates(self) -> Iterator[tuple[str, UpdateRow]]:
         """Return ids of tests, and the rows each has staged (`rows.tell_update`, on any worker)."""
         return ((nodeid, update_row(text)) for nodeid, text in self.properties(UPDATE))
 
@@ -82,7 +82,7 @@ class Summary:
         """Keep the properties of a test; each of its reports repeats those of the one before."""
         found = [(key, value) for key, value in report.user_properties if key in KEPT]
         if found:
-            self._told[report.nodeid] = found
+            self._properties[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the report, and print the table of the update and the notes."""

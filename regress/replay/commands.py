@@ -235,8 +235,8 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
             f"{case}: took seed {seed}, with which every signal is there, and not {opened.config.get('seed')}; "
             f"stored in {opened.folder / CASE_FILE}"
         )
-    told = "".join(f" --quantity {quantity}" for quantity in quantities)
-    echo(f"next: regress golden calibrate {case}{told}")
+    options = "".join(f" --quantity {quantity}" for quantity in quantities)
+    echo(f"next: regress golden calibrate {case}{options}")
     echo(layouts_of(store.case(case), variant_table()))
 
 

@@ -100,7 +100,7 @@ def readme(case: GoldenCase, config: Config, objective: Mapping[str, Any], deriv
     left_out = {"reference/"} if objective["reference"] is None else set()
     left_out |= set() if derived else {"derived/UPDATE.jsonl"}
     left_out |= {"optimizer.safetensors"} if objective["optimizer_steps"] is None else set()
-    told = _FILES | (_ADAPTER if is_adapter(case.folder / "model") else {})
+    files = _FILES | (_ADAPTER if is_adapter(case.folder / "model") else {})
     values = objective["algorithm"]
     table = [
         f"| `{spec.name}` | `{json.dumps(values[spec.name])}` | {spec.metadata['help']} |"
@@ -110,7 +110,7 @@ def readme(case: GoldenCase, config: Config, objective: Mapping[str, Any], deriv
         name=case.name,
         reason=" ".join(case.reason.split()),
         updates=len(objective["updates"]),
-        files=_bullets({name: text for name, text in told.items() if name not in left_out}),
+        files=_bullets({name: text for name, text in files.items() if name not in left_out}),
         rollout=_bullets(_ROLLOUT),
         formulas=_bullets(objective["formulas"]),
         derived=" Both are in `derived/`, as `advantages` and `token_weights`." if derived else "",

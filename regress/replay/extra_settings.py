@@ -87,7 +87,7 @@ def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def told(settings: Mapping[str, Any], option: str = "--set") -> str:
+def options_text(settings: Mapping[str, Any], option: str = "--set") -> str:
     """Return the settings as command-line options, each with a space before it."""
     return "".join(f" {option} {shlex.quote(f'{key}={_text(value)}')}" for key, value in settings.items())
 
@@ -102,9 +102,11 @@ def scene_with(scene: RunContext, settings: Mapping[str, Any]) -> RunContext:
         return scene
     commands = dict(scene.commands)
     for name, text in commands.items():
-        commands[name] = text.replace("regress replay ", f"regress replay{_escaped(told(settings))} ", 1)
+        commands[name] = text.replace(
+            "regress replay ", f"regress replay{_escaped(options_text(settings))} ", 1
+        )
         commands[name] = commands[name].replace(
-            "pytest -k", f"pytest{_escaped(told(settings, '--regress-set'))} -k", 1
+            "pytest -k", f"pytest{_escaped(options_text(settings, '--regress-set'))} -k", 1
         )
     return replace(scene, commands=commands)
 

@@ -66,7 +66,7 @@ class _Progress:
     """Replays that all processes have finished: one byte of a file each."""
 
     def __init__(self, path: Path, advance: Tick) -> None:
-        self._path, self._advance, self._told = path, advance, 0
+        self._path, self._advance, self._reported = path, advance, 0
         path.write_bytes(b"")
 
     def tick(self) -> None:
@@ -75,8 +75,8 @@ class _Progress:
 
     def tell(self) -> None:
         """Tell of what was finished since it was last asked."""
-        while self._told < self._path.stat().st_size:
-            self._told += 1
+        while self._reported < self._path.stat().st_size:
+            self._reported += 1
             self._advance()
 
 

@@ -9,7 +9,7 @@ from regress.replay.test_matrix import Replay, replays
 from regress.replay.variant import SEMANTICS, Extent, Variant
 
 _NAMED, _CASES = 24, 3
-"""Layouts of a case that are named one by one, and cases that are told of one by one."""
+"""Layouts of a case that are named one by one, and cases that are reported one by one."""
 
 
 def layouts_of(case: GoldenCase, variants: Mapping[str, Variant]) -> str:
@@ -21,7 +21,7 @@ def layouts_of(case: GoldenCase, variants: Mapping[str, Variant]) -> str:
     return _sentence(case.name, [one.variant.name for one in found], _of(case.name, refused), "judge")
 
 
-def told_layouts(
+def layout_lines(
     chosen: Sequence[Replay], judged: Iterable[str], refused: Mapping[str, str], verb: str = "judged"
 ) -> list[str]:
     """Return a sentence on each case that was replayed; one on all of them if they are many.

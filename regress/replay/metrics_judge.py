@@ -61,19 +61,19 @@ class _File:
     def verdicts(self) -> Iterator[Verdict]:
         """Yield the verdicts, in the order of the updates."""
         for number, update in enumerate(self.plan):
-            known, told = Checked(), self._told(update)
+            known, reported = Checked(), self._reported(update)
             row = self.found.get((update.step, number), {})
-            own = told.get(UPDATES, {})
+            own = reported.get(UPDATES, {})
             expected = {n: v for n, v in own.items() if not n.startswith(COMPONENTS) or n in row}
             self._check(known, row, expected, f"of update {number}")
             if number + 1 == len(self.plan) or self.plan[number + 1].step != update.step:
-                self._step(known, update.step, told.get(STEPS, {}))
+                self._step(known, update.step, reported.get(STEPS, {}))
             if number + 1 == len(self.plan):
                 self._final(known, update.step + 1, number + 1)
             if known.count:
                 yield known.verdict(NAME, Place(update.step, update.update), SENTENCE)
 
-    def _told(self, update: PlannedUpdate) -> dict[str, dict[str, float]]:
+    def _reported(self, update: PlannedUpdate) -> dict[str, dict[str, float]]:
         """Return the metrics that the first rank recorded of an update, by record type."""
         return {
             record.type: {name: float(value) for name, value in record.tensors.items()}
@@ -81,8 +81,8 @@ class _File:
             if record.type in METRICS and not record.rank
         }
 
-    def _step(self, known: Checked, step: int, told: Mapping[str, float]) -> None:
-        own = {name: value for name, value in told.items() if not name.startswith(OF_UPDATES)}
+    def _step(self, known: Checked, step: int, reported: Mapping[str, float]) -> None:
+        own = {name: value for name, value in reported.items() if not name.startswith(OF_UPDATES)}
         self.samples += own.get("system/replay_buffer_size", math.nan)
         self.batches += 1.0
         self.best = max(self.best, own.get("rollouts/returns_mean", math.nan))

@@ -169,7 +169,7 @@ def replay(
         variant_table,
     )
     from regress.replay.extra_settings import parse_settings, with_settings
-    from regress.replay.judging_layouts import told_layouts
+    from regress.replay.judging_layouts import layout_lines
     from regress.replay.replay_jobs import run_all
     from regress.replay.replayer_registry import Machine
 
@@ -196,7 +196,7 @@ def replay(
     )
     if listing:
         console.print(_listed(chosen, session).rich())
-        for line in told_layouts(chosen, [one.name for one in chosen], refused, "judge"):
+        for line in layout_lines(chosen, [one.name for one in chosen], refused, "judge"):
             echo(line)
         return
     if launch is not None and not launch.judges:
@@ -204,7 +204,7 @@ def replay(
             session.attend(one)
         return
     results = run_all(chosen, table, overrides, session, cases, jobs)
-    layouts = told_layouts(chosen, results.calls, {**refused, **results.unsupported})
+    layouts = layout_lines(chosen, results.calls, {**refused, **results.unsupported})
     _tell(results, report, console, layouts)
     _tell_left_out(results, None if adapter is None else adapter.name)
     ctx.exit(results.exit_code)

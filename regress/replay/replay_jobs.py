@@ -88,7 +88,7 @@ def _helpers(cache: ReplayCache, chosen: Sequence[Replay], count: int) -> Iterat
 
 
 def _take(cache: ReplayCache, chosen: Sequence[Replay], done: Callable[[Replay], None]) -> None:
-    """Run each replay that no other process has taken; ``done`` is told of it."""
+    """Run each replay that no other process has taken; ``done`` is called with it."""
     for one in chosen:
         if cache.claim(one):
             cache.outcome(one)

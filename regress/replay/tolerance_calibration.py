@@ -170,7 +170,7 @@ def _without_error(tensors: dict[str, Response]) -> dict[str, Response]:
     return {name: Response(row.perturbation, 0.0, row.absolute) for name, row in tensors.items()}
 
 
-def _widen(measured: Responses, verdicts: Iterable[Verdict], told: Callable[[Verdict], Response]) -> None:
+def _widen(measured: Responses, verdicts: Iterable[Verdict], response: Callable[[Verdict], Response]) -> None:
     """Take the largest error of each tensor that is compared by value."""
     for verdict in verdicts:
         if verdict.status not in (Status.OK, Status.DRIFT):
@@ -181,7 +181,7 @@ def _widen(measured: Responses, verdicts: Iterable[Verdict], told: Callable[[Ver
         if not quantity_named(verdict.quantity).exact:
             tensors = measured.setdefault(verdict.quantity, {})
             name = _golden_name(verdict)
-            tensors[name] = tensors.get(name, Response()).joined(told(verdict))
+            tensors[name] = tensors.get(name, Response()).joined(response(verdict))
 
 
 def _golden_name(verdict: Verdict) -> str:

@@ -217,5 +217,5 @@ def _row(run: ValidationRun) -> dict[str, Any]:
     multiples = {
         quantity: value if value < float("inf") else None for quantity, value in run.multiples.items()
     }
-    told = {"name": run.name, "precision": str(run.precision), "first": run.first, "worst": run.worst}
-    return {**told, "problem": run.problem, "multiples": multiples}
+    row = {"name": run.name, "precision": str(run.precision), "first": run.first, "worst": run.worst}
+    return {**row, "problem": run.problem, "multiples": multiples}

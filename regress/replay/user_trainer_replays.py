@@ -194,9 +194,9 @@ def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[Planned
     found = sorted(files, key=lambda place: (place[0], -1 if place[1] is None else place[1]))
     counted: list[tuple[int, int | None]] = [(number, None) for number in range(len(planned))]
     if set(found) != set(planned) and found != counted:
-        told = ", ".join(str(Place(*place)) for place in found) or "none"
+        places = ", ".join(str(Place(*place)) for place in found) or "none"
         raise ReplayError(
-            f"{name} recorded the optimizer updates {told}, but {one.case.name} has {len(planned)} "
+            f"{name} recorded the optimizer updates {places}, but {one.case.name} has {len(planned)} "
             f"({', '.join(str(Place(*place)) for place in planned)}); count them as the case does, or from 0"
         )
     keys = planned if set(found) == set(planned) else counted

@@ -111,7 +111,7 @@ class Variant:
         combines: it only combines settings that other variants show one by one: no part of the reduced matrix.
         program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
             asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
-            stage of each step is told by the recording.
+            stage of each step comes from the recording.
         bitwise_reference: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
 
     A variant of another ``trainer.type`` is computed and judged by the replayer that is registered for it, see

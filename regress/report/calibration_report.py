@@ -130,9 +130,9 @@ def charts_of(rows: Sequence[CalibrationRow]) -> list[dict[str, Any]]:
     charts: dict[str, list[list[tuple[float, int, str]]]] = {}
     for row in rows:
         marks = charts.setdefault(row.precision, [[] for _ in _MARKS])
-        for (name, *_), points, (size, told) in zip(_MARKS, marks, _sizes(row), strict=True):
+        for (name, *_), points, (size, label) in zip(_MARKS, marks, _sizes(row), strict=True):
             if size is not None and 0 < size < math.inf:
-                words = f"{row.quantity}: {name} {size:.2e}\n{told}".strip()
+                words = f"{row.quantity}: {name} {size:.2e}\n{label}".strip()
                 points.append((math.log10(size), -quantities.index(row.quantity), words))
     powers = [x for marks in charts.values() for points in marks for x, *_ in points]
     low, high = math.floor(min(powers, default=-1)), math.ceil(max(powers, default=0))
@@ -163,7 +163,7 @@ def _line(name: str, symbol: str, color: str, points: Sequence[tuple[float, int,
 
 
 def _sizes(row: CalibrationRow) -> tuple[tuple[float | None, str], ...]:
-    """Return the size of each of `_MARKS`, and what is told of it."""
+    """Return the size of each of `_MARKS`, and its words."""
     fault = None if row.multiple is None or row.tolerance is None else row.multiple * row.tolerance
     return (
         (row.spread, row.variant or ""),

@@ -54,7 +54,7 @@ def checked(path: str) -> Report:
     context = run_context_of_side(open_side(path))
     divergence = find_divergence(verdicts, context)
     causes = [] if divergence is None else diagnose(divergence, context)
-    told = [cause for cause in causes if cause.rule not in (UNKNOWN, OF_GOLDEN)]
+    named = [cause for cause in causes if cause.rule not in (UNKNOWN, OF_GOLDEN)]
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
     elements = sum(verdict.count for verdict in verdicts)
     broken = sum(not verdict.ok for verdict in verdicts) or "none"
@@ -62,7 +62,7 @@ def checked(path: str) -> Report:
         f"{len(verdicts)} invariants over {elements} elements ({names}): {broken} broken",
         [Call(CHECK, str(verdict.basis.get("dtype", "")), verdict) for verdict in verdicts],
         divergences={} if divergence is None else {CHECK: divergence},
-        diagnoses={CHECK: told} if told else {},
+        diagnoses={CHECK: named} if named else {},
         environment={"actual": path},
         notes=[
             f"not checked: {one}" for one in not_asked({verdict.name for verdict in verdicts}, judged.left)
@@ -185,14 +185,14 @@ def _explained(comparison: Comparison, divergence: Divergence, found: list[Diagn
     if not subjects or place.step is None or any(divergence.pattern(id) for id in ("formula", "fitted")):
         return found
     try:
-        told = differences(comparison.golden, comparison.actual, place.step, place.update)
+        phrases = differences(comparison.golden, comparison.actual, place.step, place.update)
     except RegressError:  # no token gradients, or none that can be read
         return found
-    told = [phrase for phrase in told if phrase.partition(":")[0] in subjects]
-    if not told:
+    phrases = [phrase for phrase in phrases if phrase.partition(":")[0] in subjects]
+    if not phrases:
         return found
     known = [one for one in found if one.rule != UNKNOWN]
-    cause = f"the losses are not the same; {'; '.join(told)}"
+    cause = f"the losses are not the same; {'; '.join(phrases)}"
     command = f"regress explain {shlex.quote(comparison.actual)} --step {place.step}"
     return [*known, replace(found[0], rule=EXPLAINED, cause=cause, next=command, of="actual")]
 
@@ -305,9 +305,9 @@ class _Merged:
         index = {key: number for number, key in enumerate(lengths)}
         for unit in units:
             own = _canonical(unit.frame, index, self.frame)
-            told, loss, found = columns(unit)
-            if told is not None:
-                ids[own] = np.maximum(ids[own], told)
+            values, loss, found = columns(unit)
+            if values is not None:
+                ids[own] = np.maximum(ids[own], values)
             if loss is not None:
                 self.mask[own[loss]] = True
             for column in found:

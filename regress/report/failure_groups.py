@@ -12,7 +12,7 @@ from regress.report.number_format import plural
 from regress.report.verdict_text import headline
 
 GROUPS = 5
-"""Groups that are told; the others are counted."""
+"""Groups that are reported; the others are counted."""
 _NAMED = 3
 
 

@@ -76,8 +76,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield ""
         yield from _table(("not judged", "why"), [*report.errors.items()])
     for where, first, causes in report.findings:
-        told = "\n".join([*first, *causes])
-        yield f"\n**{_plain(where)}**\n\n<pre>{_plain(told)}</pre>"
+        text = "\n".join([*first, *causes])
+        yield f"\n**{_plain(where)}**\n\n<pre>{_plain(text)}</pre>"
     if report.failed:
         rows = [(headline(call.verdict, call.where),) for call in report.failed[:LISTED]]
         yield ""

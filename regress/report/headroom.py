@@ -186,8 +186,8 @@ def _row(
     name: str, replays: Sequence[str], calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]
 ) -> VariantRow:
     found = closest_calls(call._replace(precision="") for replay in replays for call in calls.get(replay, ()))
-    told = tuple(f"{replay}: {errors[replay]}" for replay in replays if replay in errors)
-    return VariantRow(name, {cell.quantity: cell for cell in found}, len(replays), told)
+    failures = tuple(f"{replay}: {errors[replay]}" for replay in replays if replay in errors)
+    return VariantRow(name, {cell.quantity: cell for cell in found}, len(replays), failures)
 
 
 def variants_table(rows: Sequence[VariantRow], groups: Mapping[str, Sequence[str]] | None = None) -> Table:

@@ -16,7 +16,7 @@ from regress.dump.canonical_json import loads
 from regress.errors import ConfigError
 
 ROSE = 2.0
-"""Factor over all earlier runs from which on a quantity is told first."""
+"""Factor over all earlier runs from which on a quantity is reported first."""
 _TABLES = """
 create table if not exists run (id integer primary key, sha256 text unique not null, title text not null);
 create table if not exists used (

@@ -176,8 +176,8 @@ def _words(affected: Affected) -> Iterator[str]:
     if affected.rounded is not None:
         yield f"each has a value that {affected.rounded} can hold"
     for name, numbers in affected.held.items():
-        told = ", ".join(f"{key} {value}" for key, value in numbers.items())
-        yield f"{name.replace('_', ' ')}: {told}" if told else name.replace("_", " ")
+        values = ", ".join(f"{key} {value}" for key, value in numbers.items())
+        yield f"{name.replace('_', ' ')}: {values}" if values else name.replace("_", " ")
 
 
 def figure(value: float | None) -> float | str | None:

@@ -27,14 +27,14 @@ def write_report(folder: Location, report: Report) -> list[Location]:
     Returns:
         The paths of the files.
     """
-    told = replace(report, calls=in_order(report.calls))
+    ordered = replace(report, calls=in_order(report.calls))
     texts = {
-        PAGE: to_html(told),
-        JSON_NAME: told.dumps(),
-        TEXT_NAME: whole(told),
+        PAGE: to_html(ordered),
+        JSON_NAME: ordered.dumps(),
+        TEXT_NAME: whole(ordered),
     }
     written = write_outputs(folder, texts)
-    append_step_summary(told)
+    append_step_summary(ordered)
     return written
 
 

@@ -138,7 +138,7 @@ class Report:
         Args:
             every: with every call; otherwise with what failed alone.
         """
-        return self.head(every=every) | {"calls": [call.strict() for call in self._told(every)]}
+        return self.head(every=every) | {"calls": [call.strict() for call in self._calls(every)]}
 
     def head(self, *, every: bool = True) -> dict[str, Any]:
         """Return the tree of `to_json` with no calls, which are by far the most of it."""
@@ -176,12 +176,12 @@ class Report:
         """Return the text of `to_json`, a call a line."""
         head = self.head(every=every)
         del head["calls"]
-        told = json.dumps(head, indent=1, allow_nan=False)
-        lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self._told(every))
+        data = json.dumps(head, indent=1, allow_nan=False)
+        lines = ",\n".join(f"  {json.dumps(call.strict(), allow_nan=False)}" for call in self._calls(every))
         calls = f"[\n{lines}\n ]" if lines else "[]"
-        return f'{told[:-2]},\n "calls": {calls}\n}}\n'
+        return f'{data[:-2]},\n "calls": {calls}\n}}\n'
 
-    def _told(self, every: bool) -> Sequence[Call]:
+    def _calls(self, every: bool) -> Sequence[Call]:
         return self.calls if every else self.failed
 
     def _first_tokens(self) -> Iterator[TokenTable]:

@@ -175,11 +175,11 @@ def _segments(rows: Sequence[Row]) -> list[Segment]:
     for number, own in sorted(found.items(), key=lambda item: str(item[0]).zfill(12)):
         start: Row = next((row for row in own if AFTER in row or RESUMED_FROM in row), {})
         times = [row[TIME] for row in own if isinstance(row.get(TIME), int | float)]
-        told = start.get(RESUMED_FROM)
+        resumed = start.get(RESUMED_FROM)
         segments.append(
             Segment(
                 number if _whole(number) else 0,
-                None if told is None else str(told),
+                None if resumed is None else str(resumed),
                 (start or own[0])[STEP],
                 start.get(UPDATE) if _whole(start.get(UPDATE)) else None,
                 min(times, default=None),
@@ -197,15 +197,15 @@ def _samples(file: Path, rows: Sequence[Row], notes: list[str]) -> list[dict[str
     try:
         if not file.is_file() or file.stat().st_size > LIMIT:
             raise DumpError(f"{file} is not a file of at most {LIMIT >> 20} MiB")
-        told = [row for row in read_rows(file, notes.append) if AFTER not in row]
+        numbered = [row for row in read_rows(file, notes.append) if AFTER not in row]
     except DumpError as error:
         notes.append(f"the evaluated samples are left out: {error}")
         return []
     last = max((row[STEP] for row in rows), default=0) + 1  # an evaluation may end the run
     newest: dict[int, Any] = {}
-    for row in told:
+    for row in numbered:
         newest[row[STEP]] = max(newest.get(row[STEP], row[SEGMENT]), row[SEGMENT], key=str)
-    kept = [row for row in told if row[SEGMENT] == newest[row[STEP]] and row[STEP] <= last]
+    kept = [row for row in numbered if row[SEGMENT] == newest[row[STEP]] and row[STEP] <= last]
     return [
         {STEP: row[STEP], **{name: _text(value) for name, value in metrics_of(row).items()}} for row in kept
     ]

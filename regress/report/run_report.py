@@ -109,11 +109,11 @@ def figure(run: RunData, metric: str, best: str = "") -> str:
     known = _known(run, metric)
     if not known:
         return "not logged"
-    told = " -> ".join(short(value) for value, _ in dict.fromkeys((known[0], known[-1])))
+    change = " -> ".join(short(value) for value, _ in dict.fromkeys((known[0], known[-1])))
     if not best:
-        return told
+        return change
     value, point = {"max": max, "min": min}[best](known, key=lambda pair: pair[0])
-    return f"{told} (best {short(value)} at step {point.step})"
+    return f"{change} (best {short(value)} at step {point.step})"
 
 
 def run_json(run: RunData) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def run_json(run: RunData) -> dict[str, Any]:
             }
             for name, points in run.series.items()
         },
-        "texts": {name: [[*pair] for pair in told] for name, told in run.texts.items()},
+        "texts": {name: [[*pair] for pair in pairs] for name, pairs in run.texts.items()},
         "samples": [dict(sample) for sample in run.samples],
         "notes": [*run.notes],
     }
@@ -221,13 +221,13 @@ def run_html(runs: Sequence[RunData]) -> str:
         {"title": chart.title, "metrics": metrics, "stepped": chart.stepped}
         for chart, metrics in charts_of(runs)
     ]
-    told = [_summary(run).partition(", ") for run in runs]
+    summaries = [_summary(run).partition(", ") for run in runs]
     return Page(
         " and ".join(run.name for run in runs),
-        "".join(told[0]) if len(runs) == 1 else "",
+        "".join(summaries[0]) if len(runs) == 1 else "",
         cards=[
             Card(run.name, steps, f"{rest} · {run.folder}" if rest else str(run.folder))
-            for run, (steps, _, rest) in zip(runs, told, strict=True)
+            for run, (steps, _, rest) in zip(runs, summaries, strict=True)
         ],
         panels=[*_panels(runs)],
         program=("plot.js", "run.js"),

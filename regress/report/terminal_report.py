@@ -251,8 +251,8 @@ def _cell_text(verdicts: Sequence[Verdict] | None) -> str:
         return ""
     bad = [verdict for verdict in verdicts if not verdict.ok]
     difference = _difference(bad or verdicts)
-    told = short(difference) if math.isfinite(difference) else str(bad[0].status if bad else "ok")
-    return f"✗ {told}" if bad else f"✓ {told}"
+    value = short(difference) if math.isfinite(difference) else str(bad[0].status if bad else "ok")
+    return f"✗ {value}" if bad else f"✓ {value}"
 
 
 def _chosen(

@@ -211,8 +211,8 @@ def _announce(server: uvicorn.Server, address: Sequence[Any], thread: threading.
     while not server.started and thread.is_alive():
         time.sleep(0.01)
     host, port = address[:2]
-    told = {"event": "listening", "host": host, "port": port, "url": f"http://{host}:{port}"}
-    print(json.dumps({**told, "pid": os.getpid()}), flush=True)
+    event = {"event": "listening", "host": host, "port": port, "url": f"http://{host}:{port}"}
+    print(json.dumps({**event, "pid": os.getpid()}), flush=True)
 
 
 def _watch(stop: threading.Event, thread: threading.Thread, lost: Any) -> int:

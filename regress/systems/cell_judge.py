@@ -56,11 +56,13 @@ def judge(
     listed += open_
     if not found.failed:
         gone = [one for one in declared if not _met(one, found.verdicts)]
-        told = "; ".join(f"{one.quantity} was declared to differ ({one.reason}) and does not" for one in gone)
-        return Judgement(Result.UNDECLARED if gone else Result.EXACT, errors, told, listed=listed)
+        statement = "; ".join(
+            f"{one.quantity} was declared to differ ({one.reason}) and does not" for one in gone
+        )
+        return Judgement(Result.UNDECLARED if gone else Result.EXACT, errors, statement, listed=listed)
     scene = replace(run_context_of(found), precisions=(None, None))  # the truth is float64 on purpose
     divergence = find_divergence(found.verdicts, scene)
-    told = (
+    statement = (
         headline(divergence.first, str(divergence.first.place)) if divergence else headline(found.failed[0])
     )
     first = name_of(divergence.first if divergence else found.failed[0])
@@ -71,8 +73,8 @@ def judge(
         reasons = "; ".join(f"{one.quantity}: {one.reason}" for one in declared)
         return Judgement(Result.DECLARED, errors, reasons, first, listed=listed)
     if unmet:
-        told += f" (declared was {'; '.join(_stated(one) for one in unmet)})"
-    return Judgement(Result.WRONG, errors, told, first, cause, listed)
+        statement += f" (declared was {'; '.join(_stated(one) for one in unmet)})"
+    return Judgement(Result.WRONG, errors, statement, first, cause, listed)
 
 
 def _shared(comparison: Comparison) -> Comparison:

@@ -45,7 +45,7 @@ def run_jobs(
     modules: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
     timeout: float = TIMEOUT,
-    told: Callable[[int, Outcome], None] = lambda *_: None,
+    on_outcome: Callable[[int, Outcome], None] = lambda *_: None,
 ) -> list[Outcome]:
     """Run jobs one after another, each on its number of ranks, and return their outcomes in order.
 
@@ -54,10 +54,10 @@ def run_jobs(
         folder: for the list of jobs and the logs of ranks.
         modules: imported once, before ranks are forked.
         environ: variables of the processes besides those of this one.
-        told: called with the number and the outcome of each job when it is done.
+        on_outcome: called with the number and the outcome of each job when it is done.
 
     Raises:
-        SystemsError: if the process that runs them dies; its output is told.
+        SystemsError: if the process that runs them dies; its output is reported.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -82,7 +82,7 @@ def run_jobs(
             for line in process.stdout:
                 if line.startswith(MARK):
                     outcomes.append(_outcome(json.loads(line.removeprefix(MARK))))
-                    told(len(outcomes) - 1, outcomes[-1])
+                    on_outcome(len(outcomes) - 1, outcomes[-1])
             code = process.wait()
         finally:
             with suppress(ProcessLookupError):

@@ -21,7 +21,7 @@ from regress.systems.protocol import Cell, SystemUnderTest
 from regress.systems.system_environments import Environment
 from regress.systems.system_registry import load, location_of
 
-Told = Callable[[ConformanceRow], None]
+OnRow = Callable[[ConformanceRow], None]
 
 
 @dataclass
@@ -100,7 +100,7 @@ def run_system(
     plant: str = "",
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
-    told: Told = lambda _: None,
+    on_row: OnRow = lambda _: None,
 ) -> list[ConformanceRow]:
     """Run the cells of a system and judge each as soon as it is done.
 
@@ -111,14 +111,16 @@ def run_system(
         leave_out: `Cell.identity` of cells that are not run again.
         plant: ``module:function`` of a context manager around each cell, which changes the system.
         paths: folders from which the adapter and the plant are imported besides.
-        told: called with each row.
+        on_row: called with each row.
 
     Raises:
         RegressError: if the environment, a case or an objective is impossible; a cell that fails is a row.
     """
     cells = chosen(load(location_of(name)), patterns)
     tasks = [(cell, plant) for cell in cells if cell.identity not in leave_out]
-    return run_cells(name, workspace, tasks, environment=environment, paths=paths, timeout=timeout, told=told)
+    return run_cells(
+        name, workspace, tasks, environment=environment, paths=paths, timeout=timeout, on_row=on_row
+    )
 
 
 def run_cells(
@@ -129,7 +131,7 @@ def run_cells(
     environment: Environment,
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
-    told: Told = lambda _: None,
+    on_row: OnRow = lambda _: None,
 ) -> list[ConformanceRow]:
     """Run cells of a system, each with a plant of its own or none, and judge each as soon as it is done.
 
@@ -154,7 +156,7 @@ def run_cells(
         cell, plant = tasks[number]
         row = replace(row_of(system, cell, outcome, dumps[number], workspace), plant=plant)
         rows.append(marked(replace(row, stamp="" if plant else environment.stamp, disk=environment.size)))
-        told(rows[-1])
+        on_row(rows[-1])
 
     if jobs:
         run_jobs(
@@ -164,7 +166,7 @@ def run_cells(
             modules=system.modules,
             environ={**environment.variables, **system.environ},
             timeout=timeout,
-            told=done,
+            on_outcome=done,
         )
     return rows
 

@@ -78,7 +78,7 @@ def run_systems(
                 plant=plant,
                 paths=(os.getcwd(),),  # noqa: PTH109  # adapters and plants of one's own
                 timeout=timeout,
-                told=tell,
+                on_row=tell,
             )
     for line in list(text_of(rows))[-1:]:
         echo(line)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError
-from regress.replay.extra_settings import conflict, parse_settings, told, with_settings
+from regress.replay.extra_settings import conflict, parse_settings, options_text, with_settings
 from regress.replay.variant import Variant
 from regress.replay.variant_table import VARIANTS
 from tests.foreign.foreign_project import ForeignProject
@@ -133,7 +133,7 @@ def test_settings_lie_under_the_overrides_of_a_variant_and_conflicts_are_told() 
     assert conflict(remote, {"optimizer.factory": "a:b"}) == (
         "a remote trainer cannot have optimizer.factory: the service has an optimizer of its own"
     )
-    assert told({"model.patch": "a:b"}) == " --set model.patch=a:b"
+    assert options_text({"model.patch": "a:b"}) == " --set model.patch=a:b"
 
 
 def test_a_setting_given_twice_is_refused() -> None:

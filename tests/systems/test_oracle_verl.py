@@ -62,7 +62,7 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         modules=system.modules,
         environ={**environment.variables, **system.environ},
         timeout=300,
-        told=lambda _, outcome: errors.append(outcome.error or outcome.missing),
+        on_outcome=lambda _, outcome: errors.append(outcome.error or outcome.missing),
     )
     assert not any(errors)
     found = {}

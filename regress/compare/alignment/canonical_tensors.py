@@ -62,14 +62,14 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
     result = _whole_tensors(known)
     stages = _microbatches(index, known, plan or Plan(()))
     telling = (part for stage in MASKS for part in stages.get(stage, ()))
-    told = recorded_tokens(((part.record, part.places) for part in telling), frame.size)
+    recorded = recorded_tokens(((part.record, part.places) for part in telling), frame.size)
     for stage, parts in stages.items():
-        _prove_coverage(stage, parts, frame, told)
+        _prove_coverage(stage, parts, frame, recorded)
     for stage in (*MICRO_STAGES, *STEP_STAGES):
         for source in _sources(stages.get(stage, [])):
             tensors = result.setdefault(source.quantity, {})
             if source.name not in tensors or source.primary:
-                tensors[source.name] = gather(stages[stage], source, frame, told)
+                tensors[source.name] = gather(stages[stage], source, frame, recorded)
     return {q.name: result[q.name] for q in QUANTITIES if q.name in result}
 
 
@@ -131,9 +131,9 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
     }
 
 
-def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: RecordedTokens) -> None:
+def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, recorded: RecordedTokens) -> None:
     found = {part.key: part.places.canonical for part in parts}
-    wanted = tokens_of(stage, frame, told.loss)
+    wanted = tokens_of(stage, frame, recorded.loss)
     verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), wanted=wanted)
     if not verdict.ok:
         raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
@@ -165,7 +165,9 @@ class Part:
     places: Places
 
 
-def gather(parts: Sequence[Part], source: QuantitySource, frame: TokenFrame, told: RecordedTokens) -> Array:
+def gather(
+    parts: Sequence[Part], source: QuantitySource, frame: TokenFrame, recorded: RecordedTokens
+) -> Array:
     """Return the canonical values of a tensor that all parts hold.
 
     Raises:
@@ -181,11 +183,11 @@ def gather(parts: Sequence[Part], source: QuantitySource, frame: TokenFrame, tol
     if kind is Kind.SHARE:
         return np.array(math.fsum(float(array) for array in arrays), arrays[0].dtype)
     inside = kind is Kind.TOKEN and parts[0].key.micro is not None
-    rows_only = of_loss_tokens([(part.record, part.places) for part in parts], source, told.loss)
-    found = [_placed(part, source, told, inside, rows_only) for part in parts]
-    whole = gathered(found, source.label, frame.size, told.loss)
-    if inside and told.loss is not None:
-        whole[~told.loss] = 0
+    rows_only = of_loss_tokens([(part.record, part.places) for part in parts], source, recorded.loss)
+    found = [_placed(part, source, recorded, inside, rows_only) for part in parts]
+    whole = gathered(found, source.label, frame.size, recorded.loss)
+    if inside and recorded.loss is not None:
+        whole[~recorded.loss] = 0
     return whole
 
 
@@ -204,12 +206,14 @@ def of_loss_tokens(
 
 
 def _placed(
-    part: Part, source: QuantitySource, told: RecordedTokens, inside: bool, rows_only: bool
+    part: Part, source: QuantitySource, recorded: RecordedTokens, inside: bool, rows_only: bool
 ) -> Placed:
     tokens = part.places.canonical
-    unknown = bool(tokens.size) and not told.known[tokens].any()
+    unknown = bool(tokens.size) and not recorded.known[tokens].any()
     try:
-        found = placed(part.record, source, part.places, None if unknown else told.loss, rows_only=rows_only)
+        found = placed(
+            part.record, source, part.places, None if unknown else recorded.loss, rows_only=rows_only
+        )
     except CompareError:
         if unknown:
             raise _no_mask(part) from None

@@ -45,10 +45,12 @@ class AdamW:
     @classmethod
     def of(cls, section: Mapping[str, Any], count: float) -> AdamW | None:
         """Return the settings that section ``optimizer`` of a configuration tells; None unless it tells all."""
-        told, decay = Adam.of({"optimizer": {**section, "state_path": None}}), section.get("weight_decay")
-        if told is None or count < 1 or not isinstance(decay, int | float) or not math.isfinite(decay):
+        settings, decay = Adam.of({"optimizer": {**section, "state_path": None}}), section.get("weight_decay")
+        if settings is None or count < 1 or not isinstance(decay, int | float) or not math.isfinite(decay):
             return None
-        return cls(told.rate, *told.betas, told.eps, float(decay), told.max_norm or None, count)
+        return cls(
+            settings.rate, *settings.betas, settings.eps, float(decay), settings.max_norm or None, count
+        )
 
 
 def clip_factor(norm: Tensor, s: AdamW) -> Tensor | float:

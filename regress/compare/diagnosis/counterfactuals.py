@@ -34,7 +34,7 @@ _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
 class Change(IntEnum):
-    """Kinds of changes, the simplest first: where several explain the same values, the simplest is told."""
+    """Kinds of changes, the simplest first: where several explain the same values, the simplest is reported."""
 
     OFF = 0
     SETTING = 1
@@ -210,8 +210,8 @@ def _changes(formula: Formula, quantity: str) -> Iterator[_Changed]:
     formula.values(quantity, recorder)
     for number, (name, source, function) in enumerate(recorder.calls):
         for other, words, call in OPERATIONS[name]:
-            id, told = f"op:{name}/{other}@{function}", words.format(f"{source} of {function}")
-            yield id, Change.OPERATION, told, formula, Operation(number, call)
+            id, description = f"op:{name}/{other}@{function}", words.format(f"{source} of {function}")
+            yield id, Change.OPERATION, description, formula, Operation(number, call)
 
 
 def _of_settings(formula: Formula, read: Collection[str]) -> Iterator[_Changed]:
@@ -222,9 +222,9 @@ def _of_settings(formula: Formula, read: Collection[str]) -> Iterator[_Changed]:
         for value in dict.fromkeys(others):
             if value != known:
                 change = Change.SETTING if value or value is False else Change.OFF
-                words = f"with {key}={_told(value)} in place of {_told(known)}"
+                words = f"with {key}={_shown(value)} in place of {_shown(known)}"
                 other = formula.changed(**{key: value})
-                yield f"{key}={_told(value)}", change, words, other, _UNCHANGED
+                yield f"{key}={_shown(value)}", change, words, other, _UNCHANGED
 
 
 def _exchanges(formula: Formula, read: Collection[str]) -> Iterator[_Changed]:
@@ -269,5 +269,5 @@ def _forms(known: Tensor) -> dict[str, tuple[str, Tensor]]:
     return found
 
 
-def _told(value: object) -> str:
+def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -36,8 +36,8 @@ class Rule:
         of_records: True if records that the actual dump lacks are its evidence.
         claims: what it speaks of, which must be there: names in `regress.compare.diagnosis.rule_gate.CLAIMS`.
         open: True if it says what to record, and so needs no inputs that hold.
-        hint: True if it names one cause of several that are possible: it is told after all that are proven.
-        otherwise: True if it says where alone, and so is told only where no other rule knows more.
+        hint: True if it names one cause of several that are possible: it is reported after all that are proven.
+        otherwise: True if it says where alone, and so is reported only where no other rule knows more.
     """
 
     id: str

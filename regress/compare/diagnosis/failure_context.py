@@ -47,7 +47,7 @@ class FailureContext:
         shards: the part of the tensor that is at hand; None for all of it.
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
         grouped: True for values that are made of statistics of groups.
-        explained: told the ids of the changes of a formula that explain the tensor: no other explains all tensors.
+        explained: called with the ids of the changes of a formula that explain the tensor: no other explains all tensors.
     """
 
     traits: Callable[[], TokenAttributes] | None = None
@@ -220,7 +220,7 @@ class FailureContext:
         rows = np.flatnonzero(over.reshape(-1) & np.isfinite(logits[:, 0]))
         if len(rows) < 3:
             return None
-        told = []
+        temperatures = []
         for values in (actual, golden):
             flat = values.reshape(-1)[rows].astype(np.float64)
             if not np.isfinite(flat).all():
@@ -228,8 +228,12 @@ class FailureContext:
             t, error = temperature(flat, logits[rows], targets[rows], entropy=self.entropy)
             if error > max(8 * bound, 1e-9 * float(np.abs(flat).max(initial=1.0))):
                 return None
-            told.append(float(f"{t:.6g}"))
-        return {"actual": told[0], "golden": told[1]} if told[0] != told[1] else None
+            temperatures.append(float(f"{t:.6g}"))
+        return (
+            {"actual": temperatures[0], "golden": temperatures[1]}
+            if temperatures[0] != temperatures[1]
+            else None
+        )
 
     def _of_other_targets(self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
         """Return True if every affected log-prob is that of another token under the recorded logits."""

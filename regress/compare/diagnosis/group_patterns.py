@@ -86,11 +86,11 @@ def group_patterns(found: Sequence[Affected]) -> Iterator[Pattern]:
         yield Pattern("advantages:by_token", "golden ones differ from token to token of a sample")
     if found and all(ZEROS in item.held for item in found):
         yield Pattern("advantages:zeros", "only where the golden ones are 0")
-    told: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]
-    if not any(numbers.get("proofs") for numbers in told):
+    patterns: list[Mapping[str, Any]] = [item.held.get(KEY, {}) for item in found]
+    if not any(numbers.get("proofs") for numbers in patterns):
         return
-    if all(numbers.get("scale") for numbers in told):
-        if max(numbers["most"] for numbers in told) > _LITTLE:
+    if all(numbers.get("scale") for numbers in patterns):
+        if max(numbers["most"] for numbers in patterns) > _LITTLE:
             yield Pattern("advantages:scale", "each group multiplied by a number of its own")
-    elif all(numbers.get("offset") for numbers in told):
+    elif all(numbers.get("offset") for numbers in patterns):
         yield Pattern("advantages:baseline", "a number of its own added to each group")

@@ -27,7 +27,7 @@ _VALUES = (Status.DRIFT, Status.MASK)
 """Statuses that a rule matches if it names none, and no words of the verdict."""
 OF_A_RANK = "a rank"
 PLACES = ("rank", "micro", "copies")
-"""Patterns of places, which are told as evidence whatever rule speaks."""
+"""Patterns of places, which are reported as evidence whatever rule speaks."""
 _TOKENS = ("all_tokens", "positions_from", "positions_below", "sample", "long_samples", "short_samples")
 _PARTS = ("layer", "expert", "shard", "block", "from_module")
 AT_MOST = 3
@@ -89,15 +89,15 @@ def diagnose(
             be right, and those of the golden one may be.
     """
     known = scene or RunContext()
-    told = _likely(divergence, known, RULES if rules is None else rules)
-    mine = _proof(told)
+    likely = _likely(divergence, known, RULES if rules is None else rules)
+    mine = _proof(likely)
     if exchanged is not None and mine < _VALUES_EXPLAINED and (other := exchanged()) is not None:
         theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _proof([row]) > mine]
         if theirs:
             return [
                 replace(_diagnosis_of(rule, other[0], why, other[1]), of="golden") for rule, why in theirs
             ]
-    return [_diagnosis_of(rule, divergence, why, known) for rule, why in told] or [
+    return [_diagnosis_of(rule, divergence, why, known) for rule, why in likely] or [
         _unknown(divergence, known)
     ]
 
@@ -105,11 +105,11 @@ def diagnose(
 _VALUES_EXPLAINED = 2
 
 
-def _proof(told: Sequence[tuple[Rule, list[str]]]) -> int:
+def _proof(rows: Sequence[tuple[Rule, list[str]]]) -> int:
     """Return how the first cause is proven: 2 by wrong values that it explains, 1 by their places, 0 by neither."""
-    if not told or not proven(told[0][0]) or told[0][0].hint or told[0][0].otherwise:
+    if not rows or not proven(rows[0][0]) or rows[0][0].hint or rows[0][0].otherwise:
         return 0
-    rule = told[0][0]
+    rule = rows[0][0]
     values = {id for id in (*rule.patterns, *rule.any_of) if id.partition(":")[0] in VALUES or id in VALUES}
     return _VALUES_EXPLAINED if rule.what or values else 1
 
@@ -127,10 +127,10 @@ def _likely(divergence: Divergence, known: RunContext, rules: Iterable[Rule]) ->
     apart = divergence.pattern("copies") is not None  # what is right elsewhere is wrong because of its rank
     best = min(row[0] for row in found)
     likely = [row for row in found if row[0] <= best / 2 or (apart and OF_A_RANK in row[1].claims)]
-    told = sorted(likely, key=lambda row: (row[1].hint, apart and OF_A_RANK not in row[1].claims, row[0]))[
+    ranked = sorted(likely, key=lambda row: (row[1].hint, apart and OF_A_RANK not in row[1].claims, row[0]))[
         :AT_MOST
     ]
-    return [(rule, evidence) for _, rule, evidence in told]
+    return [(rule, evidence) for _, rule, evidence in ranked]
 
 
 def specificity(rule: Rule) -> int:
@@ -190,10 +190,10 @@ def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
     first = divergence.first
     verbs = {Status.DRIFT: "breaks", Status.MASK: "differs", Status.COVERAGE: "is not as planned"}
     about = f"{name_of(first)} {verbs.get(first.status, f'is {first.status}')}"
-    told = [about, *proofs]
+    evidence = [about, *proofs]
     if divergence.held:
-        told.append(f"{listed(divergence.held)} hold{'s' if len(divergence.held) == 1 else ''}")
-    return told
+        evidence.append(f"{listed(divergence.held)} hold{'s' if len(divergence.held) == 1 else ''}")
+    return evidence
 
 
 def _diagnosis_of(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:

@@ -39,7 +39,7 @@ VALUES = frozenset(
         *("parts", "everywhere", "columns", "microbatches:own", "microbatches:last", "microbatches:powers"),
     )
 )
-"""Patterns that explain the wrong values themselves; whatever rule speaks, they are told as evidence."""
+"""Patterns that explain the wrong values themselves; whatever rule speaks, they are reported as evidence."""
 _OF_MASKS = re.compile("clip|kept|mask|reject")
 """Metrics that count the tokens which the loss keeps, or holds back."""
 _AT_LEAST = 8

@@ -81,15 +81,15 @@ def draws_that_differ(
         return f"{SAMPLED}: tokens and masks repeat"
     first = wrong[0]
     where = f"the first of them ({first.sample.name}) at position {first.at} in turn {first.turn}"
-    told = [f"{SAMPLED}: {len(wrong)} of {len(right)} samples differ, {where}, where {_event(first)}"]
+    lines = [f"{SAMPLED}: {len(wrong)} of {len(right)} samples differ, {where}, where {_event(first)}"]
     kinds = Counter(one.kind for one in wrong)
     if set(kinds) <= {"shorter", "longer"}:
-        told.append("every one of them by its end alone")
+        lines.append("every one of them by its end alone")
     elif len(kinds) > 1:
-        told.append(", ".join(f"{count} {_KINDS[kind]}" for kind, count in kinds.items()))
+        lines.append(", ".join(f"{count} {_KINDS[kind]}" for kind, count in kinds.items()))
     if "marked" in kinds or "given" in kinds:
-        return "; ".join(told)
-    return "; ".join([*told, *_distribution(wrong, tolerance), *(_argmax(wrong) if greedy else ())])
+        return "; ".join(lines)
+    return "; ".join([*lines, *_distribution(wrong, tolerance), *(_argmax(wrong) if greedy else ())])
 
 
 _KINDS = {
@@ -118,13 +118,13 @@ def _event(one: _Differs) -> str:
 def _given(one: _Differs) -> str:
     if one.at < max(one.sample.prompt, one.other.prompt):
         return "the prompt is another"
-    told = "an answer of the environment is another"
+    event = "an answer of the environment is another"
     drawn = [_sampled(side, one.at) for side in (one.sample, one.other)]
     there = [one.at < len(side.tokens) for side in (one.sample, one.other)]
     if any(drawn) or not all(there):
         ends = "earlier" if drawn[1] or not there[1] else "later"
-        return f"{told}: its tokens end {ends}"
-    return told
+        return f"{event}: its tokens end {ends}"
+    return event
 
 
 def _drawn(one: _Differs) -> bool:
@@ -208,13 +208,13 @@ def _distribution(wrong: Sequence[_Differs], tolerance: Tolerance | None) -> lis
     off = [~(np.abs(actual - golden) <= slack) for golden, actual in sides]
     if not any(found.any() for found in off):
         return [f"log-probs of the {count} tokens that were sampled before agree"]
-    told = [
+    lines = [
         f"log-probs of {sum(int(found.sum()) for found in off)} of the {count} tokens that were sampled before differ"
     ]
     firsts = [bool(found[0]) for found in off if len(found)]
     if not any(firsts):
-        told.append("those of the first token of each completion agree")
-    return told
+        lines.append("those of the first token of each completion agree")
+    return lines
 
 
 def _argmax(wrong: Sequence[_Differs]) -> list[str]:

@@ -23,12 +23,12 @@ def share_patterns(same: Sequence[Verdict], scene: RunContext) -> Iterator[Patte
     Args:
         same: failing verdicts on one tensor, each with the counts of the microbatches that count wrongly.
     """
-    told = [(v, v.affected.held[KEY]) for v in same if v.affected is not None and KEY in v.affected.held]
-    if not told or len(told) < len(same):
+    patterns = [(v, v.affected.held[KEY]) for v in same if v.affected is not None and KEY in v.affected.held]
+    if not patterns or len(patterns) < len(same):
         return
-    ranks = {tuple(place): name for name, place in told[0][1]["of"].items()}
-    holders: Mapping[str, Sequence[int]] = told[0][1]["holders"]
-    found = [(verdict.place.rank or 0, _counts(numbers)) for verdict, numbers in told]
+    ranks = {tuple(place): name for name, place in patterns[0][1]["of"].items()}
+    holders: Mapping[str, Sequence[int]] = patterns[0][1]["holders"]
+    found = [(verdict.place.rank or 0, _counts(numbers)) for verdict, numbers in patterns]
     own = [_own(rank, counts, ranks, holders) for rank, counts in found]
     if own and all(own) and len({tuple(numbers or ()) for numbers in own}) == 1:
         alone = own[0] or []

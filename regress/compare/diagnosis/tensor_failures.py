@@ -168,8 +168,8 @@ class FailureContexts:
                 own = [replace(t, values=t.values[tokens].reshape(shape)) for t in found.terms]
                 yield replace(found, terms=own)
 
-        told = partial(self._guesses.explained, source.quantity)
-        return FailureContext(traits, shape[:-1], guesses, sums, explained=told)
+        explained = partial(self._guesses.explained, source.quantity)
+        return FailureContext(traits, shape[:-1], guesses, sums, explained=explained)
 
     def whole(self, quantity: str, name: str) -> FailureContext:
         """Return the context of a full tensor of the update."""
@@ -207,8 +207,8 @@ class FailureContexts:
 
     @cached_property
     def _guesses(self) -> TokenHypotheses:
-        told = (self.config.get("data") or {}).get("max_completion_length")
-        length = told if isinstance(told, int) else 0
+        limit = (self.config.get("data") or {}).get("max_completion_length")
+        length = limit if isinstance(limit, int) else 0
         return TokenHypotheses(self.truth, self.frame, self.loss_mask, self._section, self.beside, length)
 
     @property

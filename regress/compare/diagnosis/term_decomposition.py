@@ -33,7 +33,7 @@ class Term:
     Attributes:
         name: as in a sentence, such as ``"the KL term"``.
         values: array in the shape of the tensor, NaN where nothing is known.
-        count: expected coefficient; ratios to it are told where it is not 0.
+        count: expected coefficient; ratios to it are reported where it is not 0.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Terms:
     Attributes:
         id: id of the pattern that tells the parts that count wrongly.
         terms: the parts; with the expected coefficients they add up to the golden tensor.
-        most: most parts that may be wrong at once: more are told by no single fault.
+        most: most parts that may be wrong at once: no single fault explains more.
     """
 
     id: str
@@ -82,8 +82,10 @@ class Terms:
             left = float(np.linalg.norm(found - right - parts[:, chosen] @ change))
             if left > LEFT * error:
                 continue
-            told = {self.terms[i].name: self._count(i, float(c)) for i, c in zip(chosen, change, strict=True)}
-            wrong = {name: count for name, count in told.items() if abs(count - 1.0) > _SAME}
+            factors = {
+                self.terms[i].name: self._count(i, float(c)) for i, c in zip(chosen, change, strict=True)
+            }
+            wrong = {name: count for name, count in factors.items() if abs(count - 1.0) > _SAME}
             if not 0 < len(wrong) <= self.most or self._factor(parts, wrong):
                 return None
             return wrong

@@ -90,12 +90,12 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
 
 def _formulas(found: Sequence[Mapping[str, Sequence[Any]]]) -> Iterator[Pattern]:
     """Yield the formulas that explain every tensor, of several the simplest: they say the same of all values."""
-    common = {words: told for words, told in found[0].items() if all(words in others for others in found)}
+    common = {words: pair for words, pair in found[0].items() if all(words in others for others in found)}
     if common:
         least = min(change for change, _ in common.values())
-        told = {words: id for words, (change, id) in common.items() if change == least}
-        what = ", or ".join([*told][:_TOLD])
-        yield Pattern("formula", f"equal to {what}", {"what": what, "changes": [*told.values()]})
+        changes = {words: id for words, (change, id) in common.items() if change == least}
+        what = ", or ".join([*changes][:_TOLD])
+        yield Pattern("formula", f"equal to {what}", {"what": what, "changes": [*changes.values()]})
 
 
 def proven(hits: Sequence[int]) -> bool:
@@ -121,8 +121,8 @@ def _words(key: str, numbers: Mapping[str, Any]) -> str:
     if "counts" not in numbers:
         return _HELD[key].format(**numbers)
     counts = numbers["counts"]
-    told = ", ".join(f"{name} counts {_times(count)}" for name, count in counts.items())
-    return f"a sum in which {told}"
+    factors = ", ".join(f"{name} counts {_times(count)}" for name, count in counts.items())
+    return f"a sum in which {factors}"
 
 
 def _times(count: float) -> str:

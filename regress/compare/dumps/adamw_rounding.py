@@ -274,10 +274,10 @@ class Made:
     suffix: str = ""
 
 
-def _settings(side: Side, updates: Iterable[At], name: str, told: Adam | None) -> list[Adam | None]:
-    """Return the settings of each update: those that were told of all, else those of its record of the states."""
-    if told is not None:
-        return [told for _ in updates]
+def _settings(side: Side, updates: Iterable[At], name: str, configured: Adam | None) -> list[Adam | None]:
+    """Return the settings of each update: those given for all, else those of its record of the states."""
+    if configured is not None:
+        return [configured for _ in updates]
     return [
         next((own for r in records_of(side, "optimizer", at) if (own := Adam.recorded(r.meta, name))), None)
         for at in updates

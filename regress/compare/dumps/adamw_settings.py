@@ -29,14 +29,14 @@ class Adam:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Adam | None:
         """Return the settings; None if the configuration does not tell them, or names another optimizer."""
-        told = config.get("optimizer")
+        section = config.get("optimizer")
         if (
-            not isinstance(told, Mapping)
-            or told.get("factory") is not None
-            or told.get("state_path") is not None
+            not isinstance(section, Mapping)
+            or section.get("factory") is not None
+            or section.get("state_path") is not None
         ):
             return None
-        betas, numbers = told.get("betas"), [told.get("learning_rate"), told.get("eps")]
+        betas, numbers = section.get("betas"), [section.get("learning_rate"), section.get("eps")]
         if not isinstance(betas, list | tuple) or len(betas) != 2:
             return None
         known = [number for number in (*numbers, *betas) if isinstance(number, int | float)]
@@ -44,7 +44,7 @@ class Adam:
             return None
         if max(known[2:]) >= 1:
             return None
-        norm = told.get("max_grad_norm")
+        norm = section.get("max_grad_norm")
         limit = float(norm) if isinstance(norm, int | float) else None
         return cls(float(known[0]), (float(known[2]), float(known[3])), float(known[1]), limit)
 

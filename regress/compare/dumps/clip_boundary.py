@@ -100,7 +100,7 @@ class Taken:
     share: float
 
     def note(self, place: Place) -> str:
-        """Return what is told of them."""
+        """Return the note on them."""
         many = f"{self.count} token{'s' * (self.count > 1)}"
         return (
             f"{place}: {many} lie at a bound of the clip range, on the other side of it than in the golden dump, and "
@@ -142,14 +142,14 @@ class Branches:
             names: actual key of a sample -> golden key.
         """
         objective = config.get("algorithm")
-        told = objective if isinstance(objective, Mapping) else {}
-        if told.get("importance_level", "token") != "token":
+        settings = objective if isinstance(objective, Mapping) else {}
+        if settings.get("importance_level", "token") != "token":
             return None
         frame = golden[0].frame
         own, theirs = Side.of(*golden, None, frame), Side.of(*actual, names, frame)
         if own is None or theirs is None:
             return None
-        clip = clip_range(told)
+        clip = clip_range(settings)
         if clip is None:
             bounds = _seen(own, frame, -1), _seen(own, frame, 1)
         else:

@@ -48,11 +48,11 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     for step in _steps(golden_side, actual_side, asked, planned):
         records = headers(golden_side, names[0][step]), headers(actual_side, names[1][step])
         _Step((golden, actual), (golden_side, actual_side), step, records, asked, planned).plan()
-    told = [
+    notes = [
         *(f"golden dump: {note}" for note in golden_side.notes),
         *(f"actual dump: {note}" for note in actual_side.notes),
     ]
-    planned.notes = list(dict.fromkeys([*told, *planned.notes]))
+    planned.notes = list(dict.fromkeys([*notes, *planned.notes]))
     return planned
 
 

@@ -38,13 +38,13 @@ def two_runs(comparison: Comparison) -> str:
 def _models(golden: Side, actual: Side, verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield how the models differ: by their configuration, else by the parameters that they have."""
     known: list[Mapping[str, Any]] = [side.config.get("model") or {} for side in (golden, actual)]
-    told = [
+    differences = [
         f"model.{key} is {known[0][key]!r} and {known[1][key]!r}"
         for key in _ARCHITECTURE
         if key in known[0] and key in known[1] and known[0][key] != known[1][key]
     ]
-    if told:
-        yield f"two models ({', '.join(told)})"
+    if differences:
+        yield f"two models ({', '.join(differences)})"
         return
     own = {v.name: v for v in verdicts if v.quantity in UPDATE_STAGES}
     wrong = [v for v in own.values() if v.status in _ONE_SIDED]

@@ -141,8 +141,8 @@ def _named(words: str, index: int) -> str:
 
 def _metrics(record: Record) -> dict[str, float]:
     """Return the finite numbers among the metrics of a loss record."""
-    told: Any = record.meta.get("metrics")
-    rows = told.items() if isinstance(told, Mapping) else ()
+    metrics: Any = record.meta.get("metrics")
+    rows = metrics.items() if isinstance(metrics, Mapping) else ()
     return {
         str(name): float(value)
         for name, value in rows

@@ -182,12 +182,12 @@ def routed(
     if kept.size == rows.selected.size:
         return finding
     anew = judged(found.among(replace(rows, selected=kept)))
-    told = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
-    return replace(anew, note=told if choice else "")
+    statement = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
+    return replace(anew, note=statement if choice else "")
 
 
 def words(flips: Flips, name: str, here: NDArray[np.int64], place: object, *, forced: bool) -> str:
-    """Return what is told of the admitted flips of a record's tokens."""
+    """Return the note on the admitted flips of a record's tokens."""
     ties = flips.admitted[here] & ~flips.before[here]
     after = int((flips.admitted[here] & flips.before[here]).sum())
     count, largest = int(ties.sum()), float(flips.margin[here][ties].max(initial=0.0))

@@ -40,8 +40,8 @@ class OwnDump(Source):
     def __init__(self, path: Location) -> None:
         self.folder = path
         self._reader = DumpReader(path, mapped=True)
-        told = self._reader.manifest.provenance
-        sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
+        provenance = self._reader.manifest.provenance
+        sizes = {name: provenance.mesh[name] for name in DIMENSIONS if name in provenance.mesh}
         self._mesh = Mesh(**sizes)
         self.mesh = sizes
         # a foreign configuration may hold anything; rules read its sections only
@@ -89,8 +89,8 @@ class OwnDump(Source):
 
 def _precision(config: Mapping[str, Any]) -> str | None:
     """Return the narrowest dtype that the model computes in according to its configuration."""
-    told = (("model", "dtype"), ("parallel", "fsdp_param_dtype"), ("capture", "autocast"))
-    names = [(config.get(section) or {}).get(key) for section, key in told]
+    settings = (("model", "dtype"), ("parallel", "fsdp_param_dtype"), ("capture", "autocast"))
+    names = [(config.get(section) or {}).get(key) for section, key in settings]
     known = [name for name in names if isinstance(name, str) and name in DTYPES]
     return min(known, key=lambda name: DTYPES[name].itemsize, default=None)
 

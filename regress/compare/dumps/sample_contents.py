@@ -118,15 +118,15 @@ def token_ids(
     ]
     sizes = lengths_of(telling)
     tokens: dict[SampleKey, NDArray[np.int64]] = {}
-    told: dict[SampleKey, NDArray[np.bool_]] = {}
+    known: dict[SampleKey, NDArray[np.bool_]] = {}
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
         for key, at, values in () if record.spans is None else record.spans.runs(ids):
             if key in wanted:
                 with np.errstate(invalid="ignore"):  # NaN is not an id
                     tokens.setdefault(key, np.zeros(sizes[key], np.int64))[at] = values
-                told.setdefault(key, np.zeros(sizes[key], bool))[at] = True
-    return {key: found for key, found in tokens.items() if told[key].all()}
+                known.setdefault(key, np.zeros(sizes[key], bool))[at] = True
+    return {key: found for key, found in tokens.items() if known[key].all()}
 
 
 def values_of(
@@ -165,6 +165,6 @@ def _values(side: Side, records: Sequence[Header], key: SampleKey) -> ValuesOf:
 def _rollout(record: Record, key: SampleKey) -> ValuesOf:
     for t in rollouts_in(record):
         if t.key == key:
-            told = {"reward": np.array([t.reward], np.float64)}
-            return told if t.log_probs is None else told | {"sampler": t.log_probs.astype(np.float64)}
+            tensors = {"reward": np.array([t.reward], np.float64)}
+            return tensors if t.log_probs is None else tensors | {"sampler": t.log_probs.astype(np.float64)}
     return {}

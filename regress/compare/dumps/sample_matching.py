@@ -165,8 +165,8 @@ def _repeated(
 
 def _idle(side: str, key: SampleKey, values: Values | None) -> bool:
     """Return True if the records prove that a sample is not trained on: by its gradient, else by its mask."""
-    told = {} if values is None else values(side, key)
-    found = next((told[name] for name in TRAINED if name in told), None)
+    contents = {} if values is None else values(side, key)
+    found = next((contents[name] for name in TRAINED if name in contents), None)
     return found is not None and not np.nan_to_num(found).any()
 
 

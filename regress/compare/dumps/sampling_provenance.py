@@ -60,7 +60,7 @@ def _judged(
 
 
 def _older(name: str, values: Sequence[Version], pairs: Pairs, place: Place, locator: Locator) -> str:
-    """Return what is told of sampled tokens of the actual side that are of older weights; empty without any."""
+    """Return the note on sampled tokens of the actual side that are of older weights; empty without any."""
     sampled = [int(value) for _, actual in pairs for value in actual.loss_mask]
     found = stale(values, sampled)
     if found is None:

@@ -60,5 +60,9 @@ def _unexplained(record: Record) -> float:
 
 
 def _recorded_temperatures(record: Record) -> list[float]:
-    told: Any = record.meta.get("temperatures")
-    return [float(one) for one in told if isinstance(one, int | float)] if isinstance(told, list) else []
+    temperatures: Any = record.meta.get("temperatures")
+    return (
+        [float(one) for one in temperatures if isinstance(one, int | float)]
+        if isinstance(temperatures, list)
+        else []
+    )

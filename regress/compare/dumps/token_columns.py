@@ -59,7 +59,7 @@ def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
         and quantity_named(source.quantity).kind is Kind.TOKEN
         and one.tokens.part.width == 1
     ]
-    return *work.records.told(), found
+    return *work.records.golden_tokens(), found
 
 
 def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:

@@ -155,8 +155,10 @@ def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any
     """
     error = 0.0
     for records in sides:
-        told = (meta.get("accuracy") for meta in records)
-        error += max((float(a[tensor]) for a in told if isinstance(a, Mapping) and tensor in a), default=0.0)
+        accuracies = (meta.get("accuracy") for meta in records)
+        error += max(
+            (float(a[tensor]) for a in accuracies if isinstance(a, Mapping) and tensor in a), default=0.0
+        )
     if not error or tolerance.bitwise:
         return tolerance
     reason = f"{tolerance.reason}; the values are estimates, good to {error:.2g} where they were recorded"

@@ -181,7 +181,7 @@ class UnitWork:
 
     def aligned(self) -> Iterator[tuple[QuantitySource, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
-        ids, loss = self.records.told()
+        ids, loss = self.records.golden_tokens()
         actual_loss = self.records.actual_loss(loss)
         locator = Locator(self.unit.frame, ids, text_of(self.records.golden_side, self.records.actual_side))
         for source in self._sources():

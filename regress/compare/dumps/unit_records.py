@@ -73,7 +73,7 @@ class UnitRecords:
         wrong = next((one for one in found if isinstance(one, str)), None)
         return [one.part for one in known], any(one.by_loss for one in known), wrong
 
-    def told(self) -> tuple[Index | None, Mask | None]:
+    def golden_tokens(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
         if self.unit.planned:
             return self.update.locator.token_ids, self.update.known_loss_mask
@@ -100,7 +100,7 @@ class UnitRecords:
         """Return canonical words for the elements of the whole of an actual tensor; None where nothing tells them."""
         if not self.unit.frame.size:
             return None
-        ids, loss = self.told()
+        ids, loss = self.golden_tokens()
         locator = Locator(self.unit.frame, ids, text_of(self.golden_side, self.actual_side))
         return words_at(self._places(None), source.quantity, shape, locator, loss)
 

@@ -29,12 +29,12 @@ def untrained(stage: str, name: str, holders: Iterable[Header], side: Side, othe
     parameter, _, kind = name.rpartition("/") if stage == "optimizer" else (name, "", "")
     held = [side.read(record.name) for record in holders]
     if stage == "optimizer":
-        told = _has_state(other, kind) and any(_moved(record, parameter) for record in held)
+        trained = _has_state(other, kind) and any(_moved(record, parameter) for record in held)
     else:
-        told = _wanted(other, stage, name) and (
+        trained = _wanted(other, stage, name) and (
             _nonzero(held, name) if stage == "gradient" else _trained(side, held, name)
         )
-    if not told:
+    if not trained:
         return None
     what = {"gradient": "gradient", "param": "trained value", "optimizer": "optimizer state"}[stage]
     return f"no {what} of {parameter}: {FROZEN}"
@@ -50,8 +50,8 @@ def is_zero(stage: str, name: str, holders: Iterable[Header], side: Side) -> boo
 
 def _wanted(side: Side, stage: str, name: str) -> bool:
     """Return True if a recording says that it kept a tensor of that name, had there been one."""
-    told = (side.config.get("capture") or {}).get("kept")
-    pattern = told.get(stage) if isinstance(told, dict) else None
+    kept = (side.config.get("capture") or {}).get("kept")
+    pattern = kept.get(stage) if isinstance(kept, dict) else None
     if not isinstance(pattern, str):
         return pattern is True
     try:

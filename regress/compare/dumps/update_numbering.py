@@ -91,10 +91,10 @@ def numbered_as(golden: Side, actual: Side) -> tuple[Side, list[str]]:
     of = "the case" if isinstance(golden, GoldenSide) else "the golden dump"
     if all(own == number for own, number in ordered.items()):
         return RenumberedSource(golden, ordered), _left(golden, known, ordered)
-    told = ", ".join(f"{number} with {own} of {of}" for own, number in [*ordered.items()][:4])
+    ranges = ", ".join(f"{number} with {own} of {of}" for own, number in [*ordered.items()][:4])
     more = " ..." if len(ordered) > 4 else ""
     notes = [
-        f"steps are counted otherwise than in {_named(golden)}, so the actual {told}{more} were compared"
+        f"steps are counted otherwise than in {_named(golden)}, so the actual {ranges}{more} were compared"
     ]
     left = [str(number) for number in others if number not in ordered.values()]
     if left:

@@ -168,11 +168,11 @@ class _Weights:
         self, part: _Part, name: str, records: Sequence[Mapping[str, Sequence[Record]]]
     ) -> tuple[list[float], list[Mapping[str, Made]]]:
         """Return learning rate and update of each side by AdamW; nothing for another optimizer."""
-        told = Adam.of(self.sides[0].config) or Adam.of(self.sides[1].config)
+        configured = Adam.of(self.sides[0].config) or Adam.of(self.sides[1].config)
         rates, made = [], []
         for moments, own in zip(part.moments, records, strict=True):
             settings = (Adam.recorded(record.meta, name) for record in own["optimizer"])
-            adam = told or next((one for one in settings if one is not None), None)
+            adam = configured or next((one for one in settings if one is not None), None)
             if adam is None:
                 return [], [{}, {}]
             rates.append(adam.rate)
@@ -224,7 +224,7 @@ def _largest(norms: Mapping[str, tuple[float, float]]) -> Distance:
 
 
 def spread(found: Mapping[At, Distance]) -> Iterator[str]:
-    """Yield what is told of the distances that were needed."""
+    """Yield the notes on the distances that were needed."""
     if found:
         first, last = min(found), max(found)
         worst = max(found.values(), key=lambda one: one.relative)

@@ -167,7 +167,7 @@ def without_advantage(side: Source, step: int) -> set[SampleKey]:
     Where advantages were not recorded they are 0 for a group whose rewards are all the same.
     """
     found, other = set[SampleKey](), set[SampleKey]()
-    told = False
+    recorded = False
     for name, (type, where) in side.entries.items():
         if type != "is_loss_debug" or where.step != step:
             continue
@@ -175,10 +175,10 @@ def without_advantage(side: Source, step: int) -> set[SampleKey]:
         values = record.tensors.get("advantages")
         if values is None:
             continue
-        told = True
+        recorded = True
         for key, row, columns in _places(record):
             (other if values[row, columns].any() else found).add(key)
-    return found - other if told else _of_equal_rewards(side, step)
+    return found - other if recorded else _of_equal_rewards(side, step)
 
 
 def _of_equal_rewards(side: Source, step: int) -> set[SampleKey]:

@@ -100,8 +100,8 @@ def _of_samples(
         eps = max(eps, spacing(advantages.dtype))
         for sample in np.unique(samples):
             own = advantages[samples == sample]
-            told = own if masked else own[own != 0]
-            found[int(sample)] = float(told[0]) if told.size else found.get(int(sample), 0.0)
+            trained = own if masked else own[own != 0]
+            found[int(sample)] = float(trained[0]) if trained.size else found.get(int(sample), 0.0)
     return found, eps
 
 

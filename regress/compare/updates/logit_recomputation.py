@@ -55,8 +55,8 @@ class TokenValues:
 
 def temperature_of(config: Mapping[str, Any]) -> float | None:
     """Return the temperature of the policy; None where the configuration does not tell it."""
-    told = (config.get("rollout_worker") or {}).get("temperature")
-    return float(told) if isinstance(told, int | float) and told > 0 else None
+    temperature = (config.get("rollout_worker") or {}).get("temperature")
+    return float(temperature) if isinstance(temperature, int | float) and temperature > 0 else None
 
 
 def logits_at(placed: Records, keys: Sequence[Key]) -> tuple[Array, Index] | None:

@@ -54,9 +54,9 @@ class MetricPart:
 
 def parts_of(record: Record) -> dict[str, MetricPart]:
     """Return the parts that a loss record tells, by metric; rows of another form are left out."""
-    told: Any = record.meta.get(PARTS)
+    rows: Any = record.meta.get(PARTS)
     found = {}
-    for name, row in told.items() if isinstance(told, Mapping) else ():
+    for name, row in rows.items() if isinstance(rows, Mapping) else ():
         if isinstance(row, list) and len(row) == 3 and row[2] in ("mean", "min", "max"):
             total, count, kind = row
             if _number(total) and type(count) is int and count >= 0:
@@ -81,13 +81,13 @@ def check_combined(known: Checked, losses: Iterable[Record], reports: Mapping[st
         losses: a loss record of each microbatch, one of ranks that repeat each other's tokens.
         reports: the metrics of each rank, by its words.
     """
-    told = [*losses]
-    parts = [parts_of(record) for record in told]
-    if not told or not all(PARTS in record.meta for record in told):
+    records = [*losses]
+    parts = [parts_of(record) for record in records]
+    if not records or not all(PARTS in record.meta for record in records):
         return
     names = dict.fromkeys(name for one in parts for name in one)
     expected = {name: joined(one[name] for one in parts if name in one) for name in names}
-    of_loss = [share for record in told if (share := record.tensors.get("loss")) is not None]
+    of_loss = [share for record in records if (share := record.tensors.get("loss")) is not None]
     shares = [float(share.reshape(-1)[0]) for share in of_loss]
     for words, record in reports.items():
         for name, whole in expected.items():
@@ -99,7 +99,7 @@ def check_combined(known: Checked, losses: Iterable[Record], reports: Mapping[st
             bound = _rounding(actual, *of_loss) * scale
             known.number(part.value, float(actual.reshape(-1)[0]), bound, f"{PREFIX}{name} {words}")
         actual = record.tensors.get(f"{PREFIX}loss")
-        if actual is not None and actual.size == 1 and len(shares) == len(told):
+        if actual is not None and actual.size == 1 and len(shares) == len(records):
             bound = _rounding(actual, *of_loss) * math.fsum(map(abs, shares))
             known.number(math.fsum(shares), float(actual.reshape(-1)[0]), bound, f"{PREFIX}loss {words}")
 

@@ -36,8 +36,8 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
     for record in records:
         if record.type in WEIGHTS and record.rank is not None:
             shards = record.meta.get("shards")
-            told = shards if isinstance(shards, dict) else {}
-            parts = {(name, json.dumps(told.get(name, ""), sort_keys=True)) for name in record.tensors}
+            sizes = shards if isinstance(shards, dict) else {}
+            parts = {(name, json.dumps(sizes.get(name, ""), sort_keys=True)) for name in record.tensors}
             held.setdefault(record.rank, set()).update(parts)
     adapted = any(ADAPTER in name for parts in held.values() for name, _ in parts)
     if adapted or sorted(held) != list(range(mesh.world_size)):

@@ -79,7 +79,7 @@ def judge_invariants(
         config: configuration of the run, nested; without it no invariant of the objective is checked.
         mesh: ranks that had to split the model; None if that is not known.
         groups: those of the samples, as the rollouts of the step tell them.
-        leave: is told the name of each invariant of which a part was not checked, and why.
+        leave: called with the name of each invariant of which a part was not checked, and why.
     """
     update = _Update(
         records, records.frame, Place(*place), planned, config or {}, mesh or Mesh(), groups or {}
@@ -231,8 +231,8 @@ class _Update:
     @property
     def _computed(self) -> list[str]:
         """Dtype that the model computes in, where the configuration tells it."""
-        told = (self.config.get("model") or {}).get("dtype")
-        return [told] if isinstance(told, str) else []
+        dtype = (self.config.get("model") or {}).get("dtype")
+        return [dtype] if isinstance(dtype, str) else []
 
     # log-probs, entropies, ratios
 
@@ -356,10 +356,10 @@ class _Update:
             if (record := self.placed.get(key)) is not None
         }
         check_combined(known, [record for _, record in self._records("loss")], reports)
-        told = {(key.rank, key.micro): parts_of(record) for key, record in self._records("loss", once=False)}
+        parts = {(key.rank, key.micro): parts_of(record) for key, record in self._records("loss", once=False)}
         for name, (stage, tensor) in TOKENS.items():
             for key, _, (values,) in self._values(stage, [tensor]):
-                part = told.get((key.rank, key.micro), {}).get(name)
+                part = parts.get((key.rank, key.micro), {}).get(name)
                 if part is not None:
                     check_part(known, name, part, values, f"of {key}")
 

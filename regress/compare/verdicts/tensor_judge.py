@@ -149,16 +149,16 @@ class _Values:
                 f"golden {kind(at.golden)}, actual {kind(at.actual)} "
                 f"({found.mismatched} of {found.count} elements do not match)"
             )
-            return self._told(Status.NONFINITE, blocks, detail, at, math.inf, found.mismatched)
+            return self._verdict(Status.NONFINITE, blocks, detail, at, math.inf, found.mismatched)
         multiple = math.inf if bitwise and found.over else ratio(found.max_error, self._bound)
         if not found.over:
-            return self._told(Status.OK, blocks, "", self._worst, multiple, 0)
+            return self._verdict(Status.OK, blocks, "", self._worst, multiple, 0)
         differ = f"{found.over} of {found.count} elements differ{' in their bytes' if bitwise else ''}"
         status = Status.DRIFT if self._floats else Status.MASK
         detail = differ if bitwise or not self._floats else ""
-        return self._told(status, blocks, detail, self._worst, multiple, found.over)
+        return self._verdict(status, blocks, detail, self._worst, multiple, found.over)
 
-    def _told(
+    def _verdict(
         self, status: Status, blocks: Blocks, detail: str, worst: Worst | None, multiple: float, over: int
     ) -> Verdict:
         found, ratios = self.measures, self._ratios

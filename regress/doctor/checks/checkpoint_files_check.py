@@ -174,10 +174,10 @@ def check_schema(context: CheckContext) -> Iterator[Issue]:
 
 
 def _check_name(context: CheckContext) -> Iterator[Issue]:
-    told = parse_name(context.target.checkpoint or "")
+    step = parse_name(context.target.checkpoint or "")
     within = whole(context.state.get("updates_in_step", 0)) or 0
     true = checkpoint_name(context.step or 0, within)
-    if told is None or true == context.target.checkpoint:
+    if step is None or true == context.target.checkpoint:
         return
     free = not context.tree.exists(true)
     remedy = "rename it" if free else f"{true} exists, so move this one away"
@@ -337,12 +337,12 @@ def check_trainer_state(context: CheckContext) -> Iterator[Issue]:
 
 
 def _check_step(context: CheckContext, path: str, content: Mapping[str, Any]) -> Iterator[Issue]:
-    told = content["global_step"]
-    known = whole(told)
-    evidence = {"global_step": told, "update": context.update, "step": content.get("step")}
+    step = content["global_step"]
+    known = whole(step)
+    evidence = {"global_step": step, "update": context.update, "step": content.get("step")}
     if known is None or (known == 0 and context.update != 0):
         text = (
-            f"{path} says global_step {shown(told)}, which no checkpoint of a run that has trained can have"
+            f"{path} says global_step {shown(step)}, which no checkpoint of a run that has trained can have"
         )
     elif context.update is not None and known != context.update:
         text = f"{path} says global_step {known}, and regress_state.json counts {context.update} updates"

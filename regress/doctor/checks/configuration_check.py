@@ -93,8 +93,8 @@ def _kind(key: str, allowed: frozenset[str]) -> str:
 
 
 def _finding(context: CheckContext, kind: str, keys: Mapping[str, tuple[Any, Any]]) -> Issue:
-    told = [f"{key} is {shown(now)} and was {shown(then)}" for key, (then, now) in keys.items()]
-    more = f" (and {len(told) - 3} more keys)" if len(told) > 3 else ""
+    changes = [f"{key} is {shown(now)} and was {shown(then)}" for key, (then, now) in keys.items()]
+    more = f" (and {len(changes) - 3} more keys)" if len(changes) > 3 else ""
     free = kind in (RANKS, FREE)
     first = next(iter(keys))
     remedy = "a resume may change this"
@@ -103,7 +103,7 @@ def _finding(context: CheckContext, kind: str, keys: Mapping[str, tuple[Any, Any
         remedy += f", or allow it with --allow-change {first}" if is_on_demand(first) else ""
     return issue(
         kind,
-        f"{', '.join(told[:3])}{more} when {context.target.checkpoint} was made; {remedy}",
+        f"{', '.join(changes[:3])}{more} when {context.target.checkpoint} was made; {remedy}",
         evidence={key: {"checkpoint": then, "now": now} for key, (then, now) in keys.items()},
         command=None if free else " ".join(f"{key}={then}" for key, (then, _) in keys.items()),
     )

@@ -75,22 +75,24 @@ def content_fault(state: Mapping[str, Any]) -> Fault | None:
             return Fault("incomplete_stage_config", text, {"stage": index, "missing": lacks})
     current = whole(state["current_stage"])
     if current is None or current >= len(stages) or state["stage_count"] != len(stages):
-        told = f"stage {shown(state['current_stage'])} of {shown(state['stage_count'])}"
-        return Fault("invalid_stage_format", f"says {told} and describes {len(stages)} stages")
+        position = f"stage {shown(state['current_stage'])} of {shown(state['stage_count'])}"
+        return Fault("invalid_stage_format", f"says {position} and describes {len(stages)} stages")
     return None
 
 
 def _step_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None:
     """Compare the state in the checkpoint with the checkpoint: it is written at evaluations, never after it."""
-    told, step = state.get("last_update_step"), context.step
-    known = whole(told)
+    updated, step = state.get("last_update_step"), context.step
+    known = whole(updated)
     recorded = whole(context.part("curriculum").get("last_update_step"))
-    if step is None or told is None or (known is not None and known <= step and recorded in (None, known)):
+    if step is None or updated is None or (known is not None and known <= step and recorded in (None, known)):
         return None
-    text = f"was last updated at step {shown(told)}, and its checkpoint was made after {step} steps"
+    text = f"was last updated at step {shown(updated)}, and its checkpoint was made after {step} steps"
     if known is not None and known <= step:
         text = f"was last updated at step {known}, and regress_state.json says step {recorded}"
-    return Fault("step_mismatch", text, {"last_update_step": told, "step": step, "recorded_step": recorded})
+    return Fault(
+        "step_mismatch", text, {"last_update_step": updated, "step": step, "recorded_step": recorded}
+    )
 
 
 def _run_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None:
@@ -98,11 +100,11 @@ def _run_fault(context: CheckContext, state: Mapping[str, Any]) -> Fault | None:
     saved = context.part("curriculum")
     if not saved or content_fault(saved) is not None:
         return None
-    told, known = (whole(each["last_update_step"]) for each in (state, saved))
+    updated, known = (whole(each["last_update_step"]) for each in (state, saved))
     evidence = {"last_update_step": state["last_update_step"], "recorded_step": saved["last_update_step"]}
     name = context.target.checkpoint
-    if known is None or told is None or told < known:
-        text = f"was last updated at step {shown(told)}, and {name} holds the state of step {shown(known)}"
+    if known is None or updated is None or updated < known:
+        text = f"was last updated at step {shown(updated)}, and {name} holds the state of step {shown(known)}"
         return Fault("step_mismatch", text, evidence)
     if not all(
         _agree(state[key], saved[key], known) for key in ("performance_history", "stage_advancement_log")

@@ -28,12 +28,12 @@ def check_environment(context: CheckContext) -> Iterator[Issue]:
     differing = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if not differing:
         return
-    told = ", ".join(
+    changes = ", ".join(
         f"{name} is {shown(now.get(name))} and was {shown(then.get(name))}" for name in differing[:4]
     )
     yield issue(
         "environment_mismatch",
-        f"{told} when {context.target.checkpoint} was made, so results may differ in their last bits; set it as it was "
+        f"{changes} when {context.target.checkpoint} was made, so results may differ in their last bits; set it as it was "
         "where they must not",
         evidence={name: {"checkpoint": then.get(name), "now": now.get(name)} for name in differing},
     )
@@ -76,18 +76,18 @@ def check_dependencies(context: CheckContext) -> Iterator[Issue]:
         )
     then, now = mapping(context.state.get("versions")), context.versions()
     differing = {
-        name: (told, now.get(name))
-        for name, told in sorted(then.items())
-        if _comparable(name, told) != _comparable(name, now.get(name)) and name not in missing
+        name: (before, now.get(name))
+        for name, before in sorted(then.items())
+        if _comparable(name, before) != _comparable(name, now.get(name)) and name not in missing
     }
     if differing:
-        told = ", ".join(
+        changes = ", ".join(
             f"{name} is {shown(here)} and was {shown(was)}" for name, (was, here) in differing.items()
         )
         pins = " ".join(f"{name}=={was}" for name, (was, _) in differing.items() if name != "python")
         yield issue(
             "dependency_mismatch",
-            f"{told} when {context.target.checkpoint} was made, so results may differ; install the versions of then "
+            f"{changes} when {context.target.checkpoint} was made, so results may differ; install the versions of then "
             "where they must not",
             evidence={name: {"checkpoint": was, "now": here} for name, (was, here) in differing.items()},
             command=f"pip install {pins}" if pins else None,

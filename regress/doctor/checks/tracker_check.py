@@ -187,25 +187,25 @@ def run_id(state: Mapping[str, Any]) -> str | None:
 
 def check_variables(context: CheckContext) -> Iterator[Issue]:
     """Check whether variables of the caller's shell tie the next run to another run of a tracker."""
-    told = {name: context.environ[name] for name in OF_RUN if context.environ.get(name)}
+    variables = {name: context.environ[name] for name in OF_RUN if context.environ.get(name)}
     kept = run_id(context.part("tracking"))
-    if not told or _harmless(told, kept) or _overruled(context):
+    if not variables or _harmless(variables, kept) or _overruled(context):
         return
-    named = ", ".join(f"{name}={shown(value)}" for name, value in told.items())
+    named = ", ".join(f"{name}={shown(value)}" for name, value in variables.items())
     known = "which run it continues is unknown" if kept is None else f"the checkpoint was tracked as {kept!r}"
     yield issue(
         "stale_tracker_environment",
         f"{named} is set in this shell, and {known}, so points would go to another run; "
-        f"{unset_line(told)} (regress doctor --shell prints it)",
-        evidence={**told, "checkpoint_run_id": kept},
-        command=unset_line(told),
+        f"{unset_line(variables)} (regress doctor --shell prints it)",
+        evidence={**variables, "checkpoint_run_id": kept},
+        command=unset_line(variables),
     )
 
 
-def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
+def _harmless(variables: Mapping[str, str], kept: str | None) -> bool:
     """Return True for variables that lead to the run of the checkpoint."""
-    mode = told.get("WANDB_RESUME", "allow").lower()
-    return kept is not None and told.get("WANDB_RUN_ID", kept) == kept and mode != "never"
+    mode = variables.get("WANDB_RESUME", "allow").lower()
+    return kept is not None and variables.get("WANDB_RUN_ID", kept) == kept and mode != "never"
 
 
 def _overruled(context: CheckContext) -> bool:

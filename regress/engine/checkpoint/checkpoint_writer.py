@@ -54,9 +54,9 @@ def written(home: Location, name: str) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, DumpError) else error
         if isinstance(error, DumpError) and not isinstance(cause, OSError):
             raise
-        told = cause.strerror if isinstance(cause, OSError) and cause.strerror else reason(error)
+        why = cause.strerror if isinstance(cause, OSError) and cause.strerror else reason(error)
         raise RegressError(
-            f"{name} cannot be written to {home} ({told}); free space there or choose another trainer.checkpoint_dir: "
+            f"{name} cannot be written to {home} ({why}); free space there or choose another trainer.checkpoint_dir: "
             "earlier checkpoints are as they were"
         ) from error
 

@@ -71,14 +71,14 @@ def check_changes(before: Mapping[str, Any], config: Config, allowed: Collection
     for key, (old, new) in known_changes(before, now).items():
         if is_free(key):
             continue
-        told = f"{stated} was written with {key}={_shown(old)}, and this run has {key}={_shown(new)}"
+        change = f"{stated} was written with {key}={_shown(old)}, and this run has {key}={_shown(new)}"
         if not is_on_demand(key):
             raise CheckpointError(
-                f"{told}, which cannot change in the middle of a run; set {key}={_shown(old)}"
+                f"{change}, which cannot change in the middle of a run; set {key}={_shown(old)}"
             )
         if not is_allowed(key, allowed):
             raise CheckpointError(
-                f"{told}, which changes what is computed; set {key}={_shown(old)}, or allow the change with "
+                f"{change}, which changes what is computed; set {key}={_shown(old)}, or allow the change with "
                 f"--allow-change {key}"
             )
 

@@ -152,8 +152,8 @@ def _schedule(trainer: Trainer) -> dict[str, Any]:
 
 
 def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
-    told = trainer_state(run.config, state, run.prompts.training_problems)
-    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
+    trainer = trainer_state(run.config, state, run.prompts.training_problems)
+    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(trainer)}
     if "curriculum" in parts:
         files[CURRICULUM_STATE] = json_bytes(parts["curriculum"])
     return files

@@ -130,9 +130,9 @@ def parse_state(folder: Location) -> CheckpointState:
     try:
         return _from_json(folder, loads(read_bytes(path, DOCUMENT)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CheckpointError(
-            f"{path} is damaged ({told}); copy the checkpoint again, or resume from another one"
+            f"{path} is damaged ({why}); copy the checkpoint again, or resume from another one"
         ) from None
 
 

@@ -92,10 +92,10 @@ def restored(
     needed = {"tokens": ("trajectory", "tokens"), "advantages": ("is_loss_debug", "advantages")}
     if trainer.objective.corrects_over_rollout and "old_log_probs" in records:
         needed["sampler weights"] = ("is_loss_debug", "correction")  # an earlier release did not keep them
-    for told, (type, name) in needed.items():
+    for what, (type, name) in needed.items():
         if type not in records or name not in records[type].tensors:
             raise CheckpointError(
-                f"{stated} lacks the {told} of its unfinished step; resume from another checkpoint"
+                f"{stated} lacks the {what} of its unfinished step; resume from another checkpoint"
             )
     trajectories = from_record(records["trajectory"])
     kept = _kept(records, trajectories)

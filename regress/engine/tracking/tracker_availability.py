@@ -23,7 +23,7 @@ def chosen_trackers(names: Sequence[str] | None, warn: Callable[[str], None]) ->
 
     Args:
         names: ``tracking.trackers``; ``None``: automatic.
-        warn: told once if the best one is not the one that is used.
+        warn: called once if the best one is not the one that is used.
 
     Raises:
         ConfigError: if a tracker that is named is unknown, not installed, or has no login.

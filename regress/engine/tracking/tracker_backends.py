@@ -31,7 +31,7 @@ class _Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
         }
 
     def warning_once(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Tell it as often as it is told; nobody sees it who does not ask for accelerate's log."""
+        """Send it as often as it arrives; it shows only to who asks for accelerate's log."""
         self.warning(message, *args, **kwargs)
 
 

@@ -59,8 +59,8 @@ class Channel:
 
         Args:
             size: rows that wait, at most; more go to the backup.
-            warn: told one sentence, at the first failure.
-            changed: told that the delivery has changed, and whether that is urgent.
+            warn: called with one sentence, at the first failure.
+            changed: called when the delivery has changed, with whether that is urgent.
         """
         self.name = name
         self._backend = backend

@@ -74,7 +74,7 @@ class WandBSyncManager:
             run_id: id of the run; ``None``: ``WANDB_RUN_ID``, else that of the earlier process, else a new one.
             force_new_run: begin a new run in the trackers.
             config: settings of the run, for the trackers.
-            warn: told one sentence at the first failure of a tracker.
+            warn: called with one sentence at the first failure of a tracker.
 
         Raises:
             ConfigError: if a tracker that is named is unknown, not installed or has no login.

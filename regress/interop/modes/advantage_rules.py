@@ -30,9 +30,9 @@ def advantages(context: StepContext, link: Link) -> Iterator[Discrepancy]:
         yield misplaced
         return
     there = [(a, b) for a, b in known if not a.idle]
-    told = {a.key: factor for a, b in there if (factor := _factor(a, b)) is not None}
-    if len(told) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
-        found = _scaled(context, link, told)
+    factors = {a.key: factor for a, b in there if (factor := _factor(a, b)) is not None}
+    if len(factors) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
+        found = _scaled(context, link, factors)
         if found is not None:
             yield found
 

@@ -55,10 +55,10 @@ def client_of(side: Side, step: int) -> Client:
     Raises:
         DumpError: if a datum is none.
     """
-    datums, told = side.raw("datums", step) or {}, side.raw("training_metrics", step) or {}
+    datums, reported = side.raw("datums", step) or {}, side.raw("training_metrics", step) or {}
     items = datums.get("datums") or []
-    sent, info = _mapping(datums.get("extra_info")), _mapping(told.get("extra_info"))
-    metrics = _mapping(told.get("metrics"))
+    sent, info = _mapping(datums.get("extra_info")), _mapping(reported.get("extra_info"))
+    metrics = _mapping(reported.get("metrics"))
     asked = {key: sent[key] for key in ("loss_fn", "loss_fn_config") if key in sent}
     return Client(
         [_row(side, step, number, item) for number, item in enumerate(items)],

@@ -115,12 +115,12 @@ def rows_of(side: Side, step: int) -> list[ModeRow]:
 
 def _rollouts(rows: dict[SampleKey, ModeRow], record: Record) -> None:
     samples: Any = record.meta["samples"]
-    for t, told in zip(rollouts_in(record), samples, strict=True):
+    for t, sample in zip(rollouts_in(record), samples, strict=True):
         row = ModeRow(t.key, np.asarray(t.tokens, np.int64), reward=t.reward)
         row.values[MASK] = np.asarray(t.loss_mask, np.float64)
         if t.log_probs is not None:
             row.values["sampler"] = np.asarray(t.log_probs, np.float64)
-        temperature = told.get("temperature")
+        temperature = sample.get("temperature")
         row.temperature = float(temperature) if isinstance(temperature, int | float) else None
         rows[t.key] = row
 

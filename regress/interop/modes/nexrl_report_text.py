@@ -94,9 +94,9 @@ def _comparisons(section: Mapping[str, Any]) -> Iterator[str]:
     yield from (text for _, text in first[:SHOWN])
     if len(lines) > SHOWN:
         yield f"  and {len(lines) - SHOWN} more, which the JSON report has"
-    for name, told in section.get("statistics", {}).items():
-        figures = ", ".join(f"{key} {short(told[key])}" for key in ("max", "min", "mean"))
-        yield f"  differences of {name} over {plural(told['count'], 'place')}: {figures}"
+    for name, statistics in section.get("statistics", {}).items():
+        figures = ", ".join(f"{key} {short(statistics[key])}" for key in ("max", "min", "mean"))
+        yield f"  differences of {name} over {plural(statistics['count'], 'place')}: {figures}"
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -150,19 +150,19 @@ def order(context: StepContext) -> Iterator[Discrepancy]:
     )  # of lost datums, and of those made twice, others tell
     if not wrong and sequence == sorted(sequence):
         return
-    told = []
+    evidence = []
     if sequence != sorted(sequence):
-        told.append(f"the requests ran in the order {', '.join(map(str, sequence))} of their seq_id")
+        evidence.append(f"the requests ran in the order {', '.join(map(str, sequence))} of their seq_id")
     if wrong:
         at = next(i for i, (a, b) in enumerate(zip(made, sent, strict=True)) if a != b)
-        told.append(
+        evidence.append(
             f"place {at} of the execution has datum {sent.index(made[at])} of the client in place of {at}"
         )
     yield Discrepancy(
         "chunks-permuted",
         "the service did not execute the chunks of a batch in the order of their seq_id, so that gradients were added "
         "up in another order: it has to wait for the lower number, since clients send chunks at once, the first last",
-        tuple(told),
+        tuple(evidence),
         ("gradient", "param", "optimizer", "grad_norm"),
     )
 
@@ -191,15 +191,15 @@ def _of_service(trainer: Side, service: ServiceDump, steps: Sequence[int]) -> It
             (f"requests.jsonl tells of {some(lost, 'file')}",),
             ("coverage",),
         )
-    told = {type for one in service.passes if one.step in steps for type in one.types}
+    recorded = {type for one in service.passes if one.step in steps for type in one.types}
     golden = {type for type, where in trainer.entries.values() if where.step in steps}
-    off = [type for type in PER_MICROBATCH if type in golden and type not in told]
-    if told and {*off} - {"batch_inputs"}:  # whose tokens and masks the others have, too
+    off = [type for type in PER_MICROBATCH if type in golden and type not in recorded]
+    if recorded and {*off} - {"batch_inputs"}:  # whose tokens and masks the others have, too
         yield Discrepancy(
             "types-not-recorded",
-            f"the service did not record {', '.join(off)}: set {OPTIONS}={','.join([*sorted(told), *off])} and "
+            f"the service did not record {', '.join(off)}: set {OPTIONS}={','.join([*sorted(recorded), *off])} and "
             "start it again",
-            (f"requests.jsonl tells of {', '.join(sorted(told))} alone",),
+            (f"requests.jsonl tells of {', '.join(sorted(recorded))} alone",),
             ("coverage",),
         )
     silent = [str(step) for step in steps if not any(o.types for o in service.passes if o.step == step)]

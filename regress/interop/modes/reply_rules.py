@@ -21,8 +21,8 @@ def replies(context: StepContext) -> Iterator[Discrepancy]:
 
 
 def _loss(context: StepContext) -> Iterator[Discrepancy]:
-    told = None if context.client is None else context.client.metrics.get("loss")
-    if context.client is None or not isinstance(told, int | float) or isinstance(told, bool):
+    loss = None if context.client is None else context.client.metrics.get("loss")
+    if context.client is None or not isinstance(loss, int | float) or isinstance(loss, bool):
         return
     sums = [value for one in context.passes if isinstance(value := one.metrics.get("loss:sum"), int | float)]
     known = {
@@ -33,9 +33,9 @@ def _loss(context: StepContext) -> Iterator[Discrepancy]:
         "the service's losses add up to": context.losses.get(SERVICE, {}).get("loss"),
     }
     there = {words: float(value) for words, value in known.items() if isinstance(value, int | float)}
-    told = float(told)
+    loss = float(loss)
     others = {words: value for words, value in there.items() if math.isfinite(value) and value != 0.0}
-    if told == 0.0 and others and len(others) == len(there):
+    if loss == 0.0 and others and len(others) == len(there):
         yield Discrepancy(
             "loss-reported-as-zero",
             "the client reports a loss of 0.0 that the service never sent: it looks for metrics under the key loss, "
@@ -46,11 +46,11 @@ def _loss(context: StepContext) -> Iterator[Discrepancy]:
         return
     count = len(context.passes)
     mean = others.get("the service's replies have loss:sum", math.nan) / max(count, 1)
-    if count > 1 and math.isclose(told, mean, rel_tol=_CLOSE):
+    if count > 1 and math.isclose(loss, mean, rel_tol=_CLOSE):
         yield Discrepancy(
             "loss-averaged-over-requests",
             "the client reports the mean of the losses of its requests, which are parts of a sum",
-            (f"{told:.9g} is 1/{count} of the {mean * count:.9g} that {count} requests add up to",),
+            (f"{loss:.9g} is 1/{count} of the {mean * count:.9g} that {count} requests add up to",),
             ("metrics",),
         )
 

@@ -32,11 +32,11 @@ def _entropy(context: StepContext) -> Iterator[Discrepancy]:
     if asked is None:
         asked, whose = context.setting("algorithm", "entropy_coef"), f"{TRAINER} has"
     applied = [float(one.config.get(ENTROPY) or 0.0) for one in context.passes]  # type: ignore[arg-type]  # the service computed with it
-    told = [f"{ENTROPY} of {applied[0]:g} in the service's index"] if applied else []
+    evidence = [f"{ENTROPY} of {applied[0]:g} in the service's index"] if applied else []
     known = [_coefficient(context.losses.get(name, {})) for name in (TRAINER, SERVICE)]
     if not applied and None not in known:
         applied = [known[1] or 0.0]
-        told = [f"loss and pg_loss of the service differ by {applied[0]:g} times its entropy_loss"]
+        evidence = [f"loss and pg_loss of the service differ by {applied[0]:g} times its entropy_loss"]
         asked, whose = known[0], f"{TRAINER} has, by its losses,"
     if not isinstance(asked, int | float) or not applied or all(_same(asked, value) for value in applied):
         return
@@ -51,7 +51,7 @@ def _entropy(context: StepContext) -> Iterator[Discrepancy]:
     yield Discrepancy(
         "entropy-coefficient-lost" if lost else "entropy-coefficient",
         cause,
-        (f"{whose} {asked:g}, the service applied {applied[0]:g}", *told),
+        (f"{whose} {asked:g}, the service applied {applied[0]:g}", *evidence),
         ("loss", "token_loss", "entropy_loss", "gradient"),
     )
 
@@ -162,8 +162,8 @@ def _clipping(context: StepContext) -> Iterator[Discrepancy]:
 
 
 def _of_client(context: StepContext) -> tuple[dict[str, float], str]:
-    told = {} if context.client is None else _numbers(context.client.setting("adam_params"))
-    return told, f"{CLIENT} is configured with"
+    given = {} if context.client is None else _numbers(context.client.setting("adam_params"))
+    return given, f"{CLIENT} is configured with"
 
 
 def _of_trainer(context: StepContext) -> tuple[dict[str, float], str]:
@@ -195,8 +195,8 @@ def _applied(context: StepContext) -> tuple[dict[str, float], str]:
 
 def _gradient_norms(context: StepContext) -> tuple[float, float] | None:
     step = context.optim_step
-    told = _numbers(step.metrics if step is not None else context.client.optimizer if context.client else {})
-    found = told.get("grad_norm"), told.get("clipped_grad_norm")
+    given = _numbers(step.metrics if step is not None else context.client.optimizer if context.client else {})
+    found = given.get("grad_norm"), given.get("clipped_grad_norm")
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 

@@ -90,8 +90,8 @@ class StepContext:
     @property
     def custom(self) -> bool:
         """True if the service computed with derivatives of a loss that its client computed."""
-        told = any(one.loss == "surrogate" for one in self.passes)
-        return told or (self.client is not None and self.client.custom)
+        surrogate = any(one.loss == "surrogate" for one in self.passes)
+        return surrogate or (self.client is not None and self.client.custom)
 
     @property
     def passes(self) -> list[DumpedRequest]:

@@ -59,12 +59,12 @@ def described(places: Mapping[int, Waiting]) -> str:
         chosen.setdefault(words, []).append(rank)
     if not groups:
         return ""
-    told = [f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} in {words}" for words, ranks in groups.items()]
-    told += [
+    lines = [f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} in {words}" for words, ranks in groups.items()]
+    lines += [
         f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {words}"
         for words, ranks in elsewhere.items()
     ]
-    return "; ".join(told)
+    return "; ".join(lines)
 
 
 def _frames(printed: str) -> list[tuple[str, int, str]]:

@@ -122,8 +122,8 @@ def _collectives(states: Sequence[RankState], logs: Sequence[str]) -> str:
         stack = failed.trace if isinstance(failed, Failed) and failed.connection else logs[state.rank]
         if (place := waiting(stack or "")) is not None:
             places[state.rank] = place
-    told = described(places)
-    return f"; {told}" if told else ""
+    waits = described(places)
+    return f"; {waits}" if waits else ""
 
 
 def _raised(state: RankState) -> bool:

@@ -155,9 +155,9 @@ class Transport:
                 f"the service at {self._endpoint.shown} does not accept the key; set {wire.upper()}_API_KEY",
                 code="unauthorized",
             )
-        told = _message(found)
+        message = _message(found)
         return ServiceError(
-            f"the service at {self._endpoint.shown} refused {path} with status {status}: {told}",
+            f"the service at {self._endpoint.shown} refused {path} with status {status}: {message}",
             code="refused",
             category="user" if status < 500 else "server",
         )

@@ -16,7 +16,7 @@ from regress.service.service_api import Array, SamplingRequest, SamplingResult, 
 
 
 @contextmanager
-def told(endpoint: Endpoint) -> Iterator[None]:
+def service_errors(endpoint: Endpoint) -> Iterator[None]:
     """Turn what an SDK raises into one sentence."""
     try:
         yield
@@ -42,7 +42,7 @@ class SdkModel:
         self._sdk: Any = import_module(module)
         self._types: Any = self._sdk.types
         self._endpoint = endpoint
-        with told(endpoint):
+        with service_errors(endpoint):
             self._service: Any = self._sdk.ServiceClient(base_url=endpoint.base_url, api_key=endpoint.api_key)
 
 
@@ -62,14 +62,14 @@ class SdkSampler(ABC):
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
         """Return the completions of each request; the service works on all of them at once."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             handles = [self._post(request) for request in requests]
             found = [handle.result() for handle in handles]
         return [self.sampled(result, request) for result, request in zip(found, requests, strict=True)]
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = self.scored([self._types.ModelInput.from_ints(prompt.tolist()) for prompt in prompts])
         return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
 

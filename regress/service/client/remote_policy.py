@@ -144,7 +144,7 @@ class RemoteUpdate:
         tokens: the loss tokens of the mini-batch, with all that is known of them before.
         loss: loss of the wires; None: the custom loss.
         config: its further settings.
-        sent: told what was sent with a gradient, and the result.
+        sent: called with what was sent with a gradient, and the result.
     """
 
     backward_scale = 1.0

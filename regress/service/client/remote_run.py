@@ -110,8 +110,8 @@ class ServiceState:
     def _saved(self, name: str, *, optimizer: bool) -> dict[str, Any]:
         path = self.model.save(name, optimizer=optimizer)
         opened = self.model.opened
-        told = {"wire": self.model.wire, "model_id": opened.model_id, "base_model": opened.base_model}
-        return {**told, "path": path}
+        facts = {"wire": self.model.wire, "model_id": opened.model_id, "base_model": opened.base_model}
+        return {**facts, "path": path}
 
 
 Connect = Callable[[Config], RemoteModel]
@@ -217,13 +217,13 @@ def _with_tokenizer(config: Config, model: RemoteModel) -> Config:
     """
     if config.tokenizer.path is not None:
         return config
-    told = model.opened.tokenizer
-    if told is None or not Path(told).is_dir():
+    tokenizer = model.opened.tokenizer
+    if tokenizer is None or not Path(tokenizer).is_dir():
         raise ConfigError(
-            f"tokenizer.path=null leaves the tokenizer to the service, which tells {told!r} for its model "
+            f"tokenizer.path=null leaves the tokenizer to the service, which tells {tokenizer!r} for its model "
             f"{model.opened.base_model}, no folder of this machine; set tokenizer.path"
         )
-    return replace(config, tokenizer=replace(config.tokenizer, path=told))
+    return replace(config, tokenizer=replace(config.tokenizer, path=tokenizer))
 
 
 def _reference(

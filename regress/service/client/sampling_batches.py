@@ -16,7 +16,7 @@ class BatchSampler(ABC):
     """Sampler that sends one request for as many prompts as the service allows.
 
     Args:
-        limits: completions and tokens of a request with rows, as the service told them; None: it knows no rows.
+        limits: completions and tokens of a request with rows, as the service stated them; None: it knows no rows.
     """
 
     def __init__(self, limits: Mapping[str, Any] | None) -> None:

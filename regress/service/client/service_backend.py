@@ -43,7 +43,7 @@ class RemoteModel(Protocol):
 
     Attributes:
         wire: protocol that it is reached by.
-        opened: what the service told about it.
+        opened: what the service stated about it.
     """
 
     @property

@@ -201,13 +201,13 @@ class TinkerSampler(BatchSampler):
     """Sampler of a service that speaks Tinker's protocol.
 
     Args:
-        told: what the service told about it.
+        session: the reply that opened it.
     """
 
-    def __init__(self, model: TinkerModel, told: Mapping[str, Any]) -> None:
-        super().__init__(told.get("batch"))
+    def __init__(self, model: TinkerModel, session: Mapping[str, Any]) -> None:
+        super().__init__(session.get("batch"))
         self._model = model
-        self._id = str(told["sampling_session_id"])
+        self._id = str(session["sampling_session_id"])
         self._sequence = -1
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regress.service.client.client_settings import Endpoint, only_one
-from regress.service.client.official_sdk import SdkModel, SdkSampler, told
+from regress.service.client.official_sdk import SdkModel, SdkSampler, service_errors
 from regress.service.client.service_backend import LossConfig, Opened
 from regress.service.client.tinker_client import RATIO_INPUTS
 from regress.service.service_api import (
@@ -29,7 +29,7 @@ class TinkerSdkModel(SdkModel):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "tinker")
-        with told(endpoint):
+        with service_errors(endpoint):
             base = endpoint.base_model
             if base is None:
                 offered = self._service.get_server_capabilities().supported_models
@@ -67,29 +67,29 @@ class TinkerSdkModel(SdkModel):
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = self._training.optim_step(self._sdk.AdamParams(**vars(params))).result()
         return {str(name): float(value) for name, value in (found.metrics or {}).items()}
 
     def export(self, name: str) -> str:
         """Save the weights as they are for samplers, under a name, and return the path of the save."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             return str(self._training.save_weights_for_sampler(name=name).result().path)
 
     def sampler(self, path: str | None) -> TinkerSdkSampler:
         """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
         of = {"base_model": self.opened.base_model} if path is None else {"model_path": path}
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             return TinkerSdkSampler(self._service.create_sampling_client(**of), self._types, self._endpoint)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             return str(self._training.save_state(name).result().path)
 
     def load(self, path: str) -> None:
         """Take the weights and the state of the optimizer of a save."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             self._training.load_state_with_optimizer(path).result()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class TinkerSdkModel(SdkModel):
         return types.Datum(model_input=types.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors)
 
     def _result(self, call: Any, data: Sequence[Datum]) -> PassResult:
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = call().result()
         outputs = [
             {name: np.asarray(tensor.data, np.float32) for name, tensor in output.items()}

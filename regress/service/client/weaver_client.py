@@ -173,13 +173,13 @@ class WeaverSampler(BatchSampler):
     """Sampler of a service that speaks Weaver's protocol.
 
     Args:
-        told: what the service told about it.
+        session: the reply that opened it.
     """
 
-    def __init__(self, model: WeaverModel, told: Mapping[str, Any]) -> None:
-        super().__init__(told.get("batch"))
+    def __init__(self, model: WeaverModel, session: Mapping[str, Any]) -> None:
+        super().__init__(session.get("batch"))
         self._model = model
-        self._path = f"{API}/sampling-sessions/{told['id']}"
+        self._path = f"{API}/sampling-sessions/{session['id']}"
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
@@ -219,8 +219,8 @@ def inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def exported(response: Mapping[str, Any]) -> str:
     """Return the path of weights that were exported for samplers."""
-    told = inner(response)
-    return str(told.get("model_path") or told["path"])
+    reply = inner(response)
+    return str(reply.get("model_path") or reply["path"])
 
 
 def model_of(path: str) -> str:

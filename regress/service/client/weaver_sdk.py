@@ -8,7 +8,7 @@ from typing import Any
 from regress.errors import ConfigError
 from regress.service.client.client_settings import Endpoint, only_one
 from regress.service.client.microbatch_datums import taken, with_array
-from regress.service.client.official_sdk import SdkModel, SdkSampler, told
+from regress.service.client.official_sdk import SdkModel, SdkSampler, service_errors
 from regress.service.client.service_backend import LossConfig, Opened
 from regress.service.client.weaver_client import (
     exported,
@@ -28,7 +28,7 @@ class WeaverSdkModel(SdkModel):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint, "weaver")
-        with told(endpoint):
+        with service_errors(endpoint):
             self._service.connect()
             base = endpoint.base_model or only_one(
                 [str(name) for name in self._service.list_supported_models()], endpoint
@@ -38,8 +38,8 @@ class WeaverSdkModel(SdkModel):
                 adapter = {"rank": endpoint.lora_rank, "seed": endpoint.seed}
                 settings |= {"training_mode": "lora", "lora_config": adapter}
             self._training = self._service.create_model(**settings)
-        told_tokenizer = getattr(self._training, "tokenizer_path", None)
-        self.opened = Opened(str(self._training.model_id), base, told_tokenizer)
+        tokenizer = getattr(self._training, "tokenizer_path", None)
+        self.opened = Opened(str(self._training.model_id), base, tokenizer)
 
     def forward(self, data: Sequence[Datum]) -> PassResult:
         """Return the log-probs of the targets, without a gradient."""
@@ -62,32 +62,32 @@ class WeaverSdkModel(SdkModel):
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = self._training.optim_step(self._types.AdamParams(**vars(params)), wait=True)
         return numbers(inner(found).get("metrics") or {})
 
     def export(self, name: str) -> str:
         """Save the weights as they are for samplers, under a name, and return the path of the save."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             path = self._training.save_weights_for_sampler(name=name)
         return path if isinstance(path, str) else exported(path)
 
     def sampler(self, path: str | None) -> WeaverSdkSampler:
         """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
         of = {} if path is None else {"model_path": path, "model_id": model_of(path) or self.opened.model_id}
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
         return WeaverSdkSampler(client, self._types, self._endpoint)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, and return the path of the save."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = self._training.save_state(name=name)
         return str(getattr(found, "path", None) or inner(found)["path"])
 
     def load(self, path: str) -> None:
         """Take the weights and the state of the optimizer of a save."""
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             self._training.load_state_with_optimizer(path, wait=True)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class WeaverSdkModel(SdkModel):
             )
             for datum in taken(data, loss, config)
         ]
-        with told(self._endpoint):
+        with service_errors(self._endpoint):
             found = inner(call(sent, loss, loss_fn_config=dict(config) or None, wait=True))
         outputs = outputs_of(found["loss_fn_outputs"])
         return PassResult(outputs, numbers(found.get("metrics") or {}), [d.id for d in data])

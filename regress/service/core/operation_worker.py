@@ -23,7 +23,7 @@ _TURN = 0.2
 """Seconds between two looks for what has waited too long."""
 
 Failure = TypeVar("Failure", HostLostError, HostFailedError)
-Told = Callable[[PendingOperation], None]
+OnEnd = Callable[[PendingOperation], None]
 
 
 class Worker:
@@ -33,12 +33,14 @@ class Worker:
         state: lanes and operations; its condition is notified of new ones.
         hosted: models and samplers in the host.
         each_turn: called a few times a second, with the lock held.
-        told: called with each operation that has ended.
+        on_end: called with each operation that has ended.
     """
 
-    def __init__(self, state: State, hosted: Hosted, each_turn: Callable[[float], None], told: Told) -> None:
+    def __init__(
+        self, state: State, hosted: Hosted, each_turn: Callable[[float], None], on_end: OnEnd
+    ) -> None:
         self._state, self._hosted = state, hosted
-        self._each_turn, self._told = each_turn, told
+        self._each_turn, self._on_end = each_turn, on_end
         self._ending = False
         self.busy: PendingOperation | None = None
         self.problem: str | None = None
@@ -161,7 +163,7 @@ class Worker:
         if ticket.kind.startswith("close"):
             self._state.operations.read(ticket)  # no client has its id
         with contextlib.suppress(Exception):  # a log that cannot be written stops nothing
-            self._told(ticket)
+            self._on_end(ticket)
         self._state.changed.notify_all()
 
     def _lose(self, ticket: PendingOperation, job: Job, error: HostLostError) -> HostLostError:

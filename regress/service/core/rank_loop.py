@@ -154,7 +154,7 @@ def agreed(answers: list[Answer], call: HostCall) -> Any:
     for other in answers[1:]:
         if other.digest != first.digest:
             raise HostLostError(
-                f"rank {other.rank} of {len(answers)} {_told(other)} in {call.method}, and rank 0 {_told(first)}",
+                f"rank {other.rank} of {len(answers)} {_ending(other)} in {call.method}, and rank 0 {_ending(first)}",
                 code="rank_failed",
                 category="server",
             )
@@ -175,5 +175,5 @@ def serve_rank(address: str, open_host: OpenHost) -> None:
             connection.send(answered(host, call, rank))
 
 
-def _told(answer: Answer) -> str:
+def _ending(answer: Answer) -> str:
     return "succeeded otherwise" if answer.error is None else f"failed ({answer.error})"

@@ -37,7 +37,7 @@ from regress.service.service_api import (
 _SWEEP = 0.5
 """Seconds between two looks for what is no longer needed."""
 
-Told = Callable[[PendingOperation], None]
+OnEnd = Callable[[PendingOperation], None]
 
 
 class CoreService:
@@ -47,7 +47,7 @@ class CoreService:
         executor: runs the host's methods; it is started and closed here.
         root: the state directory: ledger and saves, from which a later service goes on.
         limits: lengths of queues, sizes and times.
-        told: called with each operation that has ended, in the worker's thread.
+        on_end: called with each operation that has ended, in the worker's thread.
 
     Raises:
         ConfigError: if the directory cannot be used.
@@ -59,14 +59,14 @@ class CoreService:
         executor: Executor,
         root: Path,
         limits: Limits = Limits(),  # noqa: B008  # frozen
-        told: Told = lambda ticket: None,
+        on_end: OnEnd = lambda ticket: None,
     ) -> None:
         self._executor, self._limits = executor, limits
         self._state = State(root, limits)
         self._swept = 0.0
         self._begin = time.monotonic()
         self._ended = {Status.DONE: 0, Status.FAILED: 0}
-        self._told = told
+        self._on_end = on_end
         try:
             self._state.recover()
             executor.start()
@@ -295,4 +295,4 @@ class CoreService:
 
     def _count(self, ticket: PendingOperation) -> None:
         self._ended[ticket.status] += 1
-        self._told(ticket)
+        self._on_end(ticket)

@@ -88,7 +88,7 @@ _UNUSED = {
 
 
 def offered(name: str, config: Config, folder: Path | None) -> OfferedModel:
-    """Return what clients are told of a base model; ``folder`` is that of its tokenizer."""
+    """Return the description of a base model for clients; ``folder`` is that of its tokenizer."""
     return OfferedModel(name, str(folder or ""), config.data.max_seq_length)
 
 

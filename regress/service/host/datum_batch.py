@@ -100,7 +100,7 @@ class _Row:
     """One datum, checked; its targets and their values are flat, row after row, where a position has several."""
 
     def __init__(self, number: int, datum: Datum, loss: Loss, request: PassRequest, limits: Limits) -> None:
-        self._told = f"datum {number}" if datum.id is None else f"datum {number} ({datum.id})"
+        self._name = f"datum {number}" if datum.id is None else f"datum {number} ({datum.id})"
         self._number, self._datum, self._limits = number, datum, limits
         self._check_names(loss, request.loss)
         self.tokens = self._ids("tokens", datum.tokens)
@@ -112,7 +112,7 @@ class _Row:
         if self.several and (loss.ratio or request.config.get("entropy_coeff")):
             what = f"loss_fn={request.loss}" if loss.ratio else "entropy_coeff"
             raise ServiceError(
-                f"{self._told}: target_tokens has the shape {list(self._rows.shape)}, and {what} takes one target a "
+                f"{self._name}: target_tokens has the shape {list(self._rows.shape)}, and {what} takes one target a "
                 "token; send a list, or cross_entropy without entropy_coeff"
             )
         targets = self._rows.ravel()
@@ -125,7 +125,7 @@ class _Row:
         entropy = bool(request.config.get("entropy_coeff"))
         if entropy and mask is None:
             raise ServiceError(
-                f"{self._told}: entropy_coeff={request.config['entropy_coeff']} rewards the entropy of the tokens that "
+                f"{self._name}: entropy_coeff={request.config['entropy_coeff']} rewards the entropy of the tokens that "
                 "were sampled, and without loss_mask nothing tells which those are; send loss_mask or leave "
                 "entropy_coeff out"
             )
@@ -181,33 +181,33 @@ class _Row:
             needed.append(loss.advantages)
         for key in needed:
             if key not in self._datum.inputs:
-                raise ServiceError(f"{self._told} lacks {key}, which loss_fn={name} needs; send it")
+                raise ServiceError(f"{self._name} lacks {key}, which loss_fn={name} needs; send it")
         known = {*needed, "loss_mask", *([loss.advantages] if loss.advantages else [])}
         if loss.advantages is None:
             known |= {"weights", "logprobs", "advantages"}  # only log-probs are asked for
         for key in self._datum.inputs:
             if key not in known:
                 raise ServiceError(
-                    f"{self._told} has {key}, which loss_fn={name} does not use; it uses {', '.join(sorted(known))}"
+                    f"{self._name} has {key}, which loss_fn={name} does not use; it uses {', '.join(sorted(known))}"
                 )
 
     def _length(self) -> None:
         count = len(self.tokens)
         if count < 1 or count >= self._limits.length:
             raise ServiceError(
-                f"{self._told} has {count} tokens, and 1 to {self._limits.length - 1} fit beside the last target into "
+                f"{self._name} has {count} tokens, and 1 to {self._limits.length - 1} fit beside the last target into "
                 f"the model's context of {self._limits.length}; shorten it"
             )
 
     def _ids(self, name: str, array: Array, *, targets: bool = False) -> Array:
         if array.ndim not in ((1, 2) if targets else (1,)) or not np.issubdtype(array.dtype, np.integer):
             raise ServiceError(
-                f"{self._told}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send a list of "
+                f"{self._name}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send a list of "
                 "integers"
             )
         if targets and (len(array) != len(self.tokens) or not array.size):
             raise ServiceError(
-                f"{self._told}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one "
+                f"{self._name}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one "
                 "target a token, or a row of them"
             )
         bad = (array < 0) | (array >= self._limits.vocabulary)
@@ -215,7 +215,7 @@ class _Row:
             bad &= array != IGNORED
         if bad.any():
             raise ServiceError(
-                f"{self._told}: {name} holds {int(array[bad][0])}, and token ids are 0 to "
+                f"{self._name}: {name} holds {int(array[bad][0])}, and token ids are 0 to "
                 f"{self._limits.vocabulary - 1}; send those of the model's tokenizer"
             )
         return array.astype(np.int64)
@@ -231,14 +231,14 @@ class _Row:
             sizes = f"{list(array.shape)} for {len(self.tokens)} tokens"
             of = f" with targets of the shape {list(self._rows.shape)}" if self.several else ""
             each = "target" if self.several else "token"
-            raise ServiceError(f"{self._told}: {name} has the shape {sizes}{of}; send one value a {each}")
+            raise ServiceError(f"{self._name}: {name} has the shape {sizes}{of}; send one value a {each}")
         if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
-            raise ServiceError(f"{self._told}: {name} has the dtype {array.dtype}; send real numbers")
+            raise ServiceError(f"{self._name}: {name} has the dtype {array.dtype}; send real numbers")
         found = array.astype(np.float64).ravel()
         if not np.isfinite(found).all():
             where = int(np.flatnonzero(~np.isfinite(found))[0])
             raise ServiceError(
-                f"{self._told}: {name} is {found[where]} at position {where}; send finite numbers",
+                f"{self._name}: {name} is {found[where]} at position {where}; send finite numbers",
                 code="not_finite",
             )
         return found
@@ -249,7 +249,7 @@ class _Row:
         values = self._values("loss_mask", None)
         if not np.isin(values, (0.0, 1.0)).all():
             raise ServiceError(
-                f"{self._told}: loss_mask holds other values than 0 and 1; send weights for those"
+                f"{self._name}: loss_mask holds other values than 0 and 1; send weights for those"
             )
         mask: Array = values != 0
         return mask

@@ -43,7 +43,7 @@ from regress.service.service_api import (
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def service_errors() -> Iterator[None]:
     """Raise the engine's errors as `ServiceError`: those that another request helps against, and the others."""
     try:
         yield
@@ -111,7 +111,7 @@ class EngineHost:
 
     def create(self, model_id: str, spec: ModelSpec) -> ModelInfo:
         """Create a model of a base model; it is that of the base until its first step."""
-        with told():
+        with service_errors():
             if model_id in self._models:
                 raise ServiceError(f"the model {model_id} exists already; take another number", code="exists")
             model = Model.made(model_id, spec, self._base(spec.base_model), self._dumps)
@@ -120,7 +120,7 @@ class EngineHost:
 
     def create_from(self, model_id: str, saved: str, *, optimizer: bool) -> ModelInfo:
         """Create a model of a save."""
-        with told():
+        with service_errors():
             _, found = host_saves.opened(Path(saved), self._world)
             self.create(model_id, host_saves.spec_of(found))
             try:
@@ -137,12 +137,12 @@ class EngineHost:
 
     def run_pass(self, model_id: str, request: PassRequest, where: Json) -> PassResult:
         """Run forward passes, and unless told otherwise add the gradients of a backward pass."""
-        with told():
+        with service_errors():
             return run_pass(self._model(model_id), request, where, self._world)
 
     def optim_step(self, model_id: str, params: AdamParams, where: Json) -> OptimResult:
         """Make a step of AdamW from the gradients since the last one."""
-        with told():
+        with service_errors():
             model = self._model(model_id)
             check(params)
             complete(model, self._world)
@@ -150,14 +150,14 @@ class EngineHost:
 
     def save(self, model_id: str, folder: str, kind: SaveKind) -> int:
         """Write a checkpoint of the engine into a folder that does not exist yet, or nothing."""
-        with told():
+        with service_errors():
             model = self._model(model_id)
             host_saves.save(model, Path(folder), kind, self._world)
             return model.step
 
     def load(self, model_id: str, folder: str, *, optimizer: bool) -> int:
         """Put a save into a model; gradients since the last step are dropped."""
-        with told():
+        with service_errors():
             model = self._model(model_id)
             host_saves.load(model, Path(folder), self._world, optimizer=optimizer)
             return model.step
@@ -168,7 +168,7 @@ class EngineHost:
 
     def open_sampler(self, sampler_id: str, folder: str | None, base_model: str | None) -> None:
         """Open a sampler of a save, or of a base model."""
-        with told():
+        with service_errors():
             self._samplers[sampler_id] = self._opened(folder, base_model)
 
     def close_sampler(self, sampler_id: str) -> None:
@@ -178,13 +178,13 @@ class EngineHost:
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> SamplingResult:
         """Draw completions on the first rank; all ranks return them."""
-        with told():
+        with service_errors():
             sampler = self._sampler(sampler_id)
             return self._by_first(lambda: sampler.sample(request))
 
     def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Array:
         """Score the tokens of prompts on the first rank; all ranks return the scores."""
-        with told():
+        with service_errors():
             sampler = self._sampler(sampler_id)
             return self._by_first(lambda: sampler.prompt_log_probs(*prompts))
 

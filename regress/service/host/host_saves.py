@@ -68,9 +68,9 @@ def _write(snapshot: Snapshot, folder: Path) -> None:
         shutil.rmtree(working, ignore_errors=True)
         if isinstance(error, RegressError):
             raise
-        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
         raise ServiceError(
-            f"{folder.name} cannot be saved ({told}); free space on the service's disk and save again",
+            f"{folder.name} cannot be saved ({why}); free space on the service's disk and save again",
             code="save_failed",
             category="server",
             retryable=True,
@@ -91,7 +91,7 @@ def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
     config, mesh = model.base.config, world.plan.mesh
     origin = provenance(config, fingerprint(model.base.tokenizer), mesh)
     lora = model.spec.lora
-    told = {
+    description = {
         "kind": kind.value,
         "base_model": model.base.name,
         "lora": None if lora is None else vars(lora),
@@ -109,7 +109,7 @@ def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
         scheduler={"updates": model.step, "learning_rates": []},
         segment=0,
         sequence=-1,
-        parts={SERVICE: told, FINGERPRINT: fingerprint(model.base.tokenizer)},
+        parts={SERVICE: description, FINGERPRINT: fingerprint(model.base.tokenizer)},
         optimizer=others,
         environment=origin.environment,
         versions=origin.versions,
@@ -129,10 +129,10 @@ def opened(folder: Path, world: World) -> tuple[CheckpointState, Mapping[str, An
 
     def read() -> tuple[CheckpointState, Mapping[str, Any]]:
         state = read_state(folder) if world.main else parse_state(folder)
-        told = state.parts.get(SERVICE)
-        if not isinstance(told, Mapping):
+        description = state.parts.get(SERVICE)
+        if not isinstance(description, Mapping):
             raise CheckpointError(f"{folder.name} is not a save of a training service; give the path of one")
-        return state, told
+        return state, description
 
     return raise_on_all_ranks(world, read)
 
@@ -164,10 +164,10 @@ def sampled_weights(architecture: PreTrainedModel, folder: Path, expected: str) 
     return read_weights(architecture, folder, folder.name)
 
 
-def spec_of(told: Mapping[str, Any]) -> ModelSpec:
+def spec_of(description: Mapping[str, Any]) -> ModelSpec:
     """Return the model that a save is of."""
-    lora = told.get("lora")
-    return ModelSpec(str(told["base_model"]), None if lora is None else LoraSpec(**lora))
+    lora = description.get("lora")
+    return ModelSpec(str(description["base_model"]), None if lora is None else LoraSpec(**lora))
 
 
 def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
@@ -178,14 +178,14 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
     Raises:
         CheckpointError: on every rank, if it is damaged or of another model; the model is then unchanged.
     """
-    state, told = opened(folder, world)
-    spec = spec_of(told)
+    state, description = opened(folder, world)
+    spec = spec_of(description)
     if (spec.base_model, spec.lora) != (model.spec.base_model, model.spec.lora):
         raise CheckpointError(
             f"{folder.name} is a save of {spec.base_model} with {_lora(spec)}, and {model.id} is "
             f"{model.spec.base_model} with {_lora(model.spec)}; load it into a model of its kind"
         )
-    require_base(model.base, told, folder)
+    require_base(model.base, description, folder)
     weights = raise_on_all_ranks(world, lambda: read_weights(model.policy.architecture, folder, folder.name))
     found = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
     load_weights(model.policy, weights)
@@ -197,13 +197,13 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
     model.dump.rewind(model.step)
 
 
-def require_base(base: Base, told: Mapping[str, Any], folder: Path) -> None:
+def require_base(base: Base, description: Mapping[str, Any], folder: Path) -> None:
     """Refuse an adapter's save if the model under it is another one by now; all ranks call this together.
 
     Raises:
         CheckpointError: on every rank.
     """
-    if told.get("lora") is not None and told.get("frozen_sha256") != base.digest():
+    if description.get("lora") is not None and description.get("frozen_sha256") != base.digest():
         raise CheckpointError(
             f"{folder.name} is the adapter of other weights than {base.name} has now; offer under this name the model "
             "that it was trained on"

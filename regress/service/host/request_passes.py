@@ -131,9 +131,9 @@ def _step_outcome(world: World, part: Part) -> StepOutcome:
     try:
         return step_outcome(world, part)
     except NotFinite as error:
-        told = str(error).partition(", so no update")[0]
+        why = str(error).partition(", so no update")[0]
         raise ServiceError(
-            f"{told}, because the model's log-probs or their distance to the logprobs sent are not finite; nothing was "
+            f"{why}, because the model's log-probs or their distance to the logprobs sent are not finite; nothing was "
             "added to the gradients: check logprobs, or load weights from before they diverged",
             code="not_finite",
         ) from error

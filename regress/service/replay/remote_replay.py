@@ -1,7 +1,7 @@
 """Replay of a golden case through the training service: its rollouts, trained on by a client over HTTP on loopback.
 
 The service offers the case's own model, with its optimizer state, and dumps every request; the client has the case's
-objective. What the wires cannot say is told by `inexpressible`.
+objective. `inexpressible` names what the wires cannot say.
 """
 
 from __future__ import annotations

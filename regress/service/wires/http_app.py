@@ -316,7 +316,7 @@ class _Application:
         return await loop.run_in_executor(self._encoders, wait.then, operation)
 
     async def health(self, request: Request) -> Response:
-        """Tell that the service is there; no key is asked for, and nothing else is told without one."""
+        """Say that the service is there; no key is asked for, and nothing else is shown without one."""
         found = {"status": "ok", **self._service.health()}
         if not self._keys.known(request.headers):
             found = {"status": found["status"]}

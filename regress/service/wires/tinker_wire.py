@@ -291,8 +291,8 @@ class CreateSampler(OpenSampler, Request):
 
     def _answer(self, call: Call) -> Reply:
         sampler = self.open(call, call.own(self.session_id), ADDRESSES)
-        told = {"type": "create_sampling_session", "sampling_session_id": sampler}
-        return json_reply({**told, "batch": batch_limits(call.limits)})
+        reply = {"type": "create_sampling_session", "sampling_session_id": sampler}
+        return json_reply({**reply, "batch": batch_limits(call.limits)})
 
 
 def get_sampler(call: Call) -> Reply:

@@ -280,8 +280,8 @@ class CreateSampler(OpenSampler, Request):
     def _answer(self, call: Call) -> Reply:
         sampler = self.open(call, call.own(call.path["session"]), ADDRESSES)
         info = call.service.sampler_info(sampler)
-        told = {"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}
-        return json_reply({**told, "batch": batch_limits(call.limits)}, 201)
+        reply = {"id": sampler, "tokenizer_path": info.tokenizer, "base_model": info.base_model}
+        return json_reply({**reply, "batch": batch_limits(call.limits)}, 201)
 
 
 class Sample(Sampling, Request):

@@ -301,10 +301,10 @@ class Megatron(System):
         (slope,) = torch.autograd.grad(share, log_probs, retain_graph=True)
         with at(micro=number):
             self._tap_micro(batch, log_probs.detach(), share.detach(), slope)
-        told = {"loss": share.detach()}
+        metrics = {"loss": share.detach()}
         if self.cell.objective == "sequence-mean":
-            return own, told
-        return own, mask.sum().int(), told
+            return own, metrics
+        return own, mask.sum().int(), metrics
 
     def _tap_micro(self, batch: dict[str, Any], log_probs: Any, share: Any, slope: Any) -> None:
         from regress.dump.taps import tap

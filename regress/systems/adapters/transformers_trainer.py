@@ -104,7 +104,7 @@ class Trainer(System):
         )
 
     def common_arguments(self) -> dict[str, Any]:
-        """Return what every trainer of this family is told: the machine, no files, and the recorded optimizer."""
+        """Return the settings of every trainer of this family: the machine, no files, and the recorded optimizer."""
         case = self.case
         first, second = case.optimizer["betas"]
         return {

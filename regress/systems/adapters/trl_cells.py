@@ -175,7 +175,7 @@ SETTINGS: Mapping[str, Setting] = {
     **{f"trl:dapo {mode}": _sampled(mode) for mode in MODES},
     "trl:gspo sequence_mask": _sampled("sequence_mask", "trl:gspo"),
 }
-"""Objective of a cell -> what TRL and the engine are told."""
+"""Objective of a cell -> the settings of TRL and of the engine."""
 
 
 def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:

@@ -64,7 +64,7 @@ SETTINGS: Mapping[str, Setting] = {
     "sft": Setting(supervised=True, truth={"algorithm.preset": "sft"}),
     "sft first-token": Setting(supervised=True, first_token=True, truth={"algorithm.preset": "sft"}),
 }
-"""Objective of a cell -> what verl and the engine are told."""
+"""Objective of a cell -> the settings of verl and of the engine."""
 
 
 def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:

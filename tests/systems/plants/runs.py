@@ -42,7 +42,7 @@ def run(
         tasks,
         environment=environment_of(system),
         paths=(str(Path(__file__).parents[1]),),
-        told=tell,
+        on_row=tell,
     )
     return done
 

@@ -79,8 +79,8 @@ def _penalty_in_rewards(_: Divergence, scene: RunContext) -> bool:
 
 def _only_reports_fail(divergence: Divergence, _: RunContext) -> bool:
     """Return True if nothing fails but what a step reports."""
-    told = {"metrics", "step_metrics", "invariants", "replicas"}
-    return {*divergence.downstream, *divergence.independent} <= told
+    reported = {"metrics", "step_metrics", "invariants", "replicas"}
+    return {*divergence.downstream, *divergence.independent} <= reported
 
 
 def _replicas_hold(divergence: Divergence, _: RunContext) -> bool:

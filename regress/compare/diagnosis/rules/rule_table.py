@@ -20,12 +20,12 @@ def _read(theme: str) -> Iterator[Rule]:
     """Yield the rules of one table, whose headers are their ids and whose keys are fields of `Rule`."""
     text = files("regress.compare.diagnosis.rules").joinpath(f"{theme}.toml").read_text("utf-8")
     for id, row in tomllib.loads(text).items():
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             key: tuple(held) if isinstance(held, list) else held for key, held in row.items()
         }
-        told["status"] = tuple(Status(name) for name in told.get("status", ()))
-        told["when"] = tuple(CONDITIONS[name] for name in told.get("when", ()))
-        yield Rule(id, **told)
+        fields["status"] = tuple(Status(name) for name in fields.get("status", ()))
+        fields["when"] = tuple(CONDITIONS[name] for name in fields.get("when", ()))
+        yield Rule(id, **fields)
 
 
 RULES: tuple[Rule, ...] = tuple(rule for theme in _THEMES for rule in _read(theme))
