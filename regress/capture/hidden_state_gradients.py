@@ -157,12 +157,12 @@ class Linearized:
             log_p = (z - top).sub_(log_sum)
             p = log_p.exp()
             own = torch.where(self._inside, p.gather(1, self._column), 0.0)
-            held = torch.where(self._inside, log_p.gather(1, self._column), 0.0)
+            inside = torch.where(self._inside, log_p.gather(1, self._column), 0.0)
             others = p.scatter_add(
                 1, self._column, -own
             )  # exactly 0 at the target: 1 - p(target) without cancellation
             rest = self._sum(others)
-            log_prob = self._over_ranks(held, "sum")
+            log_prob = self._over_ranks(inside, "sum")
             log_prob = torch.where(rest < 0.5, torch.log1p(-rest.clamp(max=0.5)), log_prob)
             plogp = torch.where(p > 0, p * log_p, 0.0)
             entropy = -self._sum(plogp)

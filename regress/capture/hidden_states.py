@@ -84,8 +84,8 @@ class HiddenStates:
         read = open_pass(p.found, infer_layout(p.found), ids.shape[1] - states.shape[1], p.absolute)
         read.samples = None if p.samples is None else p.samples(len(read.contents))
         read.reached = p.reached
-        for held in p.held:
-            read.hold(held)
+        for arguments in p.held:
+            read.hold(arguments)
         return read
 
     def _values(self, read: Pass, states: Tensor) -> dict[str, Array]:

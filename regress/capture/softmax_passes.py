@@ -169,8 +169,8 @@ class SoftmaxPass:
             reached=self.reached,
         )
         p.samples = None if self.samples is None else self.samples(len(p.contents))
-        for held in self.held:
-            p.hold(held)
+        for arguments in self.held:
+            p.hold(arguments)
         return p
 
     def _arrangement(self, ids: Ints, groups: Sequence[Group], filler: int | None) -> Arrangement:

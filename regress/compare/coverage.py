@@ -52,16 +52,16 @@ def judge_coverage(
     place: Place,
     locator: Locator | None = None,
     *,
-    wanted: Mask | None = None,
+    expected: Mask | None = None,
 ) -> Verdict:
     """Return one verdict on a stage: each of the frame's tokens must lie in exactly one of these records.
 
     Args:
         found: flat canonical indices of the tokens of each record; of ranks that hold the same tokens only one.
-        wanted: ``[frame.size]`` the tokens that must be there, by default all; the others may be there once.
+        expected: ``[frame.size]`` the tokens that must be there, by default all; the others may be there once.
     """
     times = counted(found, frame)
-    needed = np.ones(frame.size, bool) if wanted is None else wanted
+    needed = np.ones(frame.size, bool) if expected is None else expected
     count = int(np.count_nonzero(needed))
     wrong = np.flatnonzero((times > 1) | (needed & (times == 0)))
     if not wrong.size:
@@ -149,11 +149,11 @@ def _of_group(
 ) -> Iterator[Verdict]:
     if not all(actual.alike(keys[0], key) for key in keys):
         return  # other places are not comparable here; replicas have a verdict on them
-    for name, wanted in shapes.items():
+    for name, expected_shape in shapes.items():
         parts = [*actual.shards(name, keys)]
         if not parts:
             continue  # a tensor that nobody holds, or holds in another shape, has a verdict of its own
-        shape = parts[0].layout.shape if wanted is None else wanted
+        shape = parts[0].layout.shape if expected_shape is None else expected_shape
         missing = uncovered(shape, (part.layout for part in parts if part.layout.shape == shape))
         if missing is not None:
             stage, (count, index) = keys[0].stage, missing

@@ -90,14 +90,14 @@ class Expected:
 
     def sources(self, key: Key) -> list[QuantitySource]:
         """Return the tensors that a record holds, in its order, then those that it should hold besides."""
-        recorded, wanted = ([*_sources(header)] for header in (self.actual.header(key), self.beside(key)))
+        recorded, expected = ([*_sources(header)] for header in (self.actual.header(key), self.beside(key)))
         if self.plan is not None and not self.plan.repeated:
             recorded_names = {*self.actual.names(self.actual.of_stages([key.stage]))}
-            wanted = [source for source in wanted if source.primary or source.tensor in recorded_names]
+            expected = [source for source in expected if source.primary or source.tensor in recorded_names]
         if self.plan is not None and key.stage in OPEN_STAGES and self.plan.divided:
             names = self._of_part(self.plan, key.stage, self.plan.part(key.rank))
-            wanted = [source for source in wanted if source.name in names]
-        return list(dict.fromkeys([*recorded, *wanted]))
+            expected = [source for source in expected if source.name in names]
+        return list(dict.fromkeys([*recorded, *expected]))
 
     def _of_part(self, plan: Plan, stage: str, part: int) -> set[str]:
         """Return the names on any rank of a part of the model, or, without a record, all that nobody has."""
@@ -153,9 +153,9 @@ class AtPlaces:
         """Yield verdicts on the set of records, their tokens, and each tensor that one side lacks."""
         yield from self._set_of_records()
         for stage in self.expected.stages:
-            wanted = tokens_of(stage, self.actual.frame, self.expected.loss)
+            expected = tokens_of(stage, self.actual.frame, self.expected.loss)
             found = self.actual.once(stage)
-            yield judge_coverage(stage, found, self.actual.frame, self.place, locator, wanted=wanted)
+            yield judge_coverage(stage, found, self.actual.frame, self.place, locator, expected=expected)
         for key in self.expected.places():
             yield from self._record(key)
         for source, at in self.expected.homeless():

@@ -116,13 +116,13 @@ class Stage:
 
     def verdicts(self) -> Iterator[Verdict]:
         """Yield verdicts on everything that is missing or superfluous."""
-        wanted = {name for name in self.golden.names | self.actual.names if self._asked(name)}
-        if not wanted:
+        requested = {name for name in self.golden.names | self.actual.names if self._asked(name)}
+        if not requested:
             return
         if not self.golden.headers or not self.actual.headers:
             yield from self._absent()
             return
-        yield from self._tensors(wanted)
+        yield from self._tensors(requested)
         wrong = [f"{self.place}: {detail}" for _, detail in self.golden.wrong()]
         self.planned.problems.extend(wrong)
         if wrong:
@@ -130,7 +130,7 @@ class Stage:
         for key, detail in self.actual.wrong():
             yield Verdict.fault(Status.COVERAGE, QUANTITY, str(key), self.place, detail)
         if self.name in UPDATE_STAGES:
-            yield from self._elements(wanted)
+            yield from self._elements(requested)
         else:
             yield from self._tokens()
 
@@ -166,7 +166,7 @@ class Stage:
             return
         self.planned.notes.append(note)
 
-    def _tensors(self, wanted: Collection[str]) -> Iterator[Verdict]:
+    def _tensors(self, requested: Collection[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
         golden, actual = self.golden, self.actual
         if self.options.common and not {*golden.names} & {*actual.names}:
@@ -178,7 +178,7 @@ class Stage:
         left_out = []
         for half, other in ((golden, actual), (actual, golden)):
             names = []
-            for name in (name for name in half.names if name in wanted and name not in other.names):
+            for name in (name for name in half.names if name in requested and name not in other.names):
                 holders = half.having(name)
                 lacks = untrained(self.name, name, holders, half.side, other.side)
                 if lacks is None and not other.side.writes(self.name, name):
@@ -225,18 +225,18 @@ class Stage:
         frame = self.golden.records.frame
         mine, its = counted(golden, frame), counted(actual, frame)
         locator, nothing = Locator(frame), np.zeros(frame.size, bool)
-        twice = judge_coverage(self.name, golden, frame, self.place, locator, wanted=nothing)
+        twice = judge_coverage(self.name, golden, frame, self.place, locator, expected=nothing)
         if not twice.ok:
             self.planned.problems.append(
                 f"{self.place}: golden dump: {self.name} of {twice.detail}; ranks that repeat each other's tokens need "
                 "their mesh in the manifest (provenance=Provenance(mesh=...))"
             )
             return
-        wanted = mine > 0
+        expected = mine > 0
         if self.golden.side.system == "golden" and self.name in LOSS_STAGES:
             loss = self.loss_tokens()  # a case has no values of other tokens
-            wanted &= True if loss is None else loss
-        verdict = judge_coverage(self.name, actual, frame, self.place, locator, wanted=wanted)
+            expected &= True if loss is None else loss
+        verdict = judge_coverage(self.name, actual, frame, self.place, locator, expected=expected)
         yield verdict
         extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
@@ -265,9 +265,9 @@ class Stage:
         first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
         return half.records.once(self.name, name, first=first, without=self.copies)
 
-    def _elements(self, wanted: Collection[str]) -> Iterator[Verdict]:
+    def _elements(self, requested: Collection[str]) -> Iterator[Verdict]:
         """Yield verdicts on elements of full tensors that no rank holds."""
-        names = (name for name in self.golden.names if name in wanted and name in self.actual.names)
+        names = (name for name in self.golden.names if name in requested and name in self.actual.names)
         for name in names:
             holders = self.actual.having(name)
             layouts = [layout for record in holders if (layout := record.layout(name)) is not None]

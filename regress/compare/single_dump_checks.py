@@ -199,9 +199,9 @@ class Alone:
         known: dict[int, set[str]] = {}
         for (rank, _), stages in micros.items():
             known.setdefault(self._pipeline(rank), set()).update(stages)
-        wanted = CAPTURED if self.side.config.get("capture") else EVERYWHERE
+        types = CAPTURED if self.side.config.get("capture") else EVERYWHERE
         for (rank, micro), stages in sorted(micros.items(), key=str):
-            for stage in wanted:
+            for stage in types:
                 if stage in known[self._pipeline(rank)] and stage not in stages:
                     words = f"{_named(stage, micro)} is missing, though it has {min(stages)}: {REMEDY}"
                     yield lost(stage, self._at(rank, micro), words)

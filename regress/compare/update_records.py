@@ -70,9 +70,9 @@ class Records:
         Args:
             frame: by default the samples that the records name, each as long as any of them reaches.
         """
-        held = {f"{record.type}/{number}": record for number, record in enumerate(records)}
-        headers = [header_of(name, record) for name, record in held.items()]
-        return cls(headers, held.__getitem__, frame or frame_of(headers), root)
+        named = {f"{record.type}/{number}": record for number, record in enumerate(records)}
+        headers = [header_of(name, record) for name, record in named.items()]
+        return cls(headers, named.__getitem__, frame or frame_of(headers), root)
 
     @property
     def headers(self) -> Iterator[Header]:
@@ -227,14 +227,14 @@ class Records:
         """Return True if several ranks hold an element, or compute a token, of a stage."""
         if stage not in UPDATE_STAGES:
             return any(len(keys) > 1 for keys in self.groups(stage))
-        held: dict[tuple[str, tuple[int, ...]], int] = {}
+        sizes: dict[tuple[str, tuple[int, ...]], int] = {}
         for header in (self.all[key][0] for key in self.of_stages([stage])):
             for name in header.tensors:
                 layout = header.layout(name)
                 if layout is not None:
                     part = name, layout.shape
-                    held[part] = held.get(part, 0) + math.prod(layout.local_shape)
-        return any(count > math.prod(shape) for (_, shape), count in held.items())
+                    sizes[part] = sizes.get(part, 0) + math.prod(layout.local_shape)
+        return any(count > math.prod(shape) for (_, shape), count in sizes.items())
 
 
 def words_at(

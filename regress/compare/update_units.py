@@ -224,11 +224,11 @@ class UpdateUnits:
                 yield self._unit(stage, record, same)
         first: dict[str, Header] = {}
         for g in sorted(golden, key=lambda g: g.key.rank or 0):
-            held = repr((sorted(g.tensors.items()), g.shards))
-            if held in first and g.key.rank not in ranks and not local:
+            contents = repr((sorted(g.tensors.items()), g.shards))
+            if contents in first and g.key.rank not in ranks and not local:
                 unit = self._unit(stage, actual[0], [g])
                 yield replace(unit, suffix=f" (golden rank {g.key.rank})")
-            first.setdefault(held, g)
+            first.setdefault(contents, g)
 
     def _tokens(
         self, stage: str, golden: Sequence[Header], actual: Sequence[Header], names: tuple[str, ...]

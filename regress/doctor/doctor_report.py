@@ -81,8 +81,8 @@ def counts(issues: Sequence[Issue]) -> dict[str, int]:
 
 def recommendations(issues: Sequence[Issue]) -> list[str]:
     """Return what to type, the worst finding first, each once."""
-    wanted = [issue.command or (AUTOMATIC if issue.fix is not None else None) for issue in issues]
-    return list(dict.fromkeys(command for command in wanted if command is not None))
+    commands = [issue.command or (AUTOMATIC if issue.fix is not None else None) for issue in issues]
+    return list(dict.fromkeys(command for command in commands if command is not None))
 
 
 def show(report: Report, console: Console, *, plan: bool = True, detail: bool = False) -> None:

@@ -81,8 +81,8 @@ def _joined(folder: Location, files: Iterable[tuple[Location, dict[str, Array]]]
     """Return the tensors of several files, of which each may be in one only."""
     found: dict[str, Array] = {}
     owner: dict[str, Location] = {}
-    for path, held in files:
-        for name, array in held.items():
+    for path, entries in files:
+        for name, array in entries.items():
             if name in owner:
                 raise DumpError(
                     f"{folder} holds the tensor {name} twice, in {owner[name].name} and in {path.name}: give one file, "
@@ -99,19 +99,19 @@ def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[
         path = folder / shard
         if not _is_there(path):
             raise DumpError(f"{index} names the shard {shard}, which is missing: copy the checkpoint again")
-        held = tensors_in(path)
-        lost = [name for name, where in shards.items() if where == shard and name not in held]
+        tensors = tensors_in(path)
+        lost = [name for name, where in shards.items() if where == shard and name not in tensors]
         if lost:
             raise DumpError(
                 f"{path} lacks {len(lost)} of the tensors that {index.name} promises ({lost[0]}): copy the checkpoint "
                 "again, or save its index anew"
             )
-        unknown = next((name for name in held if name not in shards), None)
+        unknown = next((name for name in tensors if name not in shards), None)
         if unknown is not None:
             raise DumpError(
                 f"{path} holds the tensor {unknown}, which {index.name} does not name: save the index anew"
             )
-        yield path, held
+        yield path, tensors
 
 
 def _is_there(path: Location) -> bool:

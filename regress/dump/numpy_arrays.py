@@ -74,10 +74,10 @@ def _from_torch(tensor: torch.Tensor, name: str) -> Array:
         raise DumpError(f"tensor {name!r} is sparse, but a dump holds dense tensors: call to_dense() on it")
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     copy.copy_(tensor.detach())
-    wanted = DTYPES[dtype]
-    if is_float(wanted) and not hasattr(np, dtype):
-        carrier = getattr(torch, _CARRIERS[wanted.itemsize])
-        viewed: Array = copy.view(carrier).numpy().view(wanted)
+    described = DTYPES[dtype]
+    if is_float(described) and not hasattr(np, dtype):
+        carrier = getattr(torch, _CARRIERS[described.itemsize])
+        viewed: Array = copy.view(carrier).numpy().view(described)
         return viewed
     plain: Array = copy.numpy()
     return plain

@@ -134,10 +134,10 @@ class DumpedRequest:
 
     def line(self) -> bytes:
         """Return the line, with its end; raises `DumpError` for values that are not plain data."""
-        held: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        held["datums"] = [{"tokens": [*d.tokens], "id": d.id} for d in self.datums]
-        held["parts"] = [[part.rank, part.micro, [*part.datums]] for part in self.parts]
-        return dumps(plain(held, INDEX)).encode() + b"\n"
+        row: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        row["datums"] = [{"tokens": [*d.tokens], "id": d.id} for d in self.datums]
+        row["parts"] = [[part.rank, part.micro, [*part.datums]] for part in self.parts]
+        return dumps(plain(row, INDEX)).encode() + b"\n"
 
     @classmethod
     def parse(cls, text: bytes | str) -> Self:

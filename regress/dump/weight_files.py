@@ -112,9 +112,9 @@ def _safetensors(data: memoryview) -> dict[str, Array]:
     header.pop("__metadata__", None)
     body = data[8 + size :]
     found = {name: _tensor(name, entry, body) for name, entry in header.items()}
-    held = sum(array.nbytes for array in found.values())
-    if held != len(body):
-        raise Damage(f"its tensors need {held} bytes, but {len(body)} follow the header")
+    total = sum(array.nbytes for array in found.values())
+    if total != len(body):
+        raise Damage(f"its tensors need {total} bytes, but {len(body)} follow the header")
     return found
 
 

@@ -51,11 +51,11 @@ def _values(
     policy: Policy, tokens: LossTokens, microbatches: Sequence[Microbatch], objective: Objective, world: Ranks
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and, if they are compared, entropies of all loss tokens, [K] each."""
-    wanted = objective.top_entropy_quantile < 1.0
+    by_entropy = objective.top_entropy_quantile < 1.0
     with receiving(None):  # activations are those of the pass that is trained
-        found = policy.values(microbatches, entropy=wanted)
+        found = policy.values(microbatches, entropy=by_entropy)
     log_probs = _collected([each.log_probs for each in found], microbatches, tokens, world)
-    if not wanted:
+    if not by_entropy:
         return log_probs, None
     entropies = [torch.zeros_like(each.log_probs) if each.entropy is None else each.entropy for each in found]
     return log_probs, _collected(entropies, microbatches, tokens, world)

@@ -72,8 +72,8 @@ class LocalPolicy:
         return self._entropy is True
 
     @entropy_gradient.setter
-    def entropy_gradient(self, wanted: bool) -> None:
-        self._entropy = True if wanted else "no_grad"
+    def entropy_gradient(self, enabled: bool) -> None:
+        self._entropy = True if enabled else "no_grad"
 
     @property
     def computes_losses(self) -> bool:

@@ -136,13 +136,13 @@ class ReplayedGroups:
 
     def _recorded(self, step: int, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Return the prompts of the recorded groups, as far as the run has them; the worker refuses others."""
-        wanted = self.worker.groups(step, TRAIN)
+        recorded = self.worker.groups(step, TRAIN)
         known = {prompt.group_id: prompt for prompt in prompts}
-        batch, last = 0, max(wanted)
+        batch, last = 0, max(recorded)
         while max(known) < last and len(known) < len(prompts) * (1 + self._most):
             batch += 1
             known |= {prompt.group_id: prompt for prompt in self.prompts.further(step, batch)}
-        found = [known[group] for group in wanted if group in known]
+        found = [known[group] for group in recorded if group in known]
         return found if len(found) == len(prompts) else list(prompts)
 
     @property

@@ -130,16 +130,16 @@ def _in_chunks(
 ) -> TokenLogProbs:
     head = model.get_output_embeddings()
 
-    def project(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-        out = log_probs(head(rows).squeeze(0), wanted)
+    def project(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        out = log_probs(head(rows).squeeze(0), targets)
         return out.log_probs, out.entropy
 
     contexts = functools.partial(checkpoint_contexts, model.dtype)
     parts = [
-        checkpoint(project, rows, wanted, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        checkpoint(project, rows, ids, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         if torch.is_grad_enabled()
-        else project(rows, wanted)
-        for rows, wanted in zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True)
+        else project(rows, ids)
+        for rows, ids in zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True)
     ]
     values, entropies = zip(*parts, strict=True)
     return TokenLogProbs(torch.cat(values), None if entropies[0] is None else torch.cat(entropies))

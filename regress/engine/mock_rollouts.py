@@ -113,10 +113,10 @@ class MockRolloutWorker:
                 self._check_numbers(where, trajectory, split)
             return found.trajectories
         recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
-        wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
-        for prompt, run in wanted:
+        expected = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
+        for prompt, run in expected:
             self._check(path, prompt, run, recorded.get((prompt.group_id, run)), split)
-        unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in wanted}
+        unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in expected}
         if unused:
             group, run = min(unused)
             raise ReplayError(
@@ -124,8 +124,8 @@ class MockRolloutWorker:
                 f"{group!r} run {run}; set data.prompts_per_step, data.group_size and seed as in the recorded run"
             )
         if self.announce:
-            run_log.loaded(step, path, len(wanted))
-        return [recorded[prompt.group_id, run] for prompt, run in wanted]
+            run_log.loaded(step, path, len(expected))
+        return [recorded[prompt.group_id, run] for prompt, run in expected]
 
     def groups(self, step: int, split: str) -> list[str]:
         """Return the groups that were recorded of a step, in their order."""
@@ -224,12 +224,12 @@ class MockRolloutWorker:
 
     def _check_numbers(self, where: str, found: Trajectory, split: str) -> None:
         """Refuse a trajectory that was sampled otherwise, or that the run's model or lengths cannot hold."""
-        key, wanted = "rollout_worker.temperature", self._expect.temperature
+        key, temperature = "rollout_worker.temperature", self._expect.temperature
         if split == SAMPLES:
-            key, wanted = "evaluation.temperature", self._expect.samples_temperature
-        if found.temperature is not None and found.temperature != wanted:
+            key, temperature = "evaluation.temperature", self._expect.samples_temperature
+        if found.temperature is not None and found.temperature != temperature:
             raise ReplayError(
-                f"{where} was sampled at temperature {found.temperature} but {key} is {wanted}; set it as in the "
+                f"{where} was sampled at temperature {found.temperature} but {key} is {temperature}; set it as in the "
                 "recorded run"
             )
         if max(found.tokens) >= self._expect.vocabulary:

@@ -120,10 +120,10 @@ def _override(hf: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
 
 def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:
     if found["mismatched_keys"]:
-        name, saved, wanted = min(found["mismatched_keys"])
+        name, saved, shape = min(found["mismatched_keys"])
         raise ConfigError(
             f"{stated}: the checkpoint holds {name} of shape {list(saved)} and its config.json asks for "
-            f"{list(wanted)}; give weights and config.json of the same model"
+            f"{list(shape)}; give weights and config.json of the same model"
         )
     if found["missing_keys"]:
         missing = found["missing_keys"]

@@ -76,8 +76,8 @@ def _read(path: Path, stated: str) -> dict[str, Array]:
 
 
 def _check_names(tensors: Mapping[str, Array], parameters: dict[str, nn.Parameter], stated: str) -> None:
-    wanted = {f"{name}/{key}" for name in parameters for key in STATES}
-    for verb, names in (("lacks", wanted - tensors.keys()), ("has additional", tensors.keys() - wanted)):
+    expected = {f"{name}/{key}" for name in parameters for key in STATES}
+    for verb, names in (("lacks", expected - tensors.keys()), ("has additional", tensors.keys() - expected)):
         if names:
             raise ConfigError(
                 f"{stated}: the file {verb} {min(names)} ({len(names)} in all), but it has to hold {', '.join(STATES)} "

@@ -264,10 +264,10 @@ def _recorder(
 ) -> Recorder:
     """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
-    wanted = debug.dump_options
-    if wanted.param or wanted.gradient or wanted.optimizer:
+    options = debug.dump_options
+    if options.param or options.gradient or options.optimizer:
         matching_parameters(trained_parameters(policy.architecture), debug.target_param_pattern)
-    if wanted.activations:
+    if options.activations:
         found = matching_modules(policy.architecture, debug.target_module_pattern)
         if config.model.compile is not None:
             _require_outside(found, blocks_of(policy.model), config)

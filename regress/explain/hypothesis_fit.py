@@ -172,9 +172,9 @@ def _classify(g: Floats, base: Floats, factor: Floats, kl: Floats | None, used: 
         if not len(rows):
             continue
         cap = _caps(rest[rows], scale[rows, None] * base, factor, own[rows], tokens[rows], above=side == 1)
-        held = tokens[rows] & ~np.isnan(cap)[:, None]
-        own[rows] = np.where(held, scale[rows, None] * base * cap[:, None], own[rows])
-        capped[rows] |= held
+        usable = tokens[rows] & ~np.isnan(cap)[:, None]
+        own[rows] = np.where(usable, scale[rows, None] * base * cap[:, None], own[rows])
+        capped[rows] |= usable
         caps[rows, side] = cap
     unexplained = np.where(known, _norms(rest - own) / _norms(g[None]), np.inf)
     return _Rows(scale, penalty, unexplained, clipped & ~capped, caps), capped

@@ -149,8 +149,8 @@ def _hypotheses(
         for (i, members), (j, factor) in product(enumerate(classes), enumerate(ratios)):
             counted = int(tokens[np.flatnonzero(members[0].values[tokens])[0]])
             bare = Match(advantage, members, factor, None, _NOT_YET, counted)
-            wanted = [k for k in range(len(terms)) if first or (i, j, k) in promising]
-            for part in ([k for k in wanted if terms[k] is None], [k for k in wanted if terms[k]]):
+            candidates = [k for k in range(len(terms)) if first or (i, j, k) in promising]
+            for part in ([k for k in candidates if terms[k] is None], [k for k in candidates if terms[k]]):
                 missing = {same[k]: terms[same[k]] for k in part if (i, j, same[k]) not in known_fits}
                 for k, found in _fits(mask, bare, missing, tokens).items():
                     known_fits[i, j, k] = replace(found, scale=found.scale * ratio)

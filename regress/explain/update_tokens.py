@@ -155,10 +155,10 @@ def read_update(
         CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
     """
     place = chosen(dump, step, update, samples_of)[0]
-    wanted = [*(_READ), "loss"]
+    types = [*(_READ), "loss"]
     records = [
         dump.read(name)
-        for stage in wanted
+        for stage in types
         for name, (type, where) in dump.entries.items()
         if type == stage and where.step == place[0] and where.update in (None, place[1])
     ]

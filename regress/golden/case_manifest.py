@@ -270,9 +270,9 @@ def _stamp(data: Any) -> Stamp:
     return Stamp(conform(data["size"], Count, "a size"), conform(data["sha256"], Hash, "a hash"))
 
 
-def _keys(data: Any, wanted: set[str], what: str, optional: Collection[str] = ()) -> None:
-    if not isinstance(data, dict) or data.keys() - {*optional} != wanted:
-        raise ValueError(f"{what} does not consist of {', '.join(sorted(wanted))}")
+def _keys(data: Any, required: set[str], what: str, optional: Collection[str] = ()) -> None:
+    if not isinstance(data, dict) or data.keys() - {*optional} != required:
+        raise ValueError(f"{what} does not consist of {', '.join(sorted(required))}")
 
 
 def checksum(tree: Mapping[str, Any]) -> str:

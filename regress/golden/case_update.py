@@ -98,10 +98,10 @@ def commit(
 
 def _replace_inputs(batch: Batch, folder: Path, source: Path) -> None:
     """Add to a batch that a case gets the inputs of another folder, and no others."""
-    wanted = input_files(source)
-    for name in wanted:
+    files = input_files(source)
+    for name in files:
         batch.write(folder / name, [read(source / name)])
-    for name in {*input_files(folder)} - {*wanted}:
+    for name in {*input_files(folder)} - {*files}:
         batch.remove(folder / name)
 
 

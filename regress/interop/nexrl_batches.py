@@ -101,13 +101,13 @@ class Batches:
         old = self._old_rows()
         found = [old.get(row.key) for row in rows]
         if old and all(values is not None for values in found):
-            held = np.zeros(tensors["log_probs"].shape, next(iter(old.values())).dtype)
+            log_probs = np.zeros(tensors["log_probs"].shape, next(iter(old.values())).dtype)
             for index, (row, values) in enumerate(zip(rows, found, strict=True)):
                 assert values is not None
-                held[_line(row, index), row.start : row.stop] = values[: row.stop - row.start]
-            tensors["old_log_probs"] = held
+                log_probs[_line(row, index), row.start : row.stop] = values[: row.stop - row.start]
+            tensors["old_log_probs"] = log_probs
             with np.errstate(all="ignore"):
-                ratio = np.exp(tensors["log_probs"].astype(np.float64) - held.astype(np.float64))
+                ratio = np.exp(tensors["log_probs"].astype(np.float64) - log_probs.astype(np.float64))
             valid = tensors["effective_valid"].astype(bool)
             tensors["prob_ratio"] = np.where(valid, ratio, 0.0).astype(tensors["log_probs"].dtype)
         return Record.of("is_loss_debug", where, tensors, {**_meta(rows, width), "derived": True})

@@ -101,7 +101,7 @@ class ServiceDump(Source):
     def missing(self, step: int) -> list[str]:
         """Return the files that the index announces for a step, and that are not there."""
         there = {name.rpartition(".")[0] for name in self.entries}
-        wanted = dict.fromkeys(
+        announced = dict.fromkeys(
             f"{type}/{Coordinates(step, rank=part.rank, micro=part.micro).stem}"
             for one in self.passes
             if one.step == step and not one.folder
@@ -109,7 +109,7 @@ class ServiceDump(Source):
             if type in PER_MICROBATCH
             for part in one.parts
         )
-        return [name for name in wanted if name not in there]
+        return [name for name in announced if name not in there]
 
     def read(self, name: str) -> Record:
         """Read one record.
@@ -182,11 +182,11 @@ class ServiceDump(Source):
 
     @cached_property
     def _roots(self) -> Mapping[int, int]:
-        held: dict[int, list[tuple[Any, ...]]] = {}
+        by_rank: dict[int, list[tuple[Any, ...]]] = {}
         for one, part in self._microbatches():
-            held.setdefault(part.rank, []).append((one.step, one.seq_id, part.micro, part.datums))
+            by_rank.setdefault(part.rank, []).append((one.step, one.seq_id, part.micro, part.datums))
         first: dict[tuple[Any, ...], int] = {}
-        return {rank: first.setdefault(tuple(held[rank]), rank) for rank in sorted(held)}
+        return {rank: first.setdefault(tuple(by_rank[rank]), rank) for rank in sorted(by_rank)}
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True for stages that a service records, and their documented tensors.

@@ -129,10 +129,10 @@ class ShardLayout:
             return tuple(slice(*ranges[0]) for ranges in self.ranges)
         return np.ix_(*self.along())
 
-    def _check(self, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
-        if tuple(found) != wanted:
+    def _check(self, found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
+        if tuple(found) != expected:
             raise ValueError(
-                f"{what} has the shape {list(found)}, but this shard layout is for one of {list(wanted)}"
+                f"{what} has the shape {list(found)}, but this shard layout is for one of {list(expected)}"
             )
 
 

@@ -60,10 +60,10 @@ def differing(root: nn.Module, groups: Sequence[tuple[Any, list[str]]]) -> Itera
     for group, names in groups:
         own = torch.stack([checksum(parameters[name]) for name in names])
         ranks = distributed.get_process_group_ranks(group)
-        held = [torch.empty_like(own) for _ in ranks]
-        distributed.all_gather(held, own, group=group)
-        for rank, theirs in zip(ranks[1:], held[1:], strict=True):
-            wrong = (theirs != held[0]).any(-1).nonzero().flatten().tolist()
+        gathered = [torch.empty_like(own) for _ in ranks]
+        distributed.all_gather(gathered, own, group=group)
+        for rank, theirs in zip(ranks[1:], gathered[1:], strict=True):
+            wrong = (theirs != gathered[0]).any(-1).nonzero().flatten().tolist()
             if wrong:
                 name = names[wrong[0]].removeprefix("module.")
                 yield (

@@ -65,7 +65,7 @@ class Claim:
 
 def resolved(objective: Objective) -> str:
     """Return the fields of an objective that matter to it: what it is made of, and what differs from the defaults."""
-    shown = [name for name, wanted in _CORE.items() if wanted(objective)]
+    shown = [name for name, applies in _CORE.items() if applies(objective)]
     known = {spec.name: spec.default for spec in fields(Objective)}
     shown += [
         name for name, value in known.items() if name not in _CORE and getattr(objective, name) != value

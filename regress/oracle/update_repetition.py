@@ -356,8 +356,8 @@ def _refuse_beyond(objective: Objective) -> None:
         "reward_aggregation": objective.reward_aggregation == "normalize_then_sum",
         "advantage": objective.advantage == "gdpo",
     }
-    for name, wanted in beyond.items():
-        if wanted:
+    for name, depends in beyond.items():
+        if depends:
             raise OracleError(
                 f"algorithm.{name}={getattr(objective, name)} depends on more of the run than a dump tells; give --set "
                 f"algorithm.{name} another value"

@@ -43,11 +43,11 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
             one has no device.
         RegressError: whatever ends one of them.
     """
-    wanted = rank_plan(config.parallel).mesh
+    mesh = rank_plan(config.parallel).mesh
     started = _count(environ, "WORLD_SIZE", "1")
-    if started != wanted.world_size:
-        raise ConfigError(_wrong_number(wanted, started))
-    if wanted.world_size == 1:
+    if started != mesh.world_size:
+        raise ConfigError(_wrong_number(mesh, started))
+    if mesh.world_size == 1:
         yield SingleProcess()
         return
     device = _device(config.device, environ)

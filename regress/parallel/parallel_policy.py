@@ -135,10 +135,10 @@ class ParallelPolicy(LocalPolicy):
         if self._pipeline is None:
             found = super().values(microbatches, entropy=entropy)
         else:
-            wanted: Entropy = "no_grad" if entropy else False
+            mode: Entropy = "no_grad" if entropy else False
             found = self._pipeline.values(
                 microbatches,
-                lambda model, micro, hidden: self._forward(micro, entropy=wanted, model=model, hidden=hidden),
+                lambda model, micro, hidden: self._forward(micro, entropy=mode, model=model, hidden=hidden),
             )
         for stage in self._stages.models:
             fsdp.reshard(stage)
@@ -281,14 +281,14 @@ class ParallelPolicy(LocalPolicy):
             data = [name for name in data if name == "cp" and self._replicas is None]
         partial = {name for plan in self._tensor for name in plan.partial}
         found = []
-        for dims, wanted in (
+        for dims, chosen in (
             (("ep", *data), lambda name: name not in self._experts and name not in partial),
             (("ep", *data, "tp"), lambda name: name not in self._experts and name in partial),
             (tuple(data), lambda name: name in self._experts and name not in partial),
             ((*data, "tp"), lambda name: name in self._experts and name in partial),
         ):
             group = self._world.group(*dims) if dims else None
-            names = [name for name, _ in self.named_parameters() if wanted(name)]
+            names = [name for name, _ in self.named_parameters() if chosen(name)]
             if group is not None and names and self._trained:
                 found.append((names, group))
         return found

@@ -191,5 +191,5 @@ def _repeats(failed: list[Failure], groups: list[Group], firsts: list[Failure]) 
 def _first(failed: list[Failure], group: Group) -> Failure:
     """Return the first failure of a group: of the quantity that broke first, if one of that failed."""
     own = [one for one in failed if one.replay == group.replays[0]]
-    wanted = "" if group.first is None else group.first.quantity
-    return next((one for one in own if one.quantity == wanted), own[0])
+    quantity = "" if group.first is None else group.first.quantity
+    return next((one for one in own if one.quantity == quantity), own[0])

@@ -154,13 +154,13 @@ class ReplaySession:
             _warm_ranks(parts.values())
         if self._config.stash[SETTINGS].update is None:
             return
-        wanted: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        chosen_quantities: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for node, part in parts.items():
             where = {(update.step, update.update): update.where for update in part.replay.plan}
             for item in chosen(node, part):
                 if (place := (item.place.step, item.place.update)) in where:
-                    wanted[part.replay.case.name].add((where[place], item.quantity))
-        suite.selection.update(wanted)
+                    chosen_quantities[part.replay.case.name].add((where[place], item.quantity))
+        suite.selection.update(chosen_quantities)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

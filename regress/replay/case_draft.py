@@ -62,18 +62,18 @@ def draft(case: GoldenCase, root: Path, seed: int) -> Iterator[GoldenStore]:
 def with_seed(text: str, seed: int) -> str:
     """Return a ``case.yaml`` with another seed and all else as it is written there, comments too."""
     tree: dict[str, Any] = yaml.safe_load(text)
-    wanted = {**tree, "config": {**tree.get("config", {}), "seed": seed}}
+    seeded = {**tree, "config": {**tree.get("config", {}), "seed": seed}}
     for found in (
         _SEED.sub(rf"\g<before>{seed}", text, count=1),
         _CONFIG.sub(f"config:\n  seed: {seed}\n", text, count=1),
     ):
-        if _holds(found, wanted):
+        if _holds(found, seeded):
             return found
-    return str(yaml.safe_dump(wanted, sort_keys=False))
+    return str(yaml.safe_dump(seeded, sort_keys=False))
 
 
-def _holds(text: str, wanted: Mapping[str, Any]) -> bool:
+def _holds(text: str, content: Mapping[str, Any]) -> bool:
     try:
-        return bool(yaml.safe_load(text) == wanted)
+        return bool(yaml.safe_load(text) == content)
     except yaml.YAMLError:
         return False

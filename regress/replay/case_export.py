@@ -199,13 +199,13 @@ _Own = Mapping[str, Sequence[float]]
 
 
 def _values(
-    case: GoldenCase, update: PlannedUpdate, config: Config, wanted: Mapping[str, str]
+    case: GoldenCase, update: PlannedUpdate, config: Config, sources: Mapping[str, str]
 ) -> dict[tuple[str, int], _Own]:
     """Return the golden values of some quantities, by sample."""
     recorded = case.quantities(update.where)
     found: dict[str, Array] = {
         field: case.truth_of(update.where, quantity)[quantity]
-        for field, quantity in wanted.items()
+        for field, quantity in sources.items()
         if quantity in recorded
     }
     if config.algorithm.old_log_probs == "current":

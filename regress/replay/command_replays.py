@@ -184,8 +184,8 @@ def chosen_replays(
         raise GoldenError(
             f"{store.root} holds no golden case; give --golden-dir, or record one with regress golden record"
         )
-    wanted = list(dict.fromkeys(name for pattern in cases for name in select(names, pattern))) or names
-    opened = [_opened(store, name) for name in wanted]
+    chosen = list(dict.fromkeys(name for pattern in cases for name in select(names, pattern))) or names
+    opened = [_opened(store, name) for name in chosen]
     table |= spelled_out(variants, table)
     rows = {name: table[name] for name in choose(table, variants)}
     left: dict[str, str] = {} if refused is None else refused
@@ -195,7 +195,7 @@ def chosen_replays(
         raise ConfigError(f"{name} is not possible: {why}")
     if not found:
         raise ConfigError(
-            f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier} of the matrix {extent}, "
+            f"no variant of {variants!r} is replayed on {', '.join(chosen)} in the tier {tier} of the matrix {extent}, "
             "so nothing would be compared; regress variants lists their cases and precisions, --matrix full takes all "
             "cases"
         )

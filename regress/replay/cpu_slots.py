@@ -37,26 +37,26 @@ class CpuSlots:
         self._root, self._count = root, count or PER_PROCESSOR * processors()
 
     @contextmanager
-    def taken(self, wanted: int, what: str) -> Iterator[None]:
+    def taken(self, count: int, what: str) -> Iterator[None]:
         """Hold ``wanted`` slots, or all if there are fewer; raises `ReplayError` if others never release any."""
         self._root.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
+        with ExitStack() as locks:
             with interprocess_lock(self._root / "gate", what):
-                self._take(min(wanted, self._count), held, what)
+                self._take(min(count, self._count), locks, what)
             yield
 
-    def _take(self, wanted: int, held: ExitStack, what: str) -> None:
+    def _take(self, count: int, locks: ExitStack, what: str) -> None:
         others = LockHolders(what)
         free = [FileLock(self._root / f"{index}.lock") for index in range(self._count)]
-        while wanted:
+        while count:
             for lock in list(free):
                 try:
-                    held.enter_context(lock.acquire(timeout=0))
+                    locks.enter_context(lock.acquire(timeout=0))
                 except Timeout:
                     continue
                 free.remove(lock)
-                wanted -= 1
-                if not wanted:
+                count -= 1
+                if not count:
                     return
             others.require_running(free)
             time.sleep(_PAUSE)

@@ -206,10 +206,10 @@ class Staging:
         return self._known[case.name]
 
     def _stage(self, case: GoldenCase) -> None:
-        wanted, work = self._selection(case.name), self.root / f".{case.name}"
+        selection, work = self._selection(case.name), self.root / f".{case.name}"
         row: dict[str, Any] = {"changes": [], "compared": {}, "error": None}
         try:
-            found = propose(case, work, selected=partial(_selected, case, wanted), **self._settings)
+            found = propose(case, work, selected=partial(_selected, case, selection), **self._settings)
             _copy(case.folder, self.root / case.name)
             shutil.copyfile(self.root / case.name / MANIFEST, self.root / f"{case.name}.base")
             commit(self.root / case.name, truth=found.changed, provenance=provenance_of(case))
@@ -221,10 +221,10 @@ class Staging:
         write_atomically(self.root / f"{case.name}.json", [json.dumps(row).encode()])
 
 
-def _selected(case: GoldenCase, wanted: Selection, where: str, quantity: str) -> bool:
+def _selected(case: GoldenCase, selection: Selection, where: str, quantity: str) -> bool:
     """Return True if a quantity may change: it has a test, or it is new and the coverage of its update is tested."""
     new = where not in case.wheres() or quantity not in case.quantities(where)
-    return (where, quantity) in wanted or (new and (where, "coverage") in wanted)
+    return (where, quantity) in selection or (new and (where, "coverage") in selection)
 
 
 def _copy(folder: Path, target: Path) -> None:

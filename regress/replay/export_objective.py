@@ -72,8 +72,8 @@ def _update(number: int, plan: Sequence[PlannedUpdate], rate: float, config: Con
 
 
 def _samples(update: PlannedUpdate, micro: int) -> list[Json]:
-    held = update.layouts[0][micro].tokens.segments
-    return [list(update.frame.samples[sample]) for sample in dict.fromkeys(s.sample for s in held)]
+    segments = update.layouts[0][micro].tokens.segments
+    return [list(update.frame.samples[sample]) for sample in dict.fromkeys(s.sample for s in segments)]
 
 
 def formulas(objective: Objective) -> Mapping[str, str]:

@@ -134,10 +134,10 @@ class ExportedCase:
         if self.numbers["optimizer_steps"] is None:
             return None
         try:
-            held = tensors_in(self.folder / "optimizer.safetensors")
+            tensors = tensors_in(self.folder / "optimizer.safetensors")
         except DumpError as error:
             raise GoldenError(f"{error}; export the case again") from error
-        moments = {name: np.array(array) for name, array in held.items()}
+        moments = {name: np.array(array) for name, array in tensors.items()}
         counts = {f"{name}/step": np.asarray(float(count)) for name, count in self.optimizer_steps.items()}
         return {**moments, **counts}
 

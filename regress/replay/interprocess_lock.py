@@ -67,15 +67,15 @@ class LockHolders:
 
 def _holders(locks: Iterable[FileLock]) -> Iterator[int]:
     """Yield the processes that hold locks; none where the system does not tell."""
-    wanted = set()
+    ids = set()
     for lock in locks:
         with suppress(OSError):
             found = Path(lock.lock_file).stat()
-            wanted.add(f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}")
+            ids.add(f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}")
     with suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
             kind, _, _, process, file = line.split()[1:6]
-            if kind == "FLOCK" and file in wanted and int(process) > 0:
+            if kind == "FLOCK" and file in ids and int(process) > 0:
                 yield int(process)
 
 

@@ -48,8 +48,8 @@ def staged(case: GoldenCase, folder: Path, steps: int) -> dict[str, Any]:
     """
     config = compose(case.config, case_config(case, steps), folder / "unstaged")
     prompts = make_material(config).prompts
-    wanted = [[prompt.problem for prompt in prompts.train(step)] for step in range(steps)]
-    _require_distinct(case, wanted)
+    planned = [[prompt.problem for prompt in prompts.train(step)] for step in range(steps)]
+    _require_distinct(case, planned)
     recording = folder / "staged"
     for step, found in read_trajectories(case.folder / "trajectories").items():
         if step < steps:
@@ -59,9 +59,9 @@ def staged(case: GoldenCase, folder: Path, steps: int) -> dict[str, Any]:
             write_atomically(recording / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))
     problems = folder / "problems.jsonl"
     overrides = _overrides(case, problems, recording, steps)
-    _write(problems, wanted)
+    _write(problems, planned)
     laid = compose(case.config, case_config(case, steps) | overrides, folder / "unordered")
-    _write(problems, _reordered(wanted, make_material(laid).prompts))
+    _write(problems, _reordered(planned, make_material(laid).prompts))
     return overrides
 
 
@@ -84,8 +84,8 @@ def _overrides(case: GoldenCase, problems: Path, recording: Path, steps: int) ->
     }
 
 
-def _require_distinct(case: GoldenCase, wanted: Sequence[Sequence[Problem]]) -> None:
-    texts = [problem.prompt for step in wanted for problem in step]
+def _require_distinct(case: GoldenCase, planned: Sequence[Sequence[Problem]]) -> None:
+    texts = [problem.prompt for step in planned for problem in step]
     if not texts or len({*texts}) < len(texts):
         raise ReplayError(
             f"{case.name} trains on {len({*texts})} different prompts in {len(texts)} places, but a prompt of a "
@@ -93,28 +93,28 @@ def _require_distinct(case: GoldenCase, wanted: Sequence[Sequence[Problem]]) -> 
         )
 
 
-def _write(path: Path, wanted: Sequence[Sequence[Problem]]) -> None:
+def _write(path: Path, planned: Sequence[Sequence[Problem]]) -> None:
     """Write the problems of each step as those of its stage's level."""
     rows = [
         {
             "prompt": problem.prompt if problem.tokens is None else list(problem.tokens),
             "answer": problem.answer,
-            "level": _place(step, len(wanted)).stage + 1,
+            "level": _place(step, len(planned)).stage + 1,
         }
-        for step, problems in enumerate(wanted)
+        for step, problems in enumerate(planned)
         for problem in problems
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _reordered(wanted: Sequence[Sequence[Problem]], prompts: Prompts) -> list[list[Problem]]:
+def _reordered(planned: Sequence[Sequence[Problem]], prompts: Prompts) -> list[list[Problem]]:
     """Return the problems in the order in which a file must hold them to be drawn in that of the recording.
 
     The order of a draw depends on the places of the rows alone.
     """
-    prompts.follow(lambda step: _place(step, len(wanted)))
+    prompts.follow(lambda step: _place(step, len(planned)))
     found = []
-    for step, problems in enumerate(wanted):
+    for step, problems in enumerate(planned):
         texts = [problem.prompt for problem in problems]
         row = [problems[0]] * len(problems)
         for problem, drawn in zip(problems, prompts.train(step), strict=True):

@@ -27,14 +27,14 @@ def belongs(replay: Replay) -> bool:
     Raises:
         ConfigError: if the case names a precision that is none.
     """
-    wanted = replay.case.precisions
-    unknown = next((word for word in wanted if word not in [*Precision]), None)
+    precisions = replay.case.precisions
+    unknown = next((word for word in precisions if word not in [*Precision]), None)
     if unknown is not None:
         raise ConfigError(
             f"case {replay.case.name}: unknown precision {unknown!r}; choose one of {', '.join(Precision)}"
         )
     # those of other trainers are judged in float32 besides, whatever they compute in
-    return not wanted or (str(replay.precision) in wanted and replay.variant.trainer == LOCAL)
+    return not precisions or (str(replay.precision) in precisions and replay.variant.trainer == LOCAL)
 
 
 def left_out(replay: Replay, extent: Extent = Extent.DEFAULT) -> str | None:
@@ -87,8 +87,8 @@ def combinations(
         for variant in variants.values():
             if extent is Extent.REDUCED and (case.name, variant.name) not in reduced:
                 continue
-            wanted = [one for one in variant.precisions_on(case, extent) if one in precisions]
-            found = [Replay(case, variant, precision) for precision in wanted]
+            precisions_here = [one for one in variant.precisions_on(case, extent) if one in precisions]
+            found = [Replay(case, variant, precision) for precision in precisions_here]
             if extent is Extent.REDUCED:
                 found = [one for one in found if belongs(one)]
                 found = [*found[:1], *(one for one in found[1:] if _tells_more(one))]

@@ -36,7 +36,7 @@ def keep_tables(
 ) -> None:
     """Write the tables of the updates that failed first, or of the one that came closest."""
     text = token_text(golden)
-    wanted = _updates(outcome)
+    updates = _updates(outcome)
     tables = [
         token_table(
             replay.name,
@@ -48,7 +48,7 @@ def keep_tables(
             text,
         )
         for update in replay.plan
-        if (update.step, update.update) in wanted
+        if (update.step, update.update) in updates
     ]
     tree = plain([table.to_json() for table in tables], "tokens")
     write_atomically(folder / FILE, [dumps(tree).encode()])

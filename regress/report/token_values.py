@@ -209,4 +209,4 @@ def _tokens_of(frame: TokenFrame, sample: int) -> NDArray[np.int64]:
 
 
 def _listed(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> list[float | None]:
-    return [float(value) if wanted else None for value, wanted in zip(values, mask, strict=True)]
+    return [float(value) if chosen else None for value, chosen in zip(values, mask, strict=True)]

@@ -40,8 +40,8 @@ def list_(names: tuple[str, ...]) -> None:
         return
     for name, location in locations().items():
         system = load(location)
-        wanted = lacking(system.requirements)
-        where = f"needs {', '.join(wanted)}" if wanted else "runs in this Python"
+        missing = lacking(system.requirements)
+        where = f"needs {', '.join(missing)}" if missing else "runs in this Python"
         echo(f"{name}: {len(list(system.cells()))} cells, {where}")
 
 

@@ -98,9 +98,9 @@ def _parts(pin: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _present(name: str, wanted: str) -> bool:
+def _present(name: str, number: str) -> bool:
     try:
-        return version(name) == wanted
+        return version(name) == number
     except PackageNotFoundError:
         return False
 
@@ -111,10 +111,10 @@ def environment_of(system: SystemUnderTest, *, newest: bool = False) -> Environm
     Raises:
         SystemsError: if it is not installed.
     """
-    wanted = _wanted(system, newest)
-    if not wanted:
+    requirements = _wanted(system, newest)
+    if not requirements:
         return Environment(Path(sys.executable))
-    folder = _folder(system.name, wanted, newest)
+    folder = _folder(system.name, requirements, newest)
     if not (folder / READY).is_file():
         raise SystemsError(
             f"{system.name} is not installed: run regress systems install {system.name}"
@@ -133,16 +133,16 @@ def install(system: SystemUnderTest, *, newest: bool = False, again: bool = Fals
     Raises:
         SystemsError: if a package cannot be installed.
     """
-    wanted = _wanted(system, newest)
-    if not wanted:
+    requirements = _wanted(system, newest)
+    if not requirements:
         return Environment(Path(sys.executable))
-    folder = _folder(system.name, wanted, newest)
+    folder = _folder(system.name, requirements, newest)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if again or not (folder / READY).is_file():
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                _make(folder, wanted, system)
+                _make(folder, requirements, system)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -155,11 +155,11 @@ def _wanted(system: SystemUnderTest, newest: bool) -> list[str]:
     return lacking(system.requirements)
 
 
-def _folder(name: str, wanted: Sequence[str], newest: bool) -> Path:
+def _folder(name: str, requirements: Sequence[str], newest: bool) -> Path:
     """Return the folder of an environment, named after what is in it and what it shares."""
     packages = [f"{name}=={_version(name)}" for name in ("torch", "transformers")]
     shared = [sys.version, str(Path(sys.executable).absolute()), *packages]
-    stamp = sha256(json.dumps([sorted(wanted), shared]).encode()).hexdigest()[:12]
+    stamp = sha256(json.dumps([sorted(requirements), shared]).encode()).hexdigest()[:12]
     return root() / f"{name}-{'newest-' if newest else ''}{stamp}"
 
 
@@ -202,7 +202,7 @@ for name in sys.argv[1:]:
 """
 
 
-def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
+def _make(folder: Path, requirements: Sequence[str], system: SystemUnderTest) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"a Python at {folder} cannot be made")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     site.mkdir(parents=True, exist_ok=True)
@@ -212,11 +212,19 @@ def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
     )
     target = ["--python", str(folder / "bin" / "python")]
     command = (
-        [*tool, "install", *target, "--no-deps", *wanted]
+        [*tool, "install", *target, "--no-deps", *requirements]
         if tool[0] == "uv"
-        else [*tool, *target, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", *wanted]
+        else [
+            *tool,
+            *target,
+            "install",
+            "--no-deps",
+            "--no-build-isolation",
+            "--ignore-installed",
+            *requirements,
+        ]
     )
-    _run(command, f"{', '.join(wanted)} cannot be installed")
+    _run(command, f"{', '.join(requirements)} cannot be installed")
     variables = {**os.environ, **_variables(folder), **system.environ}
     python = str(folder / "bin" / "python")
     if system.builds:
@@ -226,7 +234,7 @@ def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
         f"{system.name} is installed and cannot be imported",
         variables,
     )
-    (folder / READY).write_text(json.dumps({"installed": list(wanted)}, indent=1) + "\n")
+    (folder / READY).write_text(json.dumps({"installed": list(requirements)}, indent=1) + "\n")
 
 
 def _shared() -> list[Path]:

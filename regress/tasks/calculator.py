@@ -73,9 +73,9 @@ class _Parser:
     def _next(self) -> str | None:
         return self._tokens[self._place] if self._place < len(self._tokens) else None
 
-    def _take(self, *wanted: str) -> str | None:
+    def _take(self, *expected: str) -> str | None:
         token = self._next()
-        if token not in wanted:
+        if token not in expected:
             return None
         self._place += 1
         return token

@@ -274,8 +274,8 @@ class Projection:
         self._check_rows(QuantitySource("", quantity, quantity, name or quantity), found, self.frame.size)
         return found
 
-    def _check_rows(self, source: QuantitySource, values: Array, wanted: int) -> None:
-        if values.shape[:1] != (wanted,):
+    def _check_rows(self, source: QuantitySource, values: Array, count: int) -> None:
+        if values.shape[:1] != (count,):
             raise CompareError(
                 f"the golden {source.label} has the shape {list(values.shape)}, but the samples of this update have "
                 f"{self.frame.size} tokens; golden values and rollouts are not of one recording"

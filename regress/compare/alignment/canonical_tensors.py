@@ -133,8 +133,8 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
 
 def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, recorded: RecordedTokens) -> None:
     found = {part.key: part.places.canonical for part in parts}
-    wanted = tokens_of(stage, frame, recorded.loss)
-    verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), wanted=wanted)
+    expected = tokens_of(stage, frame, recorded.loss)
+    verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), expected=expected)
     if not verdict.ok:
         raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
 

@@ -87,10 +87,10 @@ def _copies(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pa
     """Yield a pattern where every failing tensor of an update holds on another rank, or another part of it does."""
     if failed[0].quantity not in UPDATE_STAGES:
         return
-    held = {verdict.name: verdict.place.rank for verdict in judged if verdict.ok and verdict.count}
-    if all(verdict.name in held for verdict in failed):
+    agreeing = {verdict.name: verdict.place.rank for verdict in judged if verdict.ok and verdict.count}
+    if all(verdict.name in agreeing for verdict in failed):
         names = {verdict.name for verdict in failed}
-        where = ", ".join(map(str, sorted({rank for n in names if (rank := held[n]) is not None})))
+        where = ", ".join(map(str, sorted({rank for n in names if (rank := agreeing[n]) is not None})))
         yield Pattern("copies", f"the same tensors hold on rank {where}", {"tensors": len(names)})
 
 
@@ -170,11 +170,11 @@ def _from_a_module(hit: Collection[str], there: Collection[str]) -> Iterator[Pat
     Those of one module are not evidence: it must be several layers, or a layer and the embeddings. Modules of its own
     layer that lie before it may hold, since not all of them feed it.
     """
-    held = {*there} - {*hit}
-    if not held or len({depth(name)[:2] for name in hit}) < 2:
+    agreeing = {*there} - {*hit}
+    if not agreeing or len({depth(name)[:2] for name in hit}) < 2:
         return
     last = max(hit, key=depth)
-    if all(depth(name) >= depth(last) or depth(name)[:2] == depth(last)[:2] for name in held):
+    if all(depth(name) >= depth(last) or depth(name)[:2] == depth(last)[:2] for name in agreeing):
         yield Pattern("from_module", f"all tensors from {last} back to the input, and none behind it")
 
 

@@ -47,7 +47,7 @@ class FailureContext:
         shards: the part of the tensor that is at hand; None for all of it.
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
         grouped: True for values that are made of statistics of groups.
-        explained: called with the ids of the changes of a formula that explain the tensor: no other explains all tensors.
+        explained: called with the ids of the changes of a formula that explain the tensor; no other explains all.
     """
 
     traits: Callable[[], TokenAttributes] | None = None
@@ -95,8 +95,8 @@ class FailureContext:
         found["parts"] = tuple(blocks(over, first))
         found["offset"] = constant_offset(actual, golden, over, bound)
         found["rounded"] = rounded_to(actual, golden, over) if is_float(golden.dtype) else None
-        held, hits = self._held(actual, golden, over, bound, _spread(compared, golden.ndim))
-        found["held"] = held | self._summed(actual, golden, compared, bound)
+        patterns, hits = self._held(actual, golden, over, bound, _spread(compared, golden.ndim))
+        found["held"] = patterns | self._summed(actual, golden, compared, bound)
         if self.traits is not None and golden.shape == self.leading and is_float(golden.dtype):
             found["held"] |= of_samples(actual, golden, compared, self.traits().sample)
             found["held"] |= self._grouped(actual, golden, over, compared)

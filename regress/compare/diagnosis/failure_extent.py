@@ -56,8 +56,8 @@ def affected_tokens(
     if hit.any():
         chosen = np.unique(samples[hit])
         found["samples"] = tuple(traits.names[i] for i in chosen[:_LISTED])
-        held = there & ~hit
-        found["positions"] = _ends(traits.position[hit], traits.position[held])
+        agreeing = there & ~hit
+        found["positions"] = _ends(traits.position[hit], traits.position[agreeing])
         intact = there & ~np.isin(samples, chosen)
         found["lengths"] = _ends(traits.length[hit], traits.length[intact])
     return found
@@ -68,10 +68,10 @@ def _count(hit: NDArray[np.bool_], there: NDArray[np.bool_], samples: NDArray[np
     return Count(int(hit.sum()), int(there.sum()), *map(int, ids))
 
 
-def _ends(hit: NDArray[np.int64], held: NDArray[np.int64]) -> tuple[int, int, int, int] | None:
-    if not hit.size or not held.size:
+def _ends(hit: NDArray[np.int64], agreeing: NDArray[np.int64]) -> tuple[int, int, int, int] | None:
+    if not hit.size or not agreeing.size:
         return None
-    return int(hit.min()), int(hit.max()), int(held.min()), int(held.max())
+    return int(hit.min()), int(hit.max()), int(agreeing.min()), int(agreeing.max())
 
 
 def blocks(over: NDArray[np.bool_], first: int = 0) -> Iterator[tuple[int, int, int, int]]:

@@ -120,11 +120,11 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
     there = [v for v in verdicts if _update(v.place) == _update(first.place)]
     alike = [v for v in there if v.quantity == first.quantity]
     wrong = sorted((v for v in alike if not v.ok), key=dataflow_key)
-    held, unjudged = _inputs(first, there)
+    agreeing, unjudged = _inputs(first, there)
     downstream, independent = _consequences(first, failed, inputs_under(objective))
     return Divergence(
         first,
-        held,
+        agreeing,
         unjudged,
         (len(wrong), len(alike)),
         downstream,
@@ -208,7 +208,7 @@ def _agreeing(there: Iterable[Verdict]) -> tuple[str, ...]:
     ok: dict[str, bool] = {}
     for verdict in there:
         ok[verdict.quantity] = ok.get(verdict.quantity, True) and verdict.ok
-    return tuple(quantity for quantity, held in ok.items() if held)
+    return tuple(quantity for quantity, agrees in ok.items() if agrees)
 
 
 def name_of(verdict: Verdict) -> str:
@@ -247,11 +247,11 @@ def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], 
     near = [v for v in there if v.place.micro in (None, place.micro) or place.micro is None]
     judged = {v.quantity for v in near}
     broken = {v.quantity for v in near if not v.ok}
-    held = [q for q in INPUTS.get(first.quantity, ()) if q in judged - broken]
+    agreeing = [q for q in INPUTS.get(first.quantity, ()) if q in judged - broken]
     unjudged = [q for q in INPUTS.get(first.quantity, ()) if q not in judged and q not in OPTIONAL]
     if first.quantity in ("activations", "gradient"):
-        held += _neighbours(first, near)
-    return tuple(held), tuple(unjudged)
+        agreeing += _neighbours(first, near)
+    return tuple(agreeing), tuple(unjudged)
 
 
 def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:

@@ -153,9 +153,9 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
         return None
     if not re.search(rule.tensor, first.name) or not re.search(rule.says, first.detail):
         return None
-    wanted = [_found(id, divergence) for id in rule.patterns]
+    required = [_found(id, divergence) for id in rule.patterns]
     either = [pattern for id in rule.any_of for pattern in _found(id, divergence)]
-    if not all(wanted) or (rule.any_of and not either):
+    if not all(required) or (rule.any_of and not either):
         return None
     if any(_found(id, divergence) for id in rule.without) or not set(rule.holds) <= {*divergence.held}:
         return None
@@ -167,7 +167,9 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     if not may_speak(rule, divergence, scene):
         return None
     beside = [p for p in divergence.patterns if p.id in VALUES]
-    proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said, *beside))
+    proofs = dict.fromkeys(
+        p.words for p in (*(p for some in required for p in some), *either, *said, *beside)
+    )
     words = [first.detail] if rule.says and first.detail else []
     where = [p.words for p in divergence.patterns if p.id in PLACES]
     if not rule.patterns and not rule.any_of:  # which are about one of them

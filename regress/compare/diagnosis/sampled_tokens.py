@@ -139,20 +139,20 @@ def _sampled(side: _Sample, at: int) -> bool:
 def _samples(record: Record) -> dict[str, _Sample] | None:
     """Return the samples of a record by name; None for one that lacks what tells them."""
     rows: Any = record.meta.get("samples")
-    held = record.tensors
+    tensors = record.tensors
     if (
         not isinstance(rows, list)
-        or not {"lengths", "tokens", "run_id", "loss_mask", "prompt_length"} <= held.keys()
+        or not {"lengths", "tokens", "run_id", "loss_mask", "prompt_length"} <= tensors.keys()
     ):
         return None
-    ends = np.cumsum(held["lengths"]).tolist()
-    values: Array | None = held.get("log_probs")
+    ends = np.cumsum(tensors["lengths"]).tolist()
+    values: Array | None = tensors.get("log_probs")
     found = {}
     for row, run, prompt, length, end in zip(
         rows,
-        held["run_id"].tolist(),
-        held["prompt_length"].tolist(),
-        held["lengths"].tolist(),
+        tensors["run_id"].tolist(),
+        tensors["prompt_length"].tolist(),
+        tensors["lengths"].tolist(),
         ends,
         strict=True,
     ):
@@ -160,7 +160,7 @@ def _samples(record: Record) -> dict[str, _Sample] | None:
         name = f"{row.get('group_id')}/{run}"
         own = None if values is None or len(values) < end else values[part].astype(np.float64)
         found[name] = _Sample(
-            name, int(prompt), held["tokens"][part], held["loss_mask"][part].astype(bool), own
+            name, int(prompt), tensors["tokens"][part], tensors["loss_mask"][part].astype(bool), own
         )
     return found
 

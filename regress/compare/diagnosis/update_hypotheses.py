@@ -62,7 +62,7 @@ class UpdateHypotheses:
 
     def _gradient(self, name: str) -> Iterator[Hypothesis]:
         """Yield gradients to which something is added that is none of this update."""
-        golden, held = self._values("gradient", name), self._before(name)
+        golden, parameters = self._values("gradient", name), self._before(name)
         if golden is None:
             return
         earlier = self.beside.before.get("gradient", {}).get(name)
@@ -75,8 +75,8 @@ class UpdateHypotheses:
             else:  # clipped by a norm that no configuration tells
                 yield Hypothesis("fitted", golden, {"what": f"{_LAST}, times"}, last)
             yield Hypothesis("formula", last, {"what": "the gradient of the last update"})
-        if held is not None:
-            yield Hypothesis("fitted", golden, {"what": "the gradient plus its parameters times"}, held)
+        if parameters is not None:
+            yield Hypothesis("fitted", golden, {"what": "the gradient plus its parameters times"}, parameters)
         factor = self._clip_factor()
         if factor != 1.0:
             yield Hypothesis("formula", golden * factor, {"what": "the gradient after it was clipped"})
@@ -144,8 +144,8 @@ class UpdateHypotheses:
             Term("the gradient", _share(formula, kind, "gradient")),
         ]
         if kind == "exp_avg" and "parameters" in formula.inputs:
-            held = (1 - formula.settings.beta1) * formula.inputs["parameters"].numpy()
-            terms.append(Term("the parameters", held, 0.0))
+            momentum = (1 - formula.settings.beta1) * formula.inputs["parameters"].numpy()
+            terms.append(Term("the parameters", momentum, 0.0))
         yield Terms("terms", terms)
 
     def _formula(self, parameter: str) -> Formula | None:
@@ -186,8 +186,8 @@ class UpdateHypotheses:
     def _before(self, name: str) -> Floats | None:
         """Return the parameters before the golden update; None where something that enters it is unknown."""
         formula = self._formula(name)
-        held = None if formula is None else formula.inputs.get("parameters")
-        return None if held is None else held.numpy()
+        parameters = None if formula is None else formula.inputs.get("parameters")
+        return None if parameters is None else parameters.numpy()
 
     def _values(self, quantity: str, name: str) -> Floats | None:
         values = self.truth.get(quantity, {}).get(name)

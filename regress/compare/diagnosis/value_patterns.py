@@ -178,8 +178,8 @@ def _counts_that_do_not_reach(
     """
     hit = {id(verdict) for verdict in same}
     alike = [verdict for verdict in judged if verdict.name == same[0].name]
-    held = [v.alpha for v in alike if id(v) not in hit]
-    if any(factor is not None and not _alike([alpha, factor]) for factor in held):  # None: values of zero
+    others = [v.alpha for v in alike if id(v) not in hit]
+    if any(factor is not None and not _alike([alpha, factor]) for factor in others):  # None: values of zero
         return frozenset(scene.extents)
     micros: dict[int | None, set[int]] = {}
     for place in (verdict.place for verdict in alike):

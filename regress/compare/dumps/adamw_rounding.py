@@ -233,10 +233,10 @@ def difference(
 
 def scale_of(records: Iterable[Record], made: Made, name: str) -> float:
     """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
-    wanted = {f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None}
+    names = {f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None}
     found = 0.0
     for record in records:
-        for tensor in wanted & record.tensors.keys():
+        for tensor in names & record.tensors.keys():
             array = record.tensors[tensor]
             if array.size:
                 found = max(found, float(array.max()), -float(array.min()))

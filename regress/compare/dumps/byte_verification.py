@@ -101,13 +101,13 @@ def _units(
 ) -> Iterator[IntegrityUnit]:
     side = open_side(paths[not of_golden])
     group: list[tuple[str, Span]] = []
-    held = 0
+    size = 0
     for name, (start, stop) in _parts(side, dict.fromkeys(names), only):
         group.append((name, (start, stop)))
-        held += stop - start
-        if held >= PART:
+        size += stop - start
+        if size >= PART:
             yield _unit(paths, of_golden, group)
-            group, held = [], 0
+            group, size = [], 0
     if group:
         yield _unit(paths, of_golden, group)
 
@@ -128,10 +128,10 @@ def unsealed(sides: Iterable[Side]) -> Iterator[str]:
 
 def _parts(side: Side, names: Collection[str], only: Selection) -> Iterator[tuple[str, Span]]:
     for name in (*names, *_beside(side, names)):
-        wanted = None
+        chosen = None
         if only.patterns and side.entries[name][0] in UPDATE_STAGES and spans_of(side, name):
-            wanted = _wanted(side, name, only)
-        for span in spans_of(side, name, wanted):
+            chosen = _wanted(side, name, only)
+        for span in spans_of(side, name, chosen):
             yield name, span
 
 

@@ -94,12 +94,12 @@ class Elementwise:
         Returns:
             Actual record -> its tensors that can, and a problem for each of the others.
         """
-        wanted, known = [*names], {record.key: record for record in self.golden}
+        requested, known = [*names], {record.key: record for record in self.golden}
         chosen: dict[str, tuple[str, ...]] = {}
         problems: dict[str, str] = {}
         for record in self.actual:
             here = []
-            for name in (name for name in wanted if name in record.tensors):
+            for name in (name for name in requested if name in record.tensors):
                 golden = known.get(record.key)
                 if golden is not None and name not in golden.tensors:
                     continue  # see `lacking`

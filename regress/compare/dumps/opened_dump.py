@@ -45,7 +45,9 @@ class OwnDump(Source):
         self._mesh = Mesh(**sizes)
         self.mesh = sizes
         # a foreign configuration may hold anything; rules read its sections only
-        sections = {name: held for name, held in self._reader.config.items() if isinstance(held, Mapping)}
+        sections = {
+            name: section for name, section in self._reader.config.items() if isinstance(section, Mapping)
+        }
         self.config = sections
         self.precision = _precision(sections)
 

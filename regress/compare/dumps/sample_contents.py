@@ -103,18 +103,18 @@ def tokens_in(
 ) -> dict[SampleKey, Tokens]:
     """Return the tokens of samples for which records hold every position."""
     skipped = set(known)
-    wanted = {key for record in records for key in record.samples} - skipped
-    return {key: Tokens.of(ids) for key, ids in token_ids(side, records, wanted).items()}
+    keys = {key for record in records for key in record.samples} - skipped
+    return {key: Tokens.of(ids) for key, ids in token_ids(side, records, keys).items()}
 
 
 def token_ids(
-    side: Side, records: Sequence[Header], wanted: Collection[SampleKey]
+    side: Side, records: Sequence[Header], keys: Collection[SampleKey]
 ) -> dict[SampleKey, NDArray[np.int64]]:
     """Return the token ids of samples for which records hold every position."""
     telling = [
         record
         for record in records
-        if record.spans is not None and "input_ids" in record.tensors and {*record.samples} & {*wanted}
+        if record.spans is not None and "input_ids" in record.tensors and {*record.samples} & {*keys}
     ]
     sizes = lengths_of(telling)
     tokens: dict[SampleKey, NDArray[np.int64]] = {}
@@ -122,7 +122,7 @@ def token_ids(
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
         for key, at, values in () if record.spans is None else record.spans.runs(ids):
-            if key in wanted:
+            if key in keys:
                 with np.errstate(invalid="ignore"):  # NaN is not an id
                     tokens.setdefault(key, np.zeros(sizes[key], np.int64))[at] = values
                 known.setdefault(key, np.zeros(sizes[key], bool))[at] = True

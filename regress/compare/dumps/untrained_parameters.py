@@ -27,12 +27,12 @@ def untrained(stage: str, name: str, holders: Iterable[Header], side: Side, othe
     if stage not in UPDATE_STAGES or stage == "gradient_clipped":
         return None
     parameter, _, kind = name.rpartition("/") if stage == "optimizer" else (name, "", "")
-    held = [side.read(record.name) for record in holders]
+    records = [side.read(record.name) for record in holders]
     if stage == "optimizer":
-        trained = _has_state(other, kind) and any(_moved(record, parameter) for record in held)
+        trained = _has_state(other, kind) and any(_moved(record, parameter) for record in records)
     else:
         trained = _wanted(other, stage, name) and (
-            _nonzero(held, name) if stage == "gradient" else _trained(side, held, name)
+            _nonzero(records, name) if stage == "gradient" else _trained(side, records, name)
         )
     if not trained:
         return None

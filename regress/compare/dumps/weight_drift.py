@@ -117,10 +117,10 @@ class _Weights:
             for side in self.sides
         ]
         layouts = _layouts(records[1]["param"])
-        held = sum(int(np.prod(one.local_shape)) for several in layouts.values() for one in several)
+        count = sum(int(np.prod(one.local_shape)) for several in layouts.values() for one in several)
         if not layouts or (self.parts and self.parts.keys() - layouts.keys()):
             return None
-        stride = -(-held // MOST)
+        stride = -(-count // MOST)
         norms: dict[str, tuple[float, float]] = {}
         for name, several in layouts.items():
             parts = self.parts.setdefault(name, [_begin(one, stride) for one in several])

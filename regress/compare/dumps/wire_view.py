@@ -187,8 +187,8 @@ def _of_equal_rewards(side: Source, step: int) -> set[SampleKey]:
         if type == "trajectory" and where.step == step:
             for t in rollouts_in(side.read(name)):
                 groups.setdefault(t.key[0], {})[t.key] = t.reward
-    equal = (held for held in groups.values() if len(held) > 1 and len({*held.values()}) == 1)
-    return {key for held in equal for key in held}
+    equal = (rewards for rewards in groups.values() if len(rewards) > 1 and len({*rewards.values()}) == 1)
+    return {key for rewards in equal for key in rewards}
 
 
 def _places(record: Record) -> Iterable[tuple[SampleKey, int, slice]]:

@@ -117,8 +117,8 @@ def _octaves(error: NDArray[np.float64]) -> dict[int, int]:
     counts = np.bincount(exponents)
     if not lowest:
         counts[0] = 0
-    held = counts.nonzero()[0]
-    return dict(zip((held + (lowest - 1022)).tolist(), counts[held].tolist(), strict=True))
+    filled = counts.nonzero()[0]
+    return dict(zip((filled + (lowest - 1022)).tolist(), counts[filled].tolist(), strict=True))
 
 
 def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int | None) -> RowNorms | None:

@@ -72,11 +72,11 @@ def _widening(dtype: np.dtype[Any]) -> tuple[int, Array]:
 
 def _in_range(sums: NDArray[np.float64]) -> bool:
     """Return True if squares stayed within the range of float64, as those of float32 always do."""
-    wanted = [
+    squares = [
         sums[measure_kernels.GOLDEN],
         *([sums[measure_kernels.SQUARE]] if sums[measure_kernels.TOP] else []),
     ]
-    return all(1e-280 < square < math.inf for square in wanted)
+    return all(1e-280 < square < math.inf for square in squares)
 
 
 def _measures(

@@ -32,22 +32,22 @@ def check_parts(known: Checked, records: Iterable[Record], mesh: Mesh, config: M
     everything = (config.get("debug") or {}).get("target_param_pattern") == ".*"
     if not split or not everything:
         return
-    held: dict[int, set[Part]] = {}
+    by_rank: dict[int, set[Part]] = {}
     for record in records:
         if record.type in WEIGHTS and record.rank is not None:
             shards = record.meta.get("shards")
             sizes = shards if isinstance(shards, dict) else {}
             parts = {(name, json.dumps(sizes.get(name, ""), sort_keys=True)) for name in record.tensors}
-            held.setdefault(record.rank, set()).update(parts)
-    adapted = any(ADAPTER in name for parts in held.values() for name, _ in parts)
-    if adapted or sorted(held) != list(range(mesh.world_size)):
+            by_rank.setdefault(record.rank, set()).update(parts)
+    adapted = any(ADAPTER in name for parts in by_rank.values() for name, _ in parts)
+    if adapted or sorted(by_rank) != list(range(mesh.world_size)):
         return
     for name in split:
         seen: set[Part] = set()
         own = 0
         for index in range(mesh.sizes[name]):
-            ranks = [rank for rank in held if mesh.coordinates(rank)[name] == index]
-            parts = set().union(*(held[rank] for rank in ranks))
+            ranks = [rank for rank in by_rank if mesh.coordinates(rank)[name] == index]
+            parts = set().union(*(by_rank[rank] for rank in ranks))
             own += not parts or bool(parts - seen)
             seen |= parts
         known.number(

@@ -214,11 +214,11 @@ class _Update:
         if found[0].get("aggregation") == "seq-mean-token-mean" and empty_rows:
             values = self._values("is_loss_debug", ["weights"])
             offsets = self.frame.offsets
-            held = {int(n) for _, at, _ in values for n in np.searchsorted(offsets, at, side="right") - 1}
+            samples = {int(n) for _, at, _ in values for n in np.searchsorted(offsets, at, side="right") - 1}
             count = len(self.frame.samples)
-            if len(held) == count:
+            if len(samples) == count:
                 return 1.0
-            return len(held) / count if scope != "microbatch" and self._objective else None
+            return len(samples) / count if scope != "microbatch" and self._objective else None
         if scope == "microbatch" and not all(meta.get("num_loss_tokens") for meta in found):
             return None
         return 1.0

@@ -79,11 +79,11 @@ def wrong_dtype(case: Case, actual: Array, golden: Array, dtype: str | None = No
         dtype: name of the dtype that the actual tensor must have; by default any, or the golden one if bytes are
             compared.
     """
-    wanted = dtype or (dtype_name(golden.dtype) if case.tolerance.bitwise else None)
+    expected = dtype or (dtype_name(golden.dtype) if case.tolerance.bitwise else None)
     found = dtype_name(actual.dtype)
-    if (wanted is None or wanted == found) and is_float(actual.dtype) == is_float(golden.dtype):
+    if (expected is None or expected == found) and is_float(actual.dtype) == is_float(golden.dtype):
         return None
-    return case.verdict(Status.DTYPE, detail=f"golden {wanted or dtype_name(golden.dtype)}, actual {found}")
+    return case.verdict(Status.DTYPE, detail=f"golden {expected or dtype_name(golden.dtype)}, actual {found}")
 
 
 def judge_values(

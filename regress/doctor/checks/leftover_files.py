@@ -136,8 +136,8 @@ def _reason_to_keep(tree: Tree, path: Path, name: str) -> str | None:
     writer = writer_of(path)
     if writer is not None:
         return f"process {writer} has it open"
-    held = [path] if path.is_file() else [path, *path.rglob("*")]
-    youngest = max((part.lstat().st_mtime for part in held), default=0.0)
+    paths = [path] if path.is_file() else [path, *path.rglob("*")]
+    youngest = max((part.lstat().st_mtime for part in paths), default=0.0)
     if time.time() - youngest < QUIET:
         return "it changed within the last minutes"
     if folder is not None:

@@ -33,8 +33,8 @@ def check_environment(context: CheckContext) -> Iterator[Issue]:
     )
     yield issue(
         "environment_mismatch",
-        f"{changes} when {context.target.checkpoint} was made, so results may differ in their last bits; set it as it was "
-        "where they must not",
+        f"{changes} when {context.target.checkpoint} was made, so results may differ in their last bits; set it "
+        "as it was where they must not",
         evidence={name: {"checkpoint": then.get(name), "now": now.get(name)} for name in differing},
     )
 

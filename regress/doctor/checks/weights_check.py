@@ -97,12 +97,12 @@ def _without_weights(context: CheckContext, adapter: bool) -> Issue:
         return (
             replace(found, severity=Severity.LOW) if context.foreign else found
         )  # nobody resumes from it here
-    wanted = ADAPTER if adapter else WHOLE
-    path = context.target.file(wanted)
+    files = ADAPTER if adapter else WHOLE
+    path = context.target.file(files)
     context.claimed.add(path)
     return issue(
         "missing_model_weights",
-        f"{folder} holds no {wanted}, but a checkpoint has its weights in it; copy it again or take an earlier "
+        f"{folder} holds no {files}, but a checkpoint has its weights in it; copy it again or take an earlier "
         "checkpoint",
         path=path,
         fix=restored(context, path),

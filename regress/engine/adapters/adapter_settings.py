@@ -108,8 +108,8 @@ def of_directory(path: Path, key: str) -> LoraConfig:
             )
         _require_known(tree, stated)
         names = (*KEYS.values(), "exclude_modules", "layers_pattern", "target_parameters")
-        wanted = {name: tree[name] for name in names if name in tree}
-        config = LoraConfig(task_type="CAUSAL_LM", **wanted)
+        chosen = {name: tree[name] for name in names if name in tree}
+        config = LoraConfig(task_type="CAUSAL_LM", **chosen)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{stated}: its {CONFIG} cannot be read ({reason(error)}); give a directory that peft has written"

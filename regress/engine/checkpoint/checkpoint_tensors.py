@@ -186,18 +186,20 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
     Raises:
         CheckpointError: if they are not those of this model, or can only be read as a pickle.
     """
-    wanted = dict(trained_parameters(model))
+    parameters = dict(trained_parameters(model))
     found = read_adapter(folder) if has_adapter(model) else _tensors(folder, stated)
-    if not (has_adapter(model) or wanted.keys() <= found.keys()):  # transformers saves some under other names
+    if not (
+        has_adapter(model) or parameters.keys() <= found.keys()
+    ):  # transformers saves some under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")
         found |= {name: value.detach() for name, value in loaded.named_parameters()}
-    for name, value in wanted.items():
+    for name, value in parameters.items():
         if name not in found or found[name].shape != value.shape:
             what = "lacks" if name not in found else f"has the shape {list(found[name].shape)} for"
             raise CheckpointError(
                 f"{stated}: its model {what} {name} of shape {list(value.shape)}; resume with the model that wrote it"
             )
-    return {name: found[name] for name in wanted}
+    return {name: found[name] for name in parameters}
 
 
 @torch.no_grad()

@@ -84,10 +84,10 @@ def take(
         for name, recorder in run.recorders.items()
     }
     if run.remote is None:
-        held = _copied_to_memory(run)
+        copied = _copied_to_memory(run)
     else:
         saved = run.remote.save(checkpoint_name(step, place.updates_in_step))
-        held = _InMemory(parts={REMOTE: dict(saved)})
+        copied = _InMemory(parts={REMOTE: dict(saved)})
     if not trainer.world.main:
         return None
     records = [] if work is None else records_of(work, step, trainer.trajectory_meta(step))
@@ -106,18 +106,18 @@ def take(
         scheduler=_schedule(trainer),
         segment=log.get("segment", segment),
         sequence=log.get("sequence", -1),
-        parts={**parts, **held.parts, FINGERPRINT: fingerprint(run.tokenizer)},
+        parts={**parts, **copied.parts, FINGERPRINT: fingerprint(run.tokenizer)},
         pass_rates=dict(pass_rates),
         outcomes=[] if work is None else outcomes_of(work),
         dumps=dumps,
-        optimizer=held.others,
-        has_reference=REFERENCE in held.tensors,
+        optimizer=copied.others,
+        has_reference=REFERENCE in copied.tensors,
         environment=origin.environment,
         versions=origin.versions,
     )
-    weights = {} if held.model is None else copied_weights(held.model)
+    weights = {} if copied.model is None else copied_weights(copied.model)
     files = _files(run, state, parts)
-    return Snapshot(held.model, weights, run.tokenizer, state, held.tensors, records, files)
+    return Snapshot(copied.model, weights, run.tokenizer, state, copied.tensors, records, files)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class AlgorithmConfig(Objective, Section):
             "algorithm.correction_normalize=false": self.correction_normalize,
             "algorithm.rejection=null": self.rejection is not None,
         }
-        for remedy in (remedy for remedy, wanted in beyond.items() if wanted):
+        for remedy in (remedy for remedy, needed in beyond.items() if needed):
             yield f"""algorithm.loss_function={self.loss_function} is not told what the trainer finds out for the loss
             of the objective beforehand; set {remedy}."""
 
@@ -107,7 +107,7 @@ class AlgorithmConfig(Objective, Section):
             "entropy_controller=fixed": self.entropy_controller == "adaptive",
             "kl_controller=fixed": self.kl_controller == "adaptive",
         }
-        for remedy in (remedy for remedy, wanted in beyond.items() if wanted):
+        for remedy in (remedy for remedy, needed in beyond.items() if needed):
             name = remedy.partition("=")[0]
             yield f"""algorithm.{name}={getattr(self, name)} needs entropies or a further pass, which the service of
             trainer.type=remote does not give; set algorithm.{remedy}."""
@@ -116,7 +116,7 @@ class AlgorithmConfig(Objective, Section):
             "old_log_probs=recompute": self.old_log_probs == "sampler",
             "sampler_correction=none": self.sampler_correction != "none",
         }
-        for remedy in (remedy for remedy, wanted in compares.items() if wanted and temperature != 1.0):
+        for remedy in (remedy for remedy, needed in compares.items() if needed and temperature != 1.0):
             name = remedy.partition("=")[0]
             yield f"""algorithm.{name}={getattr(self, name)} compares log-probs of the sampler at
             rollout_worker.temperature={temperature:g} with those of the policy, which the protocols of

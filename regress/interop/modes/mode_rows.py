@@ -147,8 +147,8 @@ def _add(rows: dict[SampleKey, ModeRow], record: Record) -> None:
 
 def _grown(known: NDArray[Any] | None, size: int, fill: np.generic) -> NDArray[Any]:
     """Return an array of at least a size, what is new filled with a value."""
-    held = np.zeros(0, fill.dtype) if known is None else known
-    return np.concatenate([held, np.full(max(size - held.size, 0), fill)])
+    recorded = np.zeros(0, fill.dtype) if known is None else known
+    return np.concatenate([recorded, np.full(max(size - recorded.size, 0), fill)])
 
 
 def pairs_of(golden: Sequence[ModeRow], actual: Sequence[ModeRow]) -> list[tuple[ModeRow, ModeRow]]:

@@ -148,10 +148,10 @@ class Ledger:
                 self.ended = max(self.ended, change.ended or 0)
             elif not isinstance(change, Lost):
                 entry = change.entry if isinstance(change, Removed) else change
-                held = self._held(type(entry))
-                held.pop(entry.id, None)
+                entries = self._held(type(entry))
+                entries.pop(entry.id, None)
                 if not isinstance(change, Removed):
-                    held[entry.id] = entry
+                    entries[entry.id] = entry
 
     def operation(self, id: str) -> OperationEntry | None:
         """Return an operation that is remembered."""
@@ -196,8 +196,8 @@ class Ledger:
         self._file.close()
 
     def _held(self, kind: type[Any]) -> dict[str, Any]:
-        held: dict[str, Any] = getattr(self, f"{KINDS[kind]}s")
-        return held
+        entries: dict[str, Any] = getattr(self, f"{KINDS[kind]}s")
+        return entries
 
     def _operations(self, where: str, *values: object) -> Iterator[OperationEntry]:
         names = _FIELDS.split(", ")

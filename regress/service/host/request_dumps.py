@@ -192,10 +192,10 @@ class ModelDump:
             self._folder = self._dumps.prepared(self._id, line.step)
         folder = self._folder
         sub = FORWARD_ONLY if line.operation == Operation.FORWARD else ""
-        held = [] if records is None else records.records
-        raise_on_all_ranks(world, lambda: _write_files(folder / sub, held))
+        written = [] if records is None else records.records
+        raise_on_all_ranks(world, lambda: _write_files(folder / sub, written))
         parts = [part for own in world.gather(line.parts) for part in own]
-        types = {name for own in world.gather([record.type for record in held]) for name in own}
+        types = {name for own in world.gather([record.type for record in written]) for name in own}
         whole = replace(
             line, folder=sub, parts=tuple(parts), types=tuple(name for name in TYPES if name in types)
         )

@@ -57,17 +57,17 @@ def lacking(facts: Mapping[str, Any], cell: Cell, passes: int) -> Iterator[str]:
     settings = cell.layout.settings
     if facts["updates"] != cell.updates:
         yield f"it made {facts['updates']} updates of {cell.updates}"
-    wanted = "forward_backward_no_pipelining"
+    schedule = "forward_backward_no_pipelining"
     if settings["pp"] > 1:
-        wanted = "forward_backward_pipelining_without_interleaving"
+        schedule = "forward_backward_pipelining_without_interleaving"
         if settings.get("virtual"):
-            wanted = "forward_backward_pipelining_with_interleaving"
+            schedule = "forward_backward_pipelining_with_interleaving"
     if facts["passes"] != passes:
         yield f"the layers ran {facts['passes']} times, not {passes}"
     part = 1 / settings["tp"] if settings.get("sp") else 1.0
     if any(length != part for length in facts["lengths"]):
         yield f"a layer worked on {facts['lengths']} of the sequence, not on {part}"
-    if facts["schedule"] != wanted:
+    if facts["schedule"] != schedule:
         yield f"the schedule is {facts['schedule']}"
     if settings.get("distributed") and "DistributedOptimizer" not in facts["optimizer"]:
         yield f"the optimizer is a {', '.join(facts['optimizer'])}"

@@ -126,7 +126,7 @@ CONDITIONS: dict[str, Condition] = {
     "loss_unjudged": lambda found, _: "loss" in found.unjudged,
     "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,
     "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),
-    "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),
+    "later_gradient_holds": lambda found, _: any(quantity.startswith("gradient ") for quantity in found.held),
     # of what fails
     "places_are_tokens": lambda found, _: (
         found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss", "trajectory")

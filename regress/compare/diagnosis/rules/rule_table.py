@@ -21,7 +21,7 @@ def _read(theme: str) -> Iterator[Rule]:
     text = files("regress.compare.diagnosis.rules").joinpath(f"{theme}.toml").read_text("utf-8")
     for id, row in tomllib.loads(text).items():
         fields: dict[str, Any] = {
-            key: tuple(held) if isinstance(held, list) else held for key, held in row.items()
+            key: tuple(value) if isinstance(value, list) else value for key, value in row.items()
         }
         fields["status"] = tuple(Status(name) for name in fields.get("status", ()))
         fields["when"] = tuple(CONDITIONS[name] for name in fields.get("when", ()))
