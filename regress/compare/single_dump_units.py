@@ -91,7 +91,7 @@ def single_units(
 def check_single(
     unit: SingleUnit, leave: Callable[[str, str], None] = lambda name, why: None
 ) -> list[Finding]:
-    """Check the records of one update; ``leave`` is called with the name of an invariant, and why a part was not checked."""
+    """Check the records of one update; ``leave`` gets the name of an invariant and why a part was not checked."""
     side = open_side(unit.actual)
     records = [side.read(name) for name in unit.actual_names]
     place = unit.place.step or 0, unit.place.update

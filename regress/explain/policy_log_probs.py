@@ -93,7 +93,7 @@ def _note(mask: Mask, found: dict[str, tuple[Floats | None, tuple[str, ...]]]) -
         return ""
     used = ", ".join(f"{value:.6g}" for value in sorted({round(one, 9) for one in update.temperatures}))
     return (
-        f"log-probs of {' and '.join(elsewhere)} were recorded at temperature {next(iter(elsewhere.values())):g} alone, "
-        f"and those at {used}, which the loss takes, do not follow from them: record with "
+        f"log-probs of {' and '.join(elsewhere)} were recorded at temperature {next(iter(elsewhere.values())):g} "
+        f"alone, and those at {used}, which the loss takes, do not follow from them: record with "
         f"temperature={used.partition(',')[0]}"
     )

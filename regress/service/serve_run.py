@@ -47,48 +47,48 @@ class OperationLog:
         self._format, self._stream = format, stream
         self._lock = threading.Lock()
 
-    def __call__(self, ticket: PendingOperation) -> None:
+    def __call__(self, pending: PendingOperation) -> None:
         """Write the line of an operation."""
         if self._format == "none":
             return
-        line = _json(ticket) if self._format == "json" else _text(ticket)
+        line = _json(pending) if self._format == "json" else _text(pending)
         with self._lock:
             print(line, file=self._stream or sys.stderr, flush=True)
 
 
-def _json(ticket: PendingOperation) -> str:
-    error = ticket.error
+def _json(pending: PendingOperation) -> str:
+    error = pending.error
     return json.dumps(
         {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "operation": ticket.id,
-            "model": ticket.model_id,
-            "queue": ticket.lane,
-            "kind": ticket.kind,
-            "seq_id": ticket.seq,
-            "status": ticket.status.value,
+            "operation": pending.id,
+            "model": pending.model_id,
+            "queue": pending.queue,
+            "kind": pending.kind,
+            "seq_id": pending.seq,
+            "status": pending.status.value,
             "error": None if error is None else error.code,
             "message": None if error is None else str(error),
-            "waited_s": round(_waited(ticket), 6),
-            "ran_s": round(_ran(ticket), 6),
-            "request_bytes": ticket.size,
-            "result_bytes": ticket.result_size,
+            "waited_s": round(_waited(pending), 6),
+            "ran_s": round(_ran(pending), 6),
+            "request_bytes": pending.size,
+            "result_bytes": pending.result_size,
         }
     )
 
 
-def _text(ticket: PendingOperation) -> str:
+def _text(pending: PendingOperation) -> str:
     time = datetime.now(UTC).strftime("%H:%M:%S")
-    end = "" if ticket.error is None else f": {ticket.error}"
-    return f"{time} {ticket.lane} {ticket.name} {ticket.status.value} in {_ran(ticket):.3f} s{end}"
+    end = "" if pending.error is None else f": {pending.error}"
+    return f"{time} {pending.queue} {pending.name} {pending.status.value} in {_ran(pending):.3f} s{end}"
 
 
-def _waited(ticket: PendingOperation) -> float:
-    return (ticket.started or ticket.finished or ticket.accepted) - ticket.accepted
+def _waited(pending: PendingOperation) -> float:
+    return (pending.started or pending.finished or pending.accepted) - pending.accepted
 
 
-def _ran(ticket: PendingOperation) -> float:
-    return 0.0 if ticket.started is None or ticket.finished is None else ticket.finished - ticket.started
+def _ran(pending: PendingOperation) -> float:
+    return 0.0 if pending.started is None or pending.finished is None else pending.finished - pending.started
 
 
 _READ = 5.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError
-from regress.replay.extra_settings import conflict, parse_settings, options_text, with_settings
+from regress.replay.extra_settings import conflict, options_text, parse_settings, with_settings
 from regress.replay.variant import Variant
 from regress.replay.variant_table import VARIANTS
 from tests.foreign.foreign_project import ForeignProject

@@ -85,7 +85,7 @@ class Sessions:
 
     def known_model(self, id: str) -> None:
         """Raise `ServiceError` unless there is or was such a model."""
-        if id not in self._state.ledger.models and id not in self._state.lanes:
+        if id not in self._state.ledger.models and id not in self._state.queues:
             raise _unknown("model", id)
 
     def model_info(self, id: str) -> ModelInfo:
@@ -120,7 +120,7 @@ class Sessions:
                 )
             folder = save.folder
         self._state.ledger.write(SamplerEntry(id, session, path, base_model, folder))
-        self._state.lane(id)
+        self._state.queue(id)
         return id
 
     def sampler_info(self, id: str, offered: Mapping[str, str]) -> SamplerInfo:

@@ -47,13 +47,13 @@ class Hosted:
                 log.exception("%s failed", method)
             raise as_service_error(error, method) from error
 
-    def where(self, ticket: PendingOperation) -> Json:
+    def where(self, pending: PendingOperation) -> Json:
         """Return what names a request in dumps."""
         return {
-            "model_id": ticket.model_id,
-            "operation": ticket.id,
-            "request_id": ticket.id,
-            "seq_id": ticket.seq,
+            "model_id": pending.model_id,
+            "operation": pending.id,
+            "request_id": pending.id,
+            "seq_id": pending.seq,
         }
 
     def created(self, model_id: str) -> None:

@@ -131,7 +131,7 @@ class OperationEntry:
     """
 
     id: str
-    lane: str
+    queue: str
     kind: str
     seq: int | None
     digest: str

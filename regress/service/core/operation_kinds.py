@@ -38,7 +38,7 @@ class Outcome:
 class Job(Work, Protocol):
     """Work of an operation; a dataclass, whose fields are the content of the request."""
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
         """Return the outcome; raises `ServiceError` if it is refused, and nothing is changed then."""
 
 
@@ -53,8 +53,8 @@ class CreateModel:
     path: str | None = None
     optimizer: bool = False
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
-        model_id = ticket.lane
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
+        model_id = pending.queue
         origin: ModelSpec | Point
         if self.path is None:
             assert self.spec is not None
@@ -88,9 +88,9 @@ class ModelCall:
     def mutates(self) -> bool:
         return self.kind != "forward"
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
-        model = hosted.model(ticket.lane)
-        return Outcome(hosted.call(self.method, model.id, self.argument, hosted.where(ticket)))
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
+        model = hosted.model(pending.queue)
+        return Outcome(hosted.call(self.method, model.id, self.argument, hosted.where(pending)))
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ class SamplerCall:
     kind: Literal["sample", "prompt_logprobs"]
     arguments: Sequence[SamplingRequest | Array]
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
-        hosted.sampler(ticket.lane)
-        return Outcome(hosted.call(self.kind, ticket.lane, *self.arguments))
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
+        hosted.sampler(pending.queue)
+        return Outcome(hosted.call(self.kind, pending.queue, *self.arguments))
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,18 @@ class Save:
     what: SaveKind
     overwrite: bool
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
-        model = hosted.model(ticket.lane)
-        name = f"unnamed-{ticket.id}" if self.name is None else checked_name(self.name)
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
+        model = hosted.model(pending.queue)
+        name = f"unnamed-{pending.id}" if self.name is None else checked_name(self.name)
         path = save_path(model.id, self.what, name)
         if path in hosted.ledger.saves and not self.overwrite:
             raise ServiceError(
                 f"there is a save {path} already; choose another name, or ask to overwrite it", code="exists"
             )
-        pending = hosted.call("pending_gradients", model.id)
-        if pending and self.what in LOADABLE:  # samplers have no use for gradients
+        passes = hosted.call("pending_gradients", model.id)
+        if passes and self.what in LOADABLE:  # samplers have no use for gradients
             raise ServiceError(
-                f"{model.id} has gradients of {pending} passes since its last optimizer step, which no save keeps; "
+                f"{model.id} has gradients of {passes} passes since its last optimizer step, which no save keeps; "
                 "make an optimizer step first",
                 code="pending_gradients",
             )
@@ -135,7 +135,7 @@ class Save:
         def write(folder: Path) -> int:
             return int(hosted.call("save", model.id, str(folder), self.what))
 
-        folder, step = hosted.store.write(f"{self.what.value}-{ticket.id}", write)
+        folder, step = hosted.store.write(f"{self.what.value}-{pending.id}", write)
         saved = Saved(model.id, self.what, name, path, step)
         entries: list[Entry] = [SaveEntry(saved, folder, named=self.name is not None)]
         if self.what in LOADABLE:
@@ -152,8 +152,8 @@ class Load:
     path: str
     optimizer: bool
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
-        model = hosted.model(ticket.lane, goes_on=False)
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
+        model = hosted.model(pending.queue, goes_on=False)
         entry = hosted.saved(self.path)
         _require_loadable(entry.saved, self.optimizer)
         folder = str(hosted.store.path(entry.folder))
@@ -169,13 +169,13 @@ class Close:
     mutates: ClassVar[bool] = False
     kind: Literal["close_model", "close_sampler"]
 
-    def run(self, hosted: Hosted, ticket: PendingOperation) -> Outcome:
+    def run(self, hosted: Hosted, pending: PendingOperation) -> Outcome:
         if self.kind == "close_sampler":
-            hosted.close_sampler(ticket.lane)
-            sampler = hosted.ledger.samplers.get(ticket.lane)
+            hosted.close_sampler(pending.queue)
+            sampler = hosted.ledger.samplers.get(pending.queue)
             return Outcome(None, [] if sampler is None else [Removed(sampler)])
-        hosted.close_model(ticket.lane)
-        model = hosted.ledger.models.get(ticket.lane)
+        hosted.close_model(pending.queue)
+        model = hosted.ledger.models.get(pending.queue)
         return Outcome(None, [] if model is None else [replace(model, closed=True)])
 
 

@@ -38,11 +38,11 @@ class OperationQueue:
         return len(self._waiting) + len(self._unnumbered)
 
     @property
-    def tickets(self) -> list[PendingOperation]:
+    def waiting(self) -> list[PendingOperation]:
         """Operations that wait, in their order as far as it is known."""
-        numbered = [((number, 0), ticket) for number, ticket in self._waiting.items()]
-        others = [((after, 1 + index), ticket) for index, (after, ticket) in enumerate(self._unnumbered)]
-        return [ticket for _, ticket in sorted(numbered + others, key=lambda item: item[0])]
+        numbered = [((number, 0), pending) for number, pending in self._waiting.items()]
+        others = [((after, 1 + index), pending) for index, (after, pending) in enumerate(self._unnumbered)]
+        return [pending for _, pending in sorted(numbered + others, key=lambda item: item[0])]
 
     @property
     def highest(self) -> int:
@@ -74,13 +74,13 @@ class OperationQueue:
                 code="invalid_seq_id",
             )
 
-    def add(self, ticket: PendingOperation) -> None:
+    def add(self, pending: PendingOperation) -> None:
         """Queue an operation, which `check` has let pass."""
-        if ticket.seq is None:
-            self._unnumbered.append((self._highest, ticket))
+        if pending.seq is None:
+            self._unnumbered.append((self._highest, pending))
         else:
-            self._note(ticket.seq)
-            self._waiting[ticket.seq] = ticket
+            self._note(pending.seq)
+            self._waiting[pending.seq] = pending
 
     def spend(self, number: int) -> None:
         """Use a number for an operation that does not run."""
@@ -103,13 +103,13 @@ class OperationQueue:
                 self._spent.discard(number)
                 self.next += 1
 
-    def discard(self, ticket: PendingOperation) -> None:
+    def discard(self, pending: PendingOperation) -> None:
         """Take an operation that waits out of the queue; its number is spent."""
-        if ticket.seq is None:
-            self._unnumbered = deque(item for item in self._unnumbered if item[1] is not ticket)
+        if pending.seq is None:
+            self._unnumbered = deque(item for item in self._unnumbered if item[1] is not pending)
         else:
-            del self._waiting[ticket.seq]
-            self._spent.add(ticket.seq)
+            del self._waiting[pending.seq]
+            self._spent.add(pending.seq)
 
     def ready(self) -> bool:
         """Return True if an operation can run."""
@@ -117,17 +117,17 @@ class OperationQueue:
 
     def take(self) -> PendingOperation | None:
         """Return the next operation, no longer waiting, or None if there is none or it has not arrived."""
-        ticket = self._head()
-        if ticket is None:
+        pending = self._head()
+        if pending is None:
             return None
-        if ticket.seq is None:
+        if pending.seq is None:
             self._unnumbered.popleft()
         else:
-            del self._waiting[ticket.seq]
-            self.next = ticket.seq + 1
+            del self._waiting[pending.seq]
+            self.next = pending.seq + 1
             self._spent = {number for number in self._spent if number >= self.next}
             self._skipped = {number for number in self._skipped if number >= self.next}
-        return ticket
+        return pending
 
     def hole(self, now: float) -> float:
         """Return for how long operations have waited for one that has not arrived, 0 if none does, s."""
@@ -141,13 +141,13 @@ class OperationQueue:
 
     def give_up(self) -> tuple[int, list[PendingOperation]]:
         """Return the first missing number and the operations that waited for it, which are no longer waiting."""
-        missing, tickets = self._reached(), self.tickets
-        waiting = set(self._waiting)
-        self._skipped |= set(range(missing, self._highest + 1)) - waiting - self._spent
-        self._spent |= waiting
+        missing, waiting = self._reached(), self.waiting
+        numbers = set(self._waiting)
+        self._skipped |= set(range(missing, self._highest + 1)) - numbers - self._spent
+        self._spent |= numbers
         self._waiting.clear()
         self._unnumbered.clear()
-        return missing, tickets
+        return missing, waiting
 
     def _head(self) -> PendingOperation | None:
         number = self._reached()

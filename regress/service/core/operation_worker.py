@@ -27,10 +27,10 @@ OnEnd = Callable[[PendingOperation], None]
 
 
 class Worker:
-    """Thread that runs the operations of a state's lanes.
+    """Thread that runs the operations of a state's queues.
 
     Args:
-        state: lanes and operations; its condition is notified of new ones.
+        state: queues and operations; its condition is notified of new ones.
         hosted: models and samplers in the host.
         each_turn: called a few times a second, with the lock held.
         on_end: called with each operation that has ended.
@@ -69,130 +69,130 @@ class Worker:
                 if time.monotonic() - last > _TURN:
                     last = time.monotonic()
                     self._turn(last)
-                ticket = self._next()
-                if ticket is None:
+                pending = self._next()
+                if pending is None:
                     self._state.changed.wait(_TURN)
                     continue
-                ticket.started, ticket.status = time.monotonic(), Status.RUNNING
-                self.busy = ticket
+                pending.started, pending.status = time.monotonic(), Status.RUNNING
+                self.busy = pending
             try:
-                self._execute(ticket)
+                self._execute(pending)
             except Exception:  # the next operation has to run
-                log.exception("%s of %s", ticket.name, ticket.lane)
+                log.exception("%s of %s", pending.name, pending.queue)
 
     def _turn(self, now: float) -> None:
         """Look for what has waited too long; the lock is held."""
         self._each_turn(now)
-        for lane in self._state.lanes.values():
-            waited = lane.hole(now)
+        for queue in self._state.queues.values():
+            waited = queue.hole(now)
             if waited > (0.0 if self._state.draining else self._state.limits.hole_timeout):
-                self._give_up(lane, waited)
+                self._give_up(queue, waited)
 
-    def _give_up(self, lane: OperationQueue, waited: float) -> None:
-        missing, tickets = lane.give_up()
-        others = ", ".join(str(ticket.seq) for ticket in tickets if ticket.seq is not None)
+    def _give_up(self, queue: OperationQueue, waited: float) -> None:
+        missing, waiting = queue.give_up()
+        others = ", ".join(str(pending.seq) for pending in waiting if pending.seq is not None)
         why = "and the service is stopping" if self._state.draining else f"within {waited:.0f} s"
-        for ticket in tickets:
+        for pending in waiting:
             error = ServiceError(
-                f"{ticket.name} was not executed: seq_id {missing} of {lane.id} has not arrived {why}, for which "
+                f"{pending.name} was not executed: seq_id {missing} of {queue.id} has not arrived {why}, for which "
                 f"seq_id {others or 'none'} waited; send every number, or go on with a higher one",
                 code="missing_seq_id",
             )
-            self._finish(ticket, None, error)
+            self._finish(pending, None, error)
 
     def _next(self) -> PendingOperation | None:
-        """Return an operation of the lane whose turn it is."""
-        lanes = self._state.lanes
-        for id in list(lanes):
-            ticket = lanes[id].take()
-            if ticket is not None:
-                lanes.move_to_end(id)
-                self._state.waiting_bytes -= ticket.size
-                return ticket
+        """Return an operation of the queue whose turn it is."""
+        queues = self._state.queues
+        for id in list(queues):
+            pending = queues[id].take()
+            if pending is not None:
+                queues.move_to_end(id)
+                self._state.waiting_bytes -= pending.size
+                return pending
         return None
 
-    def _execute(self, ticket: PendingOperation) -> None:
-        job = cast(Job, ticket.job)
-        outcome, error = self._outcome(ticket, job)
+    def _execute(self, pending: PendingOperation) -> None:
+        job = cast(Job, pending.job)
+        outcome, error = self._outcome(pending, job)
         try:
             if isinstance(error, HostLostError):
-                error = self._lose(ticket, job, error)
+                error = self._lose(pending, job, error)
             elif isinstance(error, HostFailedError) and job.mutates:
-                error = self._repair(ticket, job, error)
+                error = self._repair(pending, job, error)
         finally:
             with self._state.changed:
                 self.executed += 1
-                self.seconds += time.monotonic() - (ticket.started or 0.0)
+                self.seconds += time.monotonic() - (pending.started or 0.0)
                 self.busy = None
-                self._finish(ticket, outcome, error)
+                self._finish(pending, outcome, error)
                 if error is None and isinstance(job, Close):
-                    self._close(ticket.lane, "was closed")
+                    self._close(pending.queue, "was closed")
                 elif error is not None and isinstance(job, CreateModel):
-                    self._close(ticket.lane, "could not be created")
+                    self._close(pending.queue, "could not be created")
                 elif error is None and isinstance(job, Save):
-                    self._state.tidy(ticket.lane)
+                    self._state.tidy(pending.queue)
         if isinstance(error, HostLostError) or self.problem is not None:
             self._restart()
 
-    def _outcome(self, ticket: PendingOperation, job: Job) -> tuple[Outcome | None, ServiceError | None]:
+    def _outcome(self, pending: PendingOperation, job: Job) -> tuple[Outcome | None, ServiceError | None]:
         try:
-            return job.run(self._hosted, ticket), None
+            return job.run(self._hosted, pending), None
         except ServiceError as error:
             return None, error
         except Exception as error:  # a defect of the service fails one operation
-            log.exception("%s of %s failed", ticket.name, ticket.lane)
+            log.exception("%s of %s failed", pending.name, pending.queue)
             failed = HostFailedError(
-                f"{ticket.name} failed in the service; its log has the traceback under {ticket.id}",
+                f"{pending.name} failed in the service; its log has the traceback under {pending.id}",
                 code="internal",
                 category="server",
             )
             failed.__cause__ = error
             return None, failed
 
-    def _finish(self, ticket: PendingOperation, outcome: Outcome | None, error: ServiceError | None) -> None:
+    def _finish(self, pending: PendingOperation, outcome: Outcome | None, error: ServiceError | None) -> None:
         """Make the end of an operation last, and tell it; the lock is held."""
         result = None if outcome is None else outcome.result
         try:
-            self._state.end(ticket, result, error, () if outcome is None else outcome.entries)
+            self._state.end(pending, result, error, () if outcome is None else outcome.entries)
         except ServiceError as unwritten:
             if outcome is not None and outcome.entries:
                 with contextlib.suppress(ServiceError, OSError):
                     outcome.undo()
                 error = error or unwritten
-            self._state.operations.settle(ticket, None if error else result, error)
-        if ticket.kind.startswith("close"):
-            self._state.operations.read(ticket)  # no client has its id
+            self._state.operations.settle(pending, None if error else result, error)
+        if pending.kind.startswith("close"):
+            self._state.operations.read(pending)  # no client has its id
         with contextlib.suppress(Exception):  # a log that cannot be written stops nothing
-            self._on_end(ticket)
+            self._on_end(pending)
         self._state.changed.notify_all()
 
-    def _lose(self, ticket: PendingOperation, job: Job, error: HostLostError) -> HostLostError:
+    def _lose(self, pending: PendingOperation, job: Job, error: HostLostError) -> HostLostError:
         """Note that all models are gone; returns the error of the operation that did it."""
         with self._state.changed:
-            why = f"{ticket.name} of {ticket.lane} ended the ranks"
+            why = f"{pending.name} of {pending.queue} ended the ranks"
             for model in list(self._state.ledger.models.values()):
                 if not model.closed:
-                    self._state.roll_back(model, why, failed=model.id == ticket.lane and job.mutates)
-        return self._standing(ticket, error)
+                    self._state.roll_back(model, why, failed=model.id == pending.queue and job.mutates)
+        return self._standing(pending, error)
 
-    def _repair(self, ticket: PendingOperation, job: Job, error: HostFailedError) -> ServiceError:
+    def _repair(self, pending: PendingOperation, job: Job, error: HostFailedError) -> ServiceError:
         """Have a model that may be half changed restored; returns the error of the operation that did it."""
         try:
-            self._hosted.drop(ticket.lane)
+            self._hosted.drop(pending.queue)
         except HostLostError as lost:
             log.error("%s", lost)
             return self._lose(
-                ticket, job, HostLostError(str(error), code=error.code, category=error.category)
+                pending, job, HostLostError(str(error), code=error.code, category=error.category)
             )
         with self._state.changed:
-            model = self._state.ledger.models.get(ticket.lane)
+            model = self._state.ledger.models.get(pending.queue)
             if model is not None:
-                self._state.roll_back(model, f"{ticket.name} failed", failed=False)
-        return self._standing(ticket, error)
+                self._state.roll_back(model, f"{pending.name} failed", failed=False)
+        return self._standing(pending, error)
 
-    def _standing(self, ticket: PendingOperation, error: Failure) -> Failure:
+    def _standing(self, pending: PendingOperation, error: Failure) -> Failure:
         """Return an error that also says at which step the model stands now."""
-        model = self._state.ledger.models.get(ticket.lane)
+        model = self._state.ledger.models.get(pending.queue)
         if model is None:
             return error
         return type(error)(f"{error}; {model.stands}", code=error.code, category=error.category)
@@ -208,8 +208,8 @@ class Worker:
             self.problem = f"the ranks cannot be started again: {error}"
 
     def _close(self, id: str, why: str) -> None:
-        lane = self._state.lanes.pop(id, None)
-        for ticket in [] if lane is None else lane.tickets:
-            self._state.waiting_bytes -= ticket.size
-            error = ServiceError(f"{ticket.name} was not executed: {id} {why}", code="closed")
-            self._finish(ticket, None, error)
+        queue = self._state.queues.pop(id, None)
+        for pending in [] if queue is None else queue.waiting:
+            self._state.waiting_bytes -= pending.size
+            error = ServiceError(f"{pending.name} was not executed: {id} {why}", code="closed")
+            self._finish(pending, None, error)

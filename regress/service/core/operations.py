@@ -34,7 +34,7 @@ class PendingOperation:
 
     Attributes:
         id: id of the operation.
-        lane: id of the model or sampler in whose queue it waits.
+        queue: id of the model or sampler in whose queue it waits.
         seq: its sequence number, None for one in order of arrival.
         number: number that a client has given it, which orders nothing.
         digest: digest of its content.
@@ -46,7 +46,7 @@ class PendingOperation:
     """
 
     id: str
-    lane: str
+    queue: str
     kind: str
     seq: int | None
     digest: str
@@ -87,52 +87,52 @@ class Operations:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._tickets: OrderedDict[str, PendingOperation] = OrderedDict()
+        self._by_id: OrderedDict[str, PendingOperation] = OrderedDict()
         self.results_bytes = 0
         self.unread_bytes = 0
         self.unread = 0
 
-    def add(self, ticket: PendingOperation) -> None:
+    def add(self, pending: PendingOperation) -> None:
         """Keep an operation."""
-        self._tickets[ticket.id] = ticket
+        self._by_id[pending.id] = pending
 
     def get(self, id: str) -> PendingOperation | None:
         """Return an operation, None if it is not kept."""
-        return self._tickets.get(id)
+        return self._by_id.get(id)
 
-    def settle(self, ticket: PendingOperation, result: Any, error: ServiceError | None) -> None:
+    def settle(self, pending: PendingOperation, result: Any, error: ServiceError | None) -> None:
         """Bring an operation to its end, of which those that wait for it learn."""
-        ticket.status = Status.DONE if error is None else Status.FAILED
-        ticket.result, ticket.error, ticket.job = result, error, None
-        ticket.result_size = 0 if result is None else size_of(result)
-        ticket.finished = time.monotonic()
-        self.results_bytes += ticket.result_size
-        self.unread_bytes += ticket.result_size
+        pending.status = Status.DONE if error is None else Status.FAILED
+        pending.result, pending.error, pending.job = result, error, None
+        pending.result_size = 0 if result is None else size_of(result)
+        pending.finished = time.monotonic()
+        self.results_bytes += pending.result_size
+        self.unread_bytes += pending.result_size
         self.unread += 1
-        ticket.final.set()
+        pending.final.set()
 
-    def read(self, ticket: PendingOperation) -> None:
+    def read(self, pending: PendingOperation) -> None:
         """Note that somebody has got the end of an operation."""
-        if ticket.finished is not None and ticket.read is None:
-            ticket.read = time.monotonic()
-            self.unread_bytes -= ticket.result_size
+        if pending.finished is not None and pending.read is None:
+            pending.read = time.monotonic()
+            self.unread_bytes -= pending.result_size
             self.unread -= 1
 
     def sweep(self, now: float) -> None:
         """Drop results whose time is over and, beyond the limit on their size, those that were read, oldest first."""
-        for ticket in list(self._tickets.values()):
-            if ticket.finished is None:
+        for pending in list(self._by_id.values()):
+            if pending.finished is None:
                 continue
-            late = now - ticket.finished > self._limits.result_ttl
-            if ticket.read is not None:
+            late = now - pending.finished > self._limits.result_ttl
+            if pending.read is not None:
                 full = self.results_bytes > self._limits.results_bytes
-                late = full or now - ticket.read > self._limits.read_ttl
+                late = full or now - pending.read > self._limits.read_ttl
             if late:
-                self._drop(ticket)
+                self._drop(pending)
 
-    def _drop(self, ticket: PendingOperation) -> None:
-        del self._tickets[ticket.id]
-        self.results_bytes -= ticket.result_size
-        if ticket.read is None:
-            self.unread_bytes -= ticket.result_size
+    def _drop(self, pending: PendingOperation) -> None:
+        del self._by_id[pending.id]
+        self.results_bytes -= pending.result_size
+        if pending.read is None:
+            self.unread_bytes -= pending.result_size
             self.unread -= 1

@@ -40,7 +40,7 @@ class State:
         limits: limits of the service.
 
     Attributes:
-        lanes: queues by id of the model or sampler; the one whose turn is next comes first.
+        queues: those of operations, by id of the model or sampler; the one whose turn is next comes first.
         waiting_bytes: size of the requests that wait.
         draining: True once nothing new is accepted.
 
@@ -64,7 +64,7 @@ class State:
             ) from error
         self.ledger = Ledger(root / FILE, limits.remembered)
         self.operations = Operations(limits)
-        self.lanes: OrderedDict[str, OperationQueue] = OrderedDict()
+        self.queues: OrderedDict[str, OperationQueue] = OrderedDict()
         self.waiting_bytes = 0
         self.draining = False
 
@@ -72,18 +72,18 @@ class State:
         """Release the state directory."""
         self.ledger.close()
 
-    def accept(self, ticket: PendingOperation) -> None:
+    def accept(self, pending: PendingOperation) -> None:
         """Make an operation known; raises `ServiceError` if that cannot be written."""
-        mutates = ticket.job is not None and ticket.job.mutates
-        names = ("id", "lane", "kind", "seq", "digest", "number")
-        shown = {name: getattr(ticket, name) for name in names}
-        ticket.entry = OperationEntry(**shown, mutates=mutates)
-        self.ledger.write(ticket.entry)
-        self.operations.add(ticket)
+        mutates = pending.job is not None and pending.job.mutates
+        names = ("id", "queue", "kind", "seq", "digest", "number")
+        shown = {name: getattr(pending, name) for name in names}
+        pending.entry = OperationEntry(**shown, mutates=mutates)
+        self.ledger.write(pending.entry)
+        self.operations.add(pending)
 
     def end(
         self,
-        ticket: PendingOperation,
+        pending: PendingOperation,
         result: Any,
         error: ServiceError | None,
         entries: Sequence[Entry | Removed] = (),
@@ -93,36 +93,36 @@ class State:
         Args:
             entries: what the operation has made, which outlasts the end of the machine, too.
         """
-        assert ticket.entry is not None
-        ended = self._ended(ticket.entry, result, error)
+        assert pending.entry is not None
+        ended = self._ended(pending.entry, result, error)
         changes = [
             # what a save or a load makes last is all that came before, itself included
             replace(entry, since=ended.ended or 0) if isinstance(entry, ModelEntry) else entry
             for entry in entries
         ]
-        model = self.ledger.models.get(ticket.lane)
+        model = self.ledger.models.get(pending.queue)
         if model is not None and ended.ok and ended.mutates and not entries:
             step = result.step if isinstance(result, OptimResult) else model.step
             if not model.changed or step != model.step:
                 changes = [replace(model, changed=True, step=step)]
         self.ledger.write(ended, *changes, sync=bool(entries))
-        self.operations.settle(ticket, result, error)
+        self.operations.settle(pending, result, error)
 
     def operation(self, id: str) -> PendingOperation | Operation:
         """Return an operation that is kept, or the state of one that is only remembered."""
-        ticket = self.operations.get(id)
-        if ticket is not None:
-            return ticket
+        pending = self.operations.get(id)
+        if pending is not None:
+            return pending
         entry = self.ledger.operation(id)
         if entry is None:
             raise ServiceError(f"there is no operation {id!r}; use the id of the reply", code="not_found")
         return self._remembered(entry)
 
-    def lane(self, id: str) -> OperationQueue:
+    def queue(self, id: str) -> OperationQueue:
         """Return the queue of a model or sampler, which may be new."""
-        if id not in self.lanes:
-            self.lanes[id] = OperationQueue(id)
-        return self.lanes[id]
+        if id not in self.queues:
+            self.queues[id] = OperationQueue(id)
+        return self.queues[id]
 
     def roll_back(self, model: ModelEntry, why: str, *, failed: bool) -> None:
         """Note that a model is restored; operations that it has lost keep it from going on.
@@ -154,18 +154,18 @@ class State:
         for model in self.ledger.models.values():
             if model.closed:
                 continue
-            own = [under_way.pop(entry.id) for entry in [*under_way.values()] if entry.lane == model.id]
+            own = [under_way.pop(entry.id) for entry in [*under_way.values()] if entry.queue == model.id]
             failed = any(entry.mutates for entry in own)
             changes.append(self._rolled_back(model, _STOPPED, failed=failed))
             changes += [self._broken_off(entry, model.stands) for entry in own]
             if model.changed:
                 lost = f"the effect of {{operation}} was lost when {_STOPPED}; {model.stands}"
                 changes.append(Lost(model, Failure.of(_restarted(lost))))
-            self.lane(model.id).go_on(*self.ledger.spent(model.id))
+            self.queue(model.id).go_on(*self.ledger.spent(model.id))
         changes += [self._broken_off(entry, "send it again") for entry in under_way.values()]
         self.ledger.write(*changes)
         for sampler in self.ledger.samplers:
-            self.lane(sampler)
+            self.queue(sampler)
         self.store.clean(self.ledger.folders)
 
     def _broken_off(self, entry: OperationEntry, remedy: str) -> OperationEntry:
@@ -196,7 +196,7 @@ class State:
         return f"{lost}: {model.stands}; load a save, or create a model of one, to go on"
 
     def _remembered(self, entry: OperationEntry) -> Operation:
-        model_id = entry.lane if entry.lane in self.ledger.models else None
+        model_id = entry.queue if entry.queue in self.ledger.models else None
         if entry.ok and entry.result is not None:
             return Operation(entry.id, Status.DONE, model_id, entry.result)
         if entry.error is not None:

@@ -36,21 +36,21 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS entry(
     position INTEGER PRIMARY KEY, kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, UNIQUE(kind, id));
 CREATE TABLE IF NOT EXISTS operation(
-    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, lane TEXT NOT NULL, kind TEXT NOT NULL, seq INTEGER,
+    position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, queue TEXT NOT NULL, kind TEXT NOT NULL, seq INTEGER,
     digest TEXT NOT NULL, mutates INTEGER NOT NULL, number INTEGER, ended INTEGER, ok INTEGER NOT NULL, error TEXT,
     result TEXT, creates INTEGER NOT NULL, forgotten INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX IF NOT EXISTS by_seq ON operation(lane, seq);
-CREATE INDEX IF NOT EXISTS by_number ON operation(lane, number) WHERE number IS NOT NULL;
-CREATE INDEX IF NOT EXISTS creation ON operation(lane) WHERE creates;
+CREATE INDEX IF NOT EXISTS by_seq ON operation(queue, seq);
+CREATE INDEX IF NOT EXISTS by_number ON operation(queue, number) WHERE number IS NOT NULL;
+CREATE INDEX IF NOT EXISTS creation ON operation(queue) WHERE creates;
 CREATE INDEX IF NOT EXISTS under_way ON operation(position) WHERE ended IS NULL;
 CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON operation WHEN old.seq IS NOT NULL BEGIN
-    UPDATE operation SET forgotten=max(forgotten, old.seq) WHERE lane=old.lane AND creates;
+    UPDATE operation SET forgotten=max(forgotten, old.seq) WHERE queue=old.queue AND creates;
 END;
 """
 _OF_THE_DISK = {
     getattr(sqlite3, f"SQLITE_{name}") for name in ("CANTOPEN", "READONLY", "PERM", "IOERR", "FULL", "NOLFS")
 }
-_FIELDS = "id, lane, kind, seq, digest, mutates, number, ended, ok, error, result"
+_FIELDS = "id, queue, kind, seq, digest, mutates, number, ended, ok, error, result"
 
 
 class Ledger:
@@ -89,7 +89,9 @@ class Ledger:
     def _open(self) -> None:
         for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL"):
             self._file.execute(f"PRAGMA {pragma}")
-        self._file.executescript(f"BEGIN EXCLUSIVE; {_TABLES} COMMIT;")
+        columns = [row[1] for row in self._file.execute("PRAGMA table_info(operation)")]
+        renamed = "ALTER TABLE operation RENAME COLUMN lane TO queue;" if "lane" in columns else ""
+        self._file.executescript(f"BEGIN EXCLUSIVE; {renamed} {_TABLES} COMMIT;")
         for kind, name in KINDS.items():
             rows = self._file.execute("SELECT value FROM entry WHERE kind=? ORDER BY position", (name,))
             entries = (read_entry(kind, json.loads(text)) for (text,) in rows)
@@ -159,20 +161,22 @@ class Ledger:
 
     def creation(self, model_id: str) -> OperationEntry | None:
         """Return the operation that creates a model."""
-        return next(self._operations("lane=? AND seq IS NULL AND kind='create_model'", model_id), None)
+        return next(self._operations("queue=? AND seq IS NULL AND kind='create_model'", model_id), None)
 
-    def numbered(self, lane: str, number: int) -> OperationEntry | None:
+    def numbered(self, queue: str, number: int) -> OperationEntry | None:
         """Return the operation of a sampler's request of a number."""
-        return next(self._operations("lane=? AND number=?", lane, number), None)
+        return next(self._operations("queue=? AND number=?", queue, number), None)
 
-    def in_sequence(self, lane: str, seq: int) -> OperationEntry | None:
+    def in_sequence(self, queue: str, seq: int) -> OperationEntry | None:
         """Return the operation that a sequence number of a model was spent on."""
-        return next(self._operations("lane=? AND seq=?", lane, seq), None)
+        return next(self._operations("queue=? AND seq=?", queue, seq), None)
 
-    def spent(self, lane: str) -> tuple[int, list[int]]:
+    def spent(self, queue: str) -> tuple[int, list[int]]:
         """Return the highest sequence number of a model that is forgotten, and those that are remembered."""
-        forgotten = self._rows("SELECT forgotten FROM operation WHERE lane=? AND creates", lane)
-        numbers = self._rows("SELECT seq FROM operation WHERE lane=? AND seq IS NOT NULL ORDER BY seq", lane)
+        forgotten = self._rows("SELECT forgotten FROM operation WHERE queue=? AND creates", queue)
+        numbers = self._rows(
+            "SELECT seq FROM operation WHERE queue=? AND seq IS NOT NULL ORDER BY seq", queue
+        )
         return max((number for (number,) in forgotten), default=0), [number for (number,) in numbers]
 
     def under_way(self) -> list[OperationEntry]:
@@ -238,7 +242,7 @@ class Ledger:
         self._file.execute(
             "UPDATE operation SET ok=0, result=NULL, "
             "error=replace(?, '{operation}', kind || ifnull(' of seq_id ' || seq, '')) "
-            "WHERE lane=? AND ended>? AND ok AND mutates",
+            "WHERE queue=? AND ended>? AND ok AND mutates",
             (as_text(lost.failure), lost.model.id, lost.model.since),
         )
 
@@ -252,7 +256,7 @@ class Ledger:
             "INSERT OR REPLACE INTO entry(kind, id, value) VALUES(?, ?, ?)", (*named, as_text(entry))
         )
         if isinstance(entry, ModelEntry) and entry.closed:  # its creation need not be remembered any longer
-            self._file.execute("UPDATE operation SET creates=0 WHERE lane=? AND creates", (entry.id,))
+            self._file.execute("UPDATE operation SET creates=0 WHERE queue=? AND creates", (entry.id,))
 
     @contextmanager
     def _transaction(self, sync: bool) -> Iterator[None]:

@@ -59,7 +59,7 @@ class CoreService:
         executor: Executor,
         root: Path,
         limits: Limits = Limits(),  # noqa: B008  # frozen
-        on_end: OnEnd = lambda ticket: None,
+        on_end: OnEnd = lambda pending: None,
     ) -> None:
         self._executor, self._limits = executor, limits
         self._state = State(root, limits)
@@ -126,7 +126,7 @@ class CoreService:
     def close_model(self, model_id: str) -> None:
         """Close a model behind what is queued."""
         with self._state.changed:
-            if model_id in self._state.lanes:
+            if model_id in self._state.queues:
                 self._admission.close(model_id, Close("close_model"))
 
     def run_pass(self, model_id: str, seq_id: int | None, request: PassRequest) -> Operation:
@@ -220,7 +220,7 @@ class CoreService:
                 "problem": problem,
                 "ranks": self._executor.world_size,
                 "running": None if busy is None else busy.id,
-                "waiting": sum(len(lane) for lane in self._state.lanes.values()),
+                "waiting": sum(len(queue) for queue in self._state.queues.values()),
             }
 
     def metrics(self) -> Mapping[str, float]:
@@ -234,7 +234,7 @@ class CoreService:
                 "models": float(sum(not model.closed for model in ledger.models.values())),
                 "samplers": float(len(ledger.samplers)),
                 "saves": float(len(ledger.saves)),
-                "operations_waiting": float(sum(len(lane) for lane in state.lanes.values())),
+                "operations_waiting": float(sum(len(queue) for queue in state.queues.values())),
                 "operations_running": float(self._worker.busy is not None),
                 "operations_done_total": float(self._ended[Status.DONE]),
                 "operations_failed_total": float(self._ended[Status.FAILED]),
@@ -253,7 +253,7 @@ class CoreService:
         with self._state.changed:
             self._state.draining = True
             self._state.changed.notify_all()
-            while self._worker.busy is not None or any(self._state.lanes.values()):
+            while self._worker.busy is not None or any(self._state.queues.values()):
                 rest = end - time.monotonic()
                 if rest <= 0:
                     return False
@@ -266,11 +266,11 @@ class CoreService:
             self._executor.close()
         self._state.close()
 
-    def _submit(self, lane_id: str, seq_id: int | None, job: Job, number: int | None = None) -> Operation:
+    def _submit(self, queue_id: str, seq_id: int | None, job: Job, number: int | None = None) -> Operation:
         content = content_of(job.kind, job)  # takes long for large requests, and holds nobody up here
         with self._state.changed:
-            self._sessions.alive(lane_id)
-            return self._admission.submit(lane_id, seq_id, job, content, number)
+            self._sessions.alive(queue_id)
+            return self._admission.submit(queue_id, seq_id, job, content, number)
 
     def _create(self, session_id: str, number: int, job: CreateModel) -> Operation:
         with self._state.changed:
@@ -279,7 +279,7 @@ class CoreService:
             return self._admission.create(f"{session_id}:train:{number}", job)
 
     def _close_all(self, session_id: str) -> None:
-        for id in [id for id in self._state.lanes if id.startswith(f"{session_id}:")]:
+        for id in [id for id in self._state.queues if id.startswith(f"{session_id}:")]:
             sampler = id in self._state.ledger.samplers
             self._admission.close(id, Close("close_sampler" if sampler else "close_model"))
 
@@ -293,6 +293,6 @@ class CoreService:
             if self._sessions.finish(session_id):
                 self._close_all(session_id)
 
-    def _count(self, ticket: PendingOperation) -> None:
-        self._ended[ticket.status] += 1
-        self._on_end(ticket)
+    def _count(self, pending: PendingOperation) -> None:
+        self._ended[pending.status] += 1
+        self._on_end(pending)

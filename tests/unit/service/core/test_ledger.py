@@ -142,6 +142,21 @@ def test_numbers_that_are_not_finite_and_any_text_are_remembered(serve: Serve) -
             service.operation(id)
 
 
+def test_a_ledger_with_an_older_name_of_a_column_goes_on(serve: Serve, tmp_path: Path) -> None:
+    service = serve(remembered=5)
+    model = new_model(service)
+    for number in range(1, 9):
+        result(service, service.run_pass(model, number, request(1, forward_only=True)))
+    service.close()
+    (path,) = tmp_path.rglob("ledger.sqlite")
+    rows = sqlite3.connect(path, isolation_level=None)
+    rows.execute("ALTER TABLE operation RENAME COLUMN queue TO lane")
+    rows.close()
+    service = serve(remembered=5)
+    assert failure(service, service.run_pass(model, 1, request(1))).code == "late"
+    assert result(service, service.run_pass(model, 9, request(1))).metrics
+
+
 def test_the_state_of_an_earlier_release_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text("{}\n")
     (tmp_path / "saves" / "state-1").mkdir(parents=True)

@@ -13,39 +13,39 @@ from regress.service.service_api import ServiceError
 AHEAD = 30
 
 
-def ticket(number: int | None) -> PendingOperation:
+def operation(number: int | None) -> PendingOperation:
     return PendingOperation(f"op-{number}", "model", "work", number, "digest")
 
 
-def drained(lane: OperationQueue) -> list[int | None]:
+def drained(queue: OperationQueue) -> list[int | None]:
     """Numbers of the operations that can run, in their order."""
     found = []
-    while (taken := lane.take()) is not None:
+    while (taken := queue.take()) is not None:
         found.append(taken.seq)
     return found
 
 
 @given(st.permutations(range(1, 9)), st.data())
 def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataObject) -> None:
-    lane = OperationQueue("model")
+    queue = OperationQueue("model")
     ran: list[int | None] = []
     for number in order:
-        lane.add(ticket(number))
+        queue.add(operation(number))
         if data.draw(st.booleans()):  # the worker may look at any time
-            ran += drained(lane)
-    assert ran + drained(lane) == [*range(1, 9)]
+            ran += drained(queue)
+    assert ran + drained(queue) == [*range(1, 9)]
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(1, 8)), max_size=16))
 def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[int | None]) -> None:
     """Against the definition: sorted by number, those without one by the highest number before them."""
-    lane = OperationQueue("model")
+    queue = OperationQueue("model")
     expected: list[tuple[int, int, int | None]] = []
     seen: set[int] = set()
     for index, number in enumerate(arrivals):
         if number in seen:
             continue
-        lane.add(ticket(number))
+        queue.add(operation(number))
         if number is None:
             expected.append((max(seen, default=0), 1 + index, None))
         else:
@@ -54,78 +54,78 @@ def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[i
     whole = 0
     while whole + 1 in seen:
         whole += 1
-    assert drained(lane) == [
+    assert drained(queue) == [
         number for after, _, number in sorted(expected, key=lambda e: e[:2]) if after <= whole
     ]
 
 
 @given(st.lists(st.one_of(st.just("give up"), st.just("run"), st.integers(1, 12)), max_size=40))
 def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: list[str | int]) -> None:
-    lane = OperationQueue("model")
+    queue = OperationQueue("model")
     ran: list[int] = []
     failed: list[int | None] = []
     known: set[int] = set()
     for event in events:
         if event == "run":
-            ran += [number for number in drained(lane) if number is not None]
+            ran += [number for number in drained(queue) if number is not None]
         elif event == "give up":
-            if len(lane) and not lane.ready():
-                failed += [given.seq for given in lane.give_up()[1]]
-                assert len(lane) == 0
+            if len(queue) and not queue.ready():
+                failed += [given.seq for given in queue.give_up()[1]]
+                assert len(queue) == 0
         elif int(event) not in known:
             try:
-                lane.check(int(event), AHEAD)
+                queue.check(int(event), AHEAD)
             except ServiceError:
                 assert any(number > int(event) for number in ran), "refused although no later one has run"
                 continue
             known.add(int(event))
-            lane.add(ticket(int(event)))
-    ran += [number for number in drained(lane) if number is not None]
+            queue.add(operation(int(event)))
+    ran += [number for number in drained(queue) if number is not None]
     assert ran == sorted(set(ran))
     assert not set(ran) & set(failed)
     for _ in range(2):  # whoever goes on waits for the holes of before once more at most
-        if len(lane):
-            lane.give_up()
-        following = lane.highest + 1
-        lane.add(ticket(following))
-        last = drained(lane)
+        if len(queue):
+            queue.give_up()
+        following = queue.highest + 1
+        queue.add(operation(following))
+        last = drained(queue)
     assert last == [following], "the queue hangs"
 
 
 def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
-    lane = OperationQueue("model")
-    lane.add(ticket(20))  # nobody's: 1 to 19 are to come
-    lane.give_up()
-    lane.add(ticket(1))
-    assert drained(lane) == [1]
-    lane.add(ticket(3))
-    assert drained(lane) == [], "3 ran before 2"
-    lane.add(ticket(2))
-    assert drained(lane) == [2, 3]
+    queue = OperationQueue("model")
+    queue.add(operation(20))  # nobody's: 1 to 19 are to come
+    queue.give_up()
+    queue.add(operation(1))
+    assert drained(queue) == [1]
+    queue.add(operation(3))
+    assert drained(queue) == [], "3 ran before 2"
+    queue.add(operation(2))
+    assert drained(queue) == [2, 3]
 
 
 def test_numbers_far_ahead_and_spent_ones() -> None:
-    lane = OperationQueue("model")
+    queue = OperationQueue("model")
     with pytest.raises(
         ServiceError, match="seq_id 32 is too far ahead: the next operation of model is that of seq_id 1"
     ):
-        lane.check(32, AHEAD)
-    lane.add(ticket(2))
-    lane.spend(1)
-    assert drained(lane) == [2]
+        queue.check(32, AHEAD)
+    queue.add(operation(2))
+    queue.spend(1)
+    assert drained(queue) == [2]
     with pytest.raises(ServiceError, match="seq_id 1 arrived after a later operation of model had run"):
-        lane.check(1, AHEAD)
+        queue.check(1, AHEAD)
 
 
 def test_the_clock_of_a_hole_starts_anew_with_each_hole() -> None:
-    lane = OperationQueue("model")
-    lane.add(ticket(2))
-    assert lane.hole(10.0) == 0.0
-    assert lane.hole(15.0) == 5.0
-    lane.add(ticket(4))
-    lane.add(ticket(1))
-    assert drained(lane) == [1, 2]
-    assert lane.hole(20.0) == 0.0
-    assert lane.hole(21.0) == 1.0
-    lane.add(ticket(3))
-    assert lane.hole(99.0) == 0.0
+    queue = OperationQueue("model")
+    queue.add(operation(2))
+    assert queue.hole(10.0) == 0.0
+    assert queue.hole(15.0) == 5.0
+    queue.add(operation(4))
+    queue.add(operation(1))
+    assert drained(queue) == [1, 2]
+    assert queue.hole(20.0) == 0.0
+    assert queue.hole(21.0) == 1.0
+    queue.add(operation(3))
+    assert queue.hole(99.0) == 0.0
