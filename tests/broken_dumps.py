@@ -92,7 +92,7 @@ def _in_float32(record: Record) -> Record:
     return replace(record, tensors=floats)
 
 
-_STAGES = (
+_TYPES = (
     "batch_inputs",
     "activations",
     "forward_data",
@@ -128,10 +128,19 @@ _NOT_A_NUMBER = {"forward_data": "entropy", "gradient": "v_proj", "activations":
 
 BREAKAGES: dict[str, Breakage] = {
     "healthy": lambda record: record,
-    **{f"without-{stage}": _without(stage) for stage in _STAGES},
-    **{f"without-{stage}-{part}": _without_tensors(stage, part) for stage, part in _LEFT_OUT.items()},
-    **{f"scaled-{stage}-{part}": _edited(stage, part, _scaled) for stage, part in _SCALED.items()},
-    **{f"nan-{stage}-{part}": _edited(stage, part, _set(np.nan, 1)) for stage, part in _NOT_A_NUMBER.items()},
+    **{f"without-{record_type}": _without(record_type) for record_type in _TYPES},
+    **{
+        f"without-{record_type}-{part}": _without_tensors(record_type, part)
+        for record_type, part in _LEFT_OUT.items()
+    },
+    **{
+        f"scaled-{record_type}-{part}": _edited(record_type, part, _scaled)
+        for record_type, part in _SCALED.items()
+    },
+    **{
+        f"nan-{record_type}-{part}": _edited(record_type, part, _set(np.nan, 1))
+        for record_type, part in _NOT_A_NUMBER.items()
+    },
     "zero-gradient": _edited("gradient", "q_proj", _set(0)),
     "mask-of-ones": _edited("batch_inputs", "response_mask", _set(1)),
     "mask-of-zeros": _edited("forward_data", "response_mask", _set(0)),

@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 import regress
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.quantities import QUANTITIES
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.engine.config.config_option import Option
 from regress.engine.config.config_schema import options
 from regress.engine.metric_table import METRICS
@@ -175,7 +175,7 @@ def record_types() -> Iterator[str]:
     yield ""
     yield "`debug.dump_options.<type>=true` records one; each has a folder of its name in the dump."
     yield ""
-    rows = ((f"`{one.name}`", "update" if one.per_update else "step", one.help) for one in STAGES)
+    rows = ((f"`{one.name}`", "update" if one.per_update else "step", one.help) for one in RECORD_TYPES)
     yield from _table(("type", "belongs to", "content"), rows)
 
 

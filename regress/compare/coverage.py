@@ -15,9 +15,9 @@ from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.token_places import Mask
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.quantities import (
-    MICRO_STAGES,
-    OPEN_STAGES,
-    UPDATE_STAGES,
+    MICRO_TYPES,
+    OPEN_TYPES,
+    UPDATE_TYPES,
 )
 from regress.compare.record_plan import Plan
 from regress.compare.update_records import Records
@@ -46,7 +46,7 @@ def not_compared(found: Iterable[Verdict], quantities: Iterable[str], place: Pla
 
 
 def judge_coverage(
-    stage: str,
+    record_type: str,
     found: Mapping[Key, NDArray[np.int64]],
     frame: TokenFrame,
     place: Place,
@@ -54,7 +54,7 @@ def judge_coverage(
     *,
     expected: Mask | None = None,
 ) -> Verdict:
-    """Return one verdict on a stage: each of the frame's tokens must lie in exactly one of these records.
+    """Return one verdict on a type: each of the frame's tokens must lie in exactly one of these records.
 
     Args:
         found: flat canonical indices of the tokens of each record; of ranks that hold the same tokens only one.
@@ -65,7 +65,7 @@ def judge_coverage(
     count = int(np.count_nonzero(needed))
     wrong = np.flatnonzero((times > 1) | (needed & (times == 0)))
     if not wrong.size:
-        return Verdict(Status.OK, QUANTITY, stage, place, count=count)
+        return Verdict(Status.OK, QUANTITY, record_type, place, count=count)
     missing = wrong[times[wrong] == 0]
     index = int(missing[0] if missing.size else wrong[0])
     words = (locator or Locator(frame)).token(index)
@@ -81,7 +81,7 @@ def judge_coverage(
     return Verdict(
         Status.COVERAGE,
         QUANTITY,
-        stage,
+        record_type,
         place,
         detail=detail,
         worst=Worst((index,), words, 1.0, float(times[index]), off),
@@ -116,28 +116,31 @@ def judge_elements(
     There is no verdict where one rank holds the whole tensor: elements that it lacks are missing at its place.
 
     Args:
-        golden: ``stage -> tensor name -> golden values``, other stages than those of open names are left out.
+        golden: ``type -> tensor name -> golden values``, other types than those of open names are left out.
         place: place of the update.
     """
-    for stage, quantity in (*((stage, stage) for stage in OPEN_STAGES), ("token_gradient", "logit_gradient")):
-        names, groups = golden.get(quantity, {}), actual.groups(stage)
+    for record_type, quantity in (
+        *((record_type, record_type) for record_type in OPEN_TYPES),
+        ("token_gradient", "logit_gradient"),
+    ):
+        names, groups = golden.get(quantity, {}), actual.groups(record_type)
         sharded = (actual.all[key][0].shards for keys in groups for key in keys)
         if not names or not groups or not (len(plan.ranks) > 1 or any(sharded)):
             continue
-        whole = stage in UPDATE_STAGES
+        whole = record_type in UPDATE_TYPES
         shapes = {name: values.shape if whole else None for name, values in names.items()}
         verdicts = [v for keys in groups for v in _of_group(actual, keys, shapes, locator, place)]
-        if plan.divided and stage in OPEN_STAGES:
+        if plan.divided and record_type in OPEN_TYPES:
             lacking = names.keys() - {*actual.names(key for keys in groups for key in keys)}
             verdicts += [
-                Verdict(Status.MISSING, QUANTITY, f"{stage}/{name}", place, f"no rank holds {name}")
+                Verdict(Status.MISSING, QUANTITY, f"{record_type}/{name}", place, f"no rank holds {name}")
                 for name in names
                 if name in lacking
             ]
         yield from verdicts
-        if not verdicts and stage in UPDATE_STAGES:
+        if not verdicts and record_type in UPDATE_TYPES:
             elements = sum(math.prod(shape or ()) for shape in shapes.values())
-            yield Verdict(Status.OK, QUANTITY, stage, place, count=elements)
+            yield Verdict(Status.OK, QUANTITY, record_type, place, count=elements)
 
 
 def _of_group(
@@ -156,10 +159,10 @@ def _of_group(
         shape = parts[0].layout.shape if expected_shape is None else expected_shape
         missing = uncovered(shape, (part.layout for part in parts if part.layout.shape == shape))
         if missing is not None:
-            stage, (count, index) = keys[0].stage, missing
-            words = actual.words(keys[0], stage, shape, locator) if stage in MICRO_STAGES else None
+            record_type, (count, index) = keys[0].record_type, missing
+            words = actual.words(keys[0], record_type, shape, locator) if record_type in MICRO_TYPES else None
             where = element(index, shape, name) if words is None else f"{words(index)} of {name}"
             detail = f"{where} is held by no rank{others(count)}"
-            found = lost(f"{stage}/{name}", place, detail, count)
+            found = lost(f"{record_type}/{name}", place, detail, count)
             reason = "each element of a tensor is held by some rank"
             yield replace(found, count=math.prod(shape), reason=reason)

@@ -15,13 +15,13 @@ from regress.compare.alignment.token_places import Mask
 from regress.compare.coverage import QUANTITY, judge_coverage
 from regress.compare.quantities import (
     METRICS,
-    MICRO_STAGES,
+    MICRO_TYPES,
     NEW,
-    OPEN_STAGES,
-    STEP_STAGES,
-    UPDATE_STAGES,
+    OPEN_TYPES,
+    STEP_TYPES,
+    UPDATE_TYPES,
     QuantitySource,
-    exclusive_stages,
+    exclusive_types,
     primary_source,
     quantity_named,
     source_of,
@@ -42,7 +42,7 @@ class Expected:
     """The places of an update, and the tensors that the records there must hold.
 
     Attributes:
-        golden: golden values as one record of each stage, or the records of a bitwise reference.
+        golden: golden values as one record of each type, or the records of a bitwise reference.
         plan: places of a replay; None for those of the reference.
         loss: loss tokens ``[frame.size]``; None where nothing tells them: all tokens that have a predecessor.
     """
@@ -54,18 +54,20 @@ class Expected:
     _of_parts: dict[tuple[str, int], set[str]] = field(default_factory=dict)
 
     @cached_property
-    def stages(self) -> list[str]:
-        """Stages whose tokens must be complete: those of the golden side, and those recorded anywhere."""
-        known = {key.stage for key in (*self.golden.all, *self.actual.all)}
-        if self.plan is not None:  # golden values of no stage in particular may be in any that can hold them
-            recorded = {key.stage for key in self.actual.all}
-            known = exclusive_stages(self._values) | recorded
-        return [stage for stage in MICRO_STAGES if stage in known]
+    def record_types(self) -> list[str]:
+        """Types whose tokens must be complete: those of the golden side, and those recorded anywhere."""
+        known = {key.record_type for key in (*self.golden.all, *self.actual.all)}
+        if (
+            self.plan is not None
+        ):  # golden values of no record type in particular may be in any that can hold them
+            recorded = {key.record_type for key in self.actual.all}
+            known = exclusive_types(self._values) | recorded
+        return [record_type for record_type in MICRO_TYPES if record_type in known]
 
     @cached_property
     def _values(self) -> list[tuple[str, str]]:
         """Quantity and name of all golden tensors."""
-        sources = (source_of(h.key.stage, name) for h in self.golden.headers for name in h.tensors)
+        sources = (source_of(h.key.record_type, name) for h in self.golden.headers for name in h.tensors)
         return list(dict.fromkeys((s.quantity, s.name) for s in sources if s is not None))
 
     def holds(self, key: Key) -> bool:
@@ -75,39 +77,39 @@ class Expected:
     def places(self) -> Iterator[Key]:
         """Yield every place that is judged: all that are expected, and those of recorded values of the step."""
         if self.plan is None:
-            stages = (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES)
-            yield from (key for stage in stages for key in self.golden.of_stages([stage]))
+            record_types = (*STEP_TYPES, *MICRO_TYPES, *UPDATE_TYPES)
+            yield from (key for record_type in record_types for key in self.golden.of_types([record_type]))
             return
-        micros = (Key(stage, *at) for at in self.plan.micros for stage in self.stages)
+        micros = (Key(record_type, *at) for at in self.plan.micros for record_type in self.record_types)
         yield from (key for key in micros if self.plan.holds(key))
-        yield from (Key(stage, rank, None) for rank in self.plan.ranks for stage in UPDATE_STAGES)
-        yield from self.actual.of_stages(STEP_STAGES)
+        yield from (Key(record_type, rank, None) for rank in self.plan.ranks for record_type in UPDATE_TYPES)
+        yield from self.actual.of_types(STEP_TYPES)
 
     def beside(self, key: Key) -> Header | None:
         """Return the golden record that one at a place is compared with."""
-        keys = [key] if self.plan is None else self.golden.of_stages([key.stage])
+        keys = [key] if self.plan is None else self.golden.of_types([key.record_type])
         return self.golden.header(keys[0]) if keys else None
 
     def sources(self, key: Key) -> list[QuantitySource]:
         """Return the tensors that a record holds, in its order, then those that it should hold besides."""
         recorded, expected = ([*_sources(header)] for header in (self.actual.header(key), self.beside(key)))
         if self.plan is not None and not self.plan.repeated:
-            recorded_names = {*self.actual.names(self.actual.of_stages([key.stage]))}
+            recorded_names = {*self.actual.names(self.actual.of_types([key.record_type]))}
             expected = [source for source in expected if source.primary or source.tensor in recorded_names]
-        if self.plan is not None and key.stage in OPEN_STAGES and self.plan.divided:
-            names = self._of_part(self.plan, key.stage, self.plan.part(key.rank))
+        if self.plan is not None and key.record_type in OPEN_TYPES and self.plan.divided:
+            names = self._of_part(self.plan, key.record_type, self.plan.part(key.rank))
             expected = [source for source in expected if source.name in names]
         return list(dict.fromkeys([*recorded, *expected]))
 
-    def _of_part(self, plan: Plan, stage: str, part: int) -> set[str]:
+    def _of_part(self, plan: Plan, record_type: str, part: int) -> set[str]:
         """Return the names on any rank of a part of the model, or, without a record, all that nobody has."""
-        if (stage, part) not in self._of_parts:
-            keys = self.actual.of_stages([stage])
+        if (record_type, part) not in self._of_parts:
+            keys = self.actual.of_types([record_type])
             mine = [key for key in keys if plan.part(key.rank) == part]
             recorded = {*self.actual.names(mine or keys)}
-            golden = {*self.golden.names(self.golden.of_stages([stage]))}
-            self._of_parts[stage, part] = recorded if mine else golden - recorded
-        return self._of_parts[stage, part]
+            golden = {*self.golden.names(self.golden.of_types([record_type]))}
+            self._of_parts[record_type, part] = recorded if mine else golden - recorded
+        return self._of_parts[record_type, part]
 
     def refused(self, key: Key) -> str:
         """Return why nothing of a recorded place can be compared; empty if it can."""
@@ -125,7 +127,7 @@ class Expected:
         """Yield golden tensors that no record of a microbatch could hold, each with rank and microbatch."""
         if self.plan is None:
             return
-        headers = (header for header in self.golden.headers if header.key.stage in self.stages)
+        headers = (header for header in self.golden.headers if header.key.record_type in self.record_types)
         there = {(source.quantity, source.name) for header in headers for source in _sources(header)}
         lacking = [value for value in self._values if value not in there]
         lacking = [value for value in lacking if quantity_named(value[0]).per_microbatch]
@@ -152,10 +154,12 @@ class AtPlaces:
     def verdicts(self, locator: Locator) -> Iterator[Verdict]:
         """Yield verdicts on the set of records, their tokens, and each tensor that one side lacks."""
         yield from self._set_of_records()
-        for stage in self.expected.stages:
-            expected = tokens_of(stage, self.actual.frame, self.expected.loss)
-            found = self.actual.once(stage)
-            yield judge_coverage(stage, found, self.actual.frame, self.place, locator, expected=expected)
+        for record_type in self.expected.record_types:
+            expected = tokens_of(record_type, self.actual.frame, self.expected.loss)
+            found = self.actual.once(record_type)
+            yield judge_coverage(
+                record_type, found, self.actual.frame, self.place, locator, expected=expected
+            )
         for key in self.expected.places():
             yield from self._record(key)
         for source, at in self.expected.homeless():
@@ -171,18 +175,18 @@ class AtPlaces:
                 detail = f"{key} was recorded, but is not part of the plan"
                 yield Verdict(Status.EXTRA, QUANTITY, str(key), self.place, detail)
             for name in found[0].tensors:
-                if source_of(key.stage, name) is None:
+                if source_of(key.record_type, name) is None:
                     detail = f"{key} holds a tensor {name!r} that belongs to no quantity"
-                    yield Verdict(Status.EXTRA, QUANTITY, f"{key.stage}/{name}", self.place, detail)
+                    yield Verdict(Status.EXTRA, QUANTITY, f"{key.record_type}/{name}", self.place, detail)
 
     def _record(self, key: Key) -> Iterator[Verdict]:
         header, sources = self.actual.header(key), self.expected.sources(key)
         place = replace(self.place, rank=key.rank, micro=key.micro)
         golden, plan = self.expected.beside(key), self.expected.plan
-        whole = QuantitySource(key.stage, key.stage, key.stage, key.stage)
+        whole = QuantitySource(key.record_type, key.record_type, key.record_type, key.record_type)
         if not sources and golden is not None and plan is not None and plan.divided and self.tolerance(whole):
             detail = f"the part of the model on rank {key.rank} has none"
-            yield Verdict(Status.OK, key.stage, key.stage, place, detail)
+            yield Verdict(Status.OK, key.record_type, key.record_type, place, detail)
         refused = "" if header is None else self.expected.refused(key)
         for source in sources:
             if header is None:
@@ -191,7 +195,7 @@ class AtPlaces:
                 yield from self._fault(source, place, Status.COVERAGE, refused)
             else:
                 yield from self._tensor(key, source, place)
-        if key.stage == "gradient":
+        if key.record_type == "gradient":
             yield from self._tensor(key, NORM, place)
 
     def _tensor(self, key: Key, source: QuantitySource, place: Place) -> Iterator[Verdict]:
@@ -218,7 +222,7 @@ class AtPlaces:
 def _sources(header: Header | None) -> Iterator[QuantitySource]:
     """Yield the tensors of a record that belong to a quantity."""
     names = () if header is None else header.tensors
-    found = (source_of(header.key.stage, name) for name in names if header is not None)
+    found = (source_of(header.key.record_type, name) for name in names if header is not None)
     yield from (source for source in found if source is not None)
 
 

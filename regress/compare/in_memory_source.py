@@ -40,6 +40,6 @@ class Memory(Source):
         """Return one record."""
         return self._records[name]
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
         """Return True: nothing limits what is recorded."""
         return True

@@ -1,4 +1,4 @@
-"""Verdicts from headers alone on one stage: records, tensors, tokens and elements missing from one of two dumps."""
+"""Verdicts from headers alone on one type: records, tensors, tokens and elements missing from one of two dumps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from regress.compare.dumps.sample_matching import Matching
 from regress.compare.dumps.untrained_parameters import is_zero, untrained
 from regress.compare.quantities import (
     ADDED,
-    LOSS_STAGES,
+    LOSS_TYPES,
     METRICS,
     NEW,
-    UPDATE_STAGES,
+    UPDATE_TYPES,
     source_or_other,
 )
 from regress.compare.record_header import Header
@@ -58,7 +58,7 @@ def unmatched(matching: Matching, place: Place, joined: str = "") -> Iterator[Ve
 
 @dataclass(frozen=True)
 class Half:
-    """The records of one stage of an update on one side.
+    """The records of one type of an update on one side.
 
     Attributes:
         has: the side in words, ``golden`` or ``actual``.
@@ -67,12 +67,12 @@ class Half:
     has: str
     side: Source
     records: Records
-    stage: str
+    record_type: str
 
     @cached_property
     def headers(self) -> list[Header]:
         """Its records, doubled ones included."""
-        return [header for header in self.records.headers if header.key.stage == self.stage]
+        return [header for header in self.records.headers if header.key.record_type == self.record_type]
 
     @cached_property
     def names(self) -> dict[str, None]:
@@ -96,8 +96,8 @@ class Half:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The records of one stage of an update in two dumps.
+class RecordType:
+    """The records of one type of an update in two dumps.
 
     Attributes:
         loss_tokens: finds the loss tokens ``[frame.size]`` of the golden side.
@@ -129,7 +129,7 @@ class Stage:
             return
         for key, detail in self.actual.wrong():
             yield Verdict.fault(Status.COVERAGE, QUANTITY, str(key), self.place, detail)
-        if self.name in UPDATE_STAGES:
+        if self.name in UPDATE_TYPES:
             yield from self._elements(requested)
         else:
             yield from self._tokens()
@@ -139,7 +139,7 @@ class Stage:
         return self.options.only.has(source.quantity, source.label)
 
     def _absent(self) -> Iterator[Verdict]:
-        """Yield a verdict, or note why there is none, on a stage that one side lacks altogether."""
+        """Yield a verdict, or note why there is none, on a record type that one side lacks altogether."""
         half, side = self.golden, self.actual.side
         if not half.headers:
             half, side = self.actual, self.golden.side
@@ -211,7 +211,7 @@ class Stage:
         return self.name in METRICS or added
 
     def _place_of(self, name: str) -> Place:
-        """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
+        """Return the place of the one record of the actual dump that has a tensor, else that of the type."""
         holders = [record.key for record in self.actual.having(name)]
         if len(holders) != 1:
             return self.place
@@ -233,7 +233,7 @@ class Stage:
             )
             return
         expected = mine > 0
-        if self.golden.side.system == "golden" and self.name in LOSS_STAGES:
+        if self.golden.side.system == "golden" and self.name in LOSS_TYPES:
             loss = self.loss_tokens()  # a case has no values of other tokens
             expected &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, frame, self.place, locator, expected=expected)
@@ -262,7 +262,7 @@ class Stage:
 
     def _held(self, half: Half, name: str | None = None) -> dict[Key, NDArray[np.int64]]:
         """Return the tokens of each record without copies, of ranks that repeat each other's tokens those of one."""
-        first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
+        first = 1 if self.name in LOSS_TYPES else 0  # nothing predicts the first token of a sample
         return half.records.once(self.name, name, first=first, without=self.copies)
 
     def _elements(self, requested: Collection[str]) -> Iterator[Verdict]:

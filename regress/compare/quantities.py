@@ -185,12 +185,12 @@ class QuantitySource:
     """A recorded tensor and the golden tensor that it must equal.
 
     Attributes:
-        stage, tensor: type of the record, and name of the tensor in it.
+        record_type, tensor: type of the record, and name of the tensor in it.
         quantity, name: quantity and name of its golden values.
-        primary: True if it is the first place to look for them; other stages repeat them.
+        primary: True if it is the first place to look for them; other record types repeat them.
     """
 
-    stage: str
+    record_type: str
     tensor: str
     quantity: str
     name: str
@@ -198,12 +198,12 @@ class QuantitySource:
 
     @property
     def label(self) -> str:
-        """The name in verdicts: repetitions name their stage."""
-        return self.name if self.primary else f"{self.stage}/{self.tensor}"
+        """The name in verdicts: repetitions name their record type."""
+        return self.name if self.primary else f"{self.record_type}/{self.tensor}"
 
 
 TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logit_gradient")
-"""Quantities of the stage ``token_gradient``, each a tensor of the same name."""
+"""Quantities of the record type ``token_gradient``, each a tensor of the same name."""
 
 EVERYWHERE = ("token_gradient", "entropy_gradient")
 """Quantities of tokens that are 0 at every token that the loss leaves out: they are compared there, too."""
@@ -250,21 +250,21 @@ SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entr
 """Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
 METRICS = ("metrics", "step_metrics")
-"""Stages and quantities of the numbers that an update and a rollout step report, each under its metric's name."""
+"""Record types and quantities of the numbers that an update and a rollout step report, each under its metric's name."""
 NEW = "new: the golden side has nothing of this name, so it was not judged"
 """Words for what was added since: what is reported besides changes nothing that is computed."""
 
-OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer", *METRICS)
-"""Stages whose tensors are named after modules, parameters and metrics."""
+OPEN_TYPES = ("activations", "gradient", "gradient_clipped", "param", "optimizer", *METRICS)
+"""Record types whose tensors are named after modules, parameters and metrics."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
-"""The tensor of each stage that tells the loss tokens."""
+"""The tensor of each record type that tells the loss tokens."""
 
-MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
-LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
-"""Stages of loss values, which the first token of a sample does not have."""
-UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param", *METRICS)
-STEP_STAGES = ("old_log_probs", "ref_log_probs")
+MICRO_TYPES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
+LOSS_TYPES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
+"""Record types of loss values, which the first token of a sample does not have."""
+UPDATE_TYPES = ("gradient", "gradient_clipped", "optimizer", "param", *METRICS)
+STEP_TYPES = ("old_log_probs", "ref_log_probs")
 
 ADDED = (*TOKEN_GRADIENTS, *METRICS)
 """Quantities that cases recorded by the first release lack."""
@@ -284,12 +284,12 @@ ALIASES: Mapping[str, str] = {
 }
 """Names that other trainers give to known tensors."""
 
-_SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
-_STAGES: dict[tuple[str, str], set[str]] = {}
-"""Stages of an update that repeat a golden tensor, by its quantity and name."""
+_SOURCES = {(source.record_type, source.tensor): source for source in SOURCES}
+_TYPES: dict[tuple[str, str], set[str]] = {}
+"""Record types of an update that repeat a golden tensor, by its quantity and name."""
 for _source in SOURCES:
-    if _source.stage not in STEP_STAGES:
-        _STAGES.setdefault((_source.quantity, _source.name), set()).add(_source.stage)
+    if _source.record_type not in STEP_TYPES:
+        _TYPES.setdefault((_source.quantity, _source.name), set()).add(_source.record_type)
 
 
 def quantity_named(name: str) -> Quantity:
@@ -306,22 +306,24 @@ def order_of(quantity: str) -> int:
     return _ORDER.get(quantity, len(_ORDER))
 
 
-def source_of(stage: str, tensor: str) -> QuantitySource | None:
+def source_of(record_type: str, tensor: str) -> QuantitySource | None:
     """Return the source of the golden values of a recorded tensor, or None if no quantity knows it."""
-    if stage in OPEN_STAGES:
-        return QuantitySource(stage, tensor, stage, tensor)
-    return _SOURCES.get((stage, tensor))
+    if record_type in OPEN_TYPES:
+        return QuantitySource(record_type, tensor, record_type, tensor)
+    return _SOURCES.get((record_type, tensor))
 
 
-def source_or_other(stage: str, tensor: str) -> QuantitySource:
+def source_or_other(record_type: str, tensor: str) -> QuantitySource:
     """Return the source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
-    return source_of(stage, tensor) or QuantitySource(stage, tensor, OTHER, f"{stage}/{tensor}")
+    return source_of(record_type, tensor) or QuantitySource(
+        record_type, tensor, OTHER, f"{record_type}/{tensor}"
+    )
 
 
-def nearest_tensor(stage: str, tensor: str) -> str | None:
-    """Return the known tensor with the closest name, with its stage if that is another one; None if none is close."""
-    here = {source.tensor for source in SOURCES if source.stage == stage}
-    everywhere = {source.tensor: source.stage for source in reversed(SOURCES)}
+def nearest_tensor(record_type: str, tensor: str) -> str | None:
+    """Return the known tensor with the closest name, with its type if that is another one; None if none is close."""
+    here = {source.tensor for source in SOURCES if source.record_type == record_type}
+    everywhere = {source.tensor: source.record_type for source in reversed(SOURCES)}
     for names in (here, everywhere):
         alias = ALIASES.get(tensor, tensor)
         found = [alias] if alias in names else get_close_matches(tensor, sorted(names), n=1)
@@ -332,7 +334,7 @@ def nearest_tensor(stage: str, tensor: str) -> str | None:
 
 def primary_source(quantity: str, name: str) -> QuantitySource:
     """Return the first place to look for a golden tensor of a microbatch."""
-    if quantity in OPEN_STAGES:
+    if quantity in OPEN_TYPES:
         return QuantitySource(quantity, name, quantity, name)
     found = [source for source in SOURCES if (source.quantity, source.name) == (quantity, name)]
     return next(
@@ -340,22 +342,22 @@ def primary_source(quantity: str, name: str) -> QuantitySource:
     )
 
 
-def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the stages without which these golden tensors (quantity, name) could not have been recorded."""
+def exclusive_types(names: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the types without which these golden tensors (quantity, name) could not have been recorded."""
     found = set()
     for quantity, name in names:
-        stages = {quantity} if quantity in OPEN_STAGES else _STAGES.get((quantity, name), set())
-        if len(stages) == 1:
-            found |= stages
+        record_types = {quantity} if quantity in OPEN_TYPES else _TYPES.get((quantity, name), set())
+        if len(record_types) == 1:
+            found |= record_types
     return found
 
 
-def sources_in(stage: str, quantity: str, names: list[str]) -> Iterator[QuantitySource]:
-    """Yield the tensors that a record of a stage has to hold, of a quantity with these golden names."""
-    if stage in OPEN_STAGES:
-        if quantity == stage:
-            yield from (QuantitySource(stage, name, quantity, name) for name in names)
+def sources_in(record_type: str, quantity: str, names: list[str]) -> Iterator[QuantitySource]:
+    """Yield the tensors that a record of a type has to hold, of a quantity with these golden names."""
+    if record_type in OPEN_TYPES:
+        if quantity == record_type:
+            yield from (QuantitySource(record_type, name, quantity, name) for name in names)
         return
     for source in SOURCES:
-        if source.stage == stage and source.quantity == quantity and source.name in names:
+        if source.record_type == record_type and source.quantity == quantity and source.name in names:
             yield source

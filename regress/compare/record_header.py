@@ -10,7 +10,7 @@ from regress.compare.alignment.local_shard import recorded_shards
 from regress.compare.alignment.record_keys import Key, key_of
 from regress.compare.alignment.token_places import Places
 from regress.compare.alignment.token_spans import Spans
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.dump.numpy_arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -103,7 +103,7 @@ def header_of(name: str, record: Record) -> Header:
     """Return the header of a record."""
     key = key_of(record)
     spans, rows, problem = None, None, ""
-    placed = record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced")
+    placed = record.type not in (*UPDATE_TYPES, "trajectory") and not record.meta.get("unplaced")
     bare = placed and record.meta.get("layout") is None
     if placed and not bare:
         try:

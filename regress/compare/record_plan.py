@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from regress.compare.alignment.record_keys import Key
-from regress.compare.quantities import LOSS_STAGES, MICRO_STAGES, UPDATE_STAGES
+from regress.compare.quantities import LOSS_TYPES, MICRO_TYPES, UPDATE_TYPES
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Plan:
         parts: rank -> which part of the model it holds, such as its pipeline stage; the others hold part 0. Ranks of
             one part have tensors of the same names.
         without_loss: ranks that record no values of the loss, such as all but the last pipeline stage's.
-        repeated: True if a stage has to repeat tensors of another, such as the log-probs beside the terms of the loss,
+        repeated: True if a type has to repeat tensors of another, such as the log-probs beside the terms of the loss,
             where no record does.
     """
 
@@ -59,8 +59,8 @@ class Plan:
 
     def holds(self, key: Key) -> bool:
         """Return True if a record belongs there."""
-        if key.stage in LOSS_STAGES and key.rank in self.without_loss:
+        if key.record_type in LOSS_TYPES and key.rank in self.without_loss:
             return False
-        if key.stage in MICRO_STAGES:
+        if key.record_type in MICRO_TYPES:
             return (key.rank, key.micro) in self._known
-        return key.stage not in UPDATE_STAGES or (key.rank in self.ranks and key.micro is None)
+        return key.record_type not in UPDATE_TYPES or (key.rank in self.ranks and key.micro is None)

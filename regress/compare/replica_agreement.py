@@ -14,7 +14,7 @@ from regress.compare.alignment.local_shard import Shard, whole_layout
 from regress.compare.alignment.record_keys import Key, norm_of
 from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
 from regress.compare.alignment.token_overlap import token_part
-from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
+from regress.compare.quantities import MICRO_TYPES, UPDATE_TYPES, source_of
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
@@ -38,10 +38,10 @@ class Replicas:
     place: Place
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Yield verdicts on elements that two ranks hold: one a stage, or one for each tensor that differs."""
-        for stage in (*MICRO_STAGES, *UPDATE_STAGES):
+        """Yield verdicts on elements that two ranks hold: one a record type, or one for each tensor that differs."""
+        for record_type in (*MICRO_TYPES, *UPDATE_TYPES):
             count, found = 0, []
-            for keys in self.records.groups(stage):
+            for keys in self.records.groups(record_type):
                 for item in self._group(keys):
                     if isinstance(item, Verdict):
                         found.append(item)
@@ -49,20 +49,20 @@ class Replicas:
                         count += item
             yield from found
             if count and not found:
-                yield Verdict(Status.OK, QUANTITY, stage, self.place, count=count, reason=SAME.reason)
+                yield Verdict(Status.OK, QUANTITY, record_type, self.place, count=count, reason=SAME.reason)
 
     def _group(self, keys: list[Key]) -> Iterator[Verdict | int]:
         """Yield verdicts on differing tensors of a group's records, and numbers of equal elements."""
         first, *rest = keys
         alike = [first]
         for key in rest:
-            if key.stage in UPDATE_STAGES or self.records.alike(key, first):
+            if key.record_type in UPDATE_TYPES or self.records.alike(key, first):
                 alike.append(key)
             elif key not in self.records.misfits and first not in self.records.misfits:
                 yield self._elsewhere(first, key)
         for name in self.records.names(alike):
             yield from self._compared(name, [*self.records.shards(name, alike)])
-        if first.stage == "gradient":
+        if first.record_type == "gradient":
             yield from self._compared("grad_norm", [*self._norms(alike)])
 
     def _compared(self, name: str, parts: list[Shard]) -> Iterator[Verdict | int]:
@@ -86,18 +86,18 @@ class Replicas:
     def _judged(self, name: str, one: Shard, other: Shard) -> Verdict:
         """Return the verdict on elements that differ on two ranks; padding is not compared."""
         key, shape = one.key, one.layout.shape
-        source = source_of(key.stage, name)
+        source = source_of(key.record_type, name)
         words: Locate = partial(element, shape=shape, name=name)
-        if source is not None and key.stage in MICRO_STAGES:
+        if source is not None and key.record_type in MICRO_TYPES:
             words = self.records.words(key, source.quantity, shape, self.locator) or words
         local = words_of(other.layout, words)
-        tokens = None if key.stage in UPDATE_STAGES else self.records.lead(key, shape)
+        tokens = None if key.record_type in UPDATE_TYPES else self.records.lead(key, shape)
         if tokens is None:
             found = Aligned(other.array, one.array, partial(shard_blocks, other, [one]), local)
         else:
             mine, theirs = (token_part(s.array, s.layout, *tokens) for s in (one, other))
             found = Aligned.of_tokens(TokenRows(theirs, [mine], np.flatnonzero(theirs.rows >= 0)), local)
-        case = Case(QUANTITY, f"{key.stage}/{name}", self.place, SAME, local, other.array.shape)
+        case = Case(QUANTITY, f"{key.record_type}/{name}", self.place, SAME, local, other.array.shape)
         verdict = judge_aligned(case, found)
         return verdict if verdict.ok else replace(verdict, detail=_sentence(name, one, other, verdict))
 
@@ -110,7 +110,7 @@ class Replicas:
             having, lacking = (one, other) if odd[0] in tokens[0] else (other, one)
             where = f"{self.locator.token(odd[0])} is on rank {having.rank} and not on rank {lacking.rank}"
         detail = f"the tokens of {other} do not lie as those of rank {one.rank}, which it repeats: {where}"
-        return Verdict.fault(Status.COVERAGE, QUANTITY, one.stage, self.place, detail, len(odd))
+        return Verdict.fault(Status.COVERAGE, QUANTITY, one.record_type, self.place, detail, len(odd))
 
     def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:

@@ -21,7 +21,7 @@ from regress.compare.dumps.record_listing import by_step, headers
 from regress.compare.dumps.sample_contents import samples_of
 from regress.compare.dumps.sample_matching import Sample
 from regress.compare.dumps.tensor_selection import Selection
-from regress.compare.quantities import MICRO_STAGES, STEP_STAGES, UPDATE_STAGES, source_or_other
+from regress.compare.quantities import MICRO_TYPES, STEP_TYPES, UPDATE_TYPES, source_or_other
 from regress.compare.record_header import Header
 from regress.compare.single_dump_units import check_single, single_units
 from regress.compare.updates.invariant_counts import QUANTITY as INVARIANTS
@@ -46,7 +46,7 @@ BESIDE = {
 REMEDY = "copy or record it again"
 MASKED = ("forward_data", "is_loss_debug")
 FINITE = (*MASKED, "loss", "token_gradient", "gradient", "gradient_clipped", "optimizer", "param")
-"""Stages in which no value may be NaN or infinite, and those of them where this holds at loss tokens only."""
+"""Record types in which no value may be NaN or infinite, and those of them where this holds at loss tokens only."""
 
 CHECKSUM = "weights_sha256"
 """Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
@@ -85,9 +85,9 @@ def check_dump(path: str) -> Judged:
         records = headers(side, names)
         for name in names:
             side.verify(name)
-        sampled += samples_of(side, [record for record in records if record.key.stage == "trajectory"])
+        sampled += samples_of(side, [record for record in records if record.key.record_type == "trajectory"])
         updates: dict[int | None, list[Header]] = {}
-        for record in (r for r in records if r.key.stage not in ("trajectory", *STEP_STAGES)):
+        for record in (r for r in records if r.key.record_type not in ("trajectory", *STEP_TYPES)):
             updates.setdefault(side.entries[record.name][1].update, []).append(record)
         for number, own in sorted(updates.items(), key=lambda item: item[0] or 0):
             update = Alone(side, own, Place(step, number))
@@ -133,8 +133,8 @@ class Alone:
         """Types of the records of each rank and microbatch; those of full tensors have no microbatch."""
         found: dict[tuple[int, int | None], set[str]] = {}
         for key in (record.key for record in self.records):
-            if key.stage in (*MICRO_STAGES, *UPDATE_STAGES):
-                found.setdefault((key.rank or 0, key.micro), set()).add(key.stage)
+            if key.record_type in (*MICRO_TYPES, *UPDATE_TYPES):
+                found.setdefault((key.rank or 0, key.micro), set()).add(key.record_type)
         return found
 
     @cached_property
@@ -154,8 +154,8 @@ class Alone:
     def lost_ranks(self) -> Iterator[Verdict]:
         """Yield verdicts on ranks of the mesh that recorded nothing, or less than those that hold the same."""
         there: dict[int, set[tuple[str, int | None]]] = {}
-        for (rank, micro), stages in self._there.items():
-            there.setdefault(rank, set()).update((stage, micro) for stage in stages)
+        for (rank, micro), record_types in self._there.items():
+            there.setdefault(rank, set()).update((record_type, micro) for record_type in record_types)
         world = 0 if self._mesh is None else self._mesh.world_size
         if world < 2 or not there:
             return
@@ -176,51 +176,56 @@ class Alone:
                 yield lost(f"rank {rank}", self.place, words)
                 continue
             peers = alike[self.side.root(rank), self._pipeline(rank)]
-            for stage, micro in sorted(set().union(*(there[p] for p in peers)) - there[rank], key=str):
-                other = next(p for p in peers if (stage, micro) in there[p])
-                words = f"{_named(stage, micro)} is on rank {other} and not on rank {rank}, which holds the same tokens"
-                yield lost(stage, self._at(rank, micro), words)
+            for record_type, micro in sorted(set().union(*(there[p] for p in peers)) - there[rank], key=str):
+                other = next(p for p in peers if (record_type, micro) in there[p])
+                words = (
+                    f"{_named(record_type, micro)} is on rank {other} and not on rank {rank}, which holds the same "
+                    "tokens"
+                )
+                yield lost(record_type, self._at(rank, micro), words)
 
     def _whole_types(self) -> Iterator[Verdict]:
         """Yield verdicts on types that the run says it recorded, and of which the update has nothing."""
         debug = self.side.config.get("debug")
         options = debug.get("dump_options") if isinstance(debug, Mapping) else None
         asked = options if isinstance(options, Mapping) else {}
-        there = [record.key.stage for record in self.records]
-        for stage in EVERYWHERE:
-            said = self.side.config.get("capture") or asked.get(stage) is True
-            if there and stage not in there and said:
-                words = f"no {stage} was recorded of the update, though {there[0]} was: {REMEDY}"
-                yield lost(stage, self.place, words)
+        there = [record.key.record_type for record in self.records]
+        for record_type in EVERYWHERE:
+            said = self.side.config.get("capture") or asked.get(record_type) is True
+            if there and record_type not in there and said:
+                words = f"no {record_type} was recorded of the update, though {there[0]} was: {REMEDY}"
+                yield lost(record_type, self.place, words)
 
     def _microbatches(self) -> Iterator[Verdict]:
         """Yield verdicts on microbatches that lack a type which others of the same pipeline stage have."""
-        micros = {at: stages for at, own in self._there.items() if (stages := own & {*MICRO_STAGES})}
+        micros = {
+            at: record_types for at, own in self._there.items() if (record_types := own & {*MICRO_TYPES})
+        }
         known: dict[int, set[str]] = {}
-        for (rank, _), stages in micros.items():
-            known.setdefault(self._pipeline(rank), set()).update(stages)
+        for (rank, _), record_types in micros.items():
+            known.setdefault(self._pipeline(rank), set()).update(record_types)
         types = CAPTURED if self.side.config.get("capture") else EVERYWHERE
-        for (rank, micro), stages in sorted(micros.items(), key=str):
-            for stage in types:
-                if stage in known[self._pipeline(rank)] and stage not in stages:
-                    words = f"{_named(stage, micro)} is missing, though it has {min(stages)}: {REMEDY}"
-                    yield lost(stage, self._at(rank, micro), words)
+        for (rank, micro), record_types in sorted(micros.items(), key=str):
+            for record_type in types:
+                if record_type in known[self._pipeline(rank)] and record_type not in record_types:
+                    words = f"{_named(record_type, micro)} is missing, though it has {min(record_types)}: {REMEDY}"
+                    yield lost(record_type, self._at(rank, micro), words)
 
     def exchanged(self) -> Iterator[Verdict]:
         """Yield verdicts on records of a microbatch that hold samples which its inputs do not."""
         inputs = {
             record.key[1:]: {*record.samples}
             for record in self.records
-            if record.key.stage == "batch_inputs" and record.samples
+            if record.key.record_type == "batch_inputs" and record.samples
         }
-        for record in (r for r in self.records if r.key.stage in MICRO_STAGES and r.key[1:] in inputs):
+        for record in (r for r in self.records if r.key.record_type in MICRO_TYPES and r.key[1:] in inputs):
             strange = next((key for key in record.samples if key not in inputs[record.key[1:]]), None)
             if strange is not None:
                 words = (
                     f"{record.key} holds sample {strange[0]}/{strange[1]}, which its batch_inputs do not: records of "
                     "ranks or microbatches were exchanged; record again"
                 )
-                yield lost(record.key.stage, self._at(*record.key[1:]), words)
+                yield lost(record.key.record_type, self._at(*record.key[1:]), words)
 
     def _of_parameters(self) -> Iterator[Verdict]:
         """Yield verdicts on gradients, parameters and states that ranks lack, though other updates have them."""
@@ -228,14 +233,20 @@ class Alone:
             return
         everywhere = {(type, where.rank or 0) for type, where in self.side.entries.values()}
         there: dict[int, set[str]] = {}
-        for (rank, _), stages in self._there.items():
-            there.setdefault(rank, set()).update(stage.removesuffix("_clipped") for stage in stages)
-        for rank, stages in sorted(there.items()):
-            for stage, beside in BESIDE.items():
-                other = next((one for one in beside if one in stages), None)
-                if other is not None and stage not in stages and (stage, rank) in everywhere:
-                    words = f"{stage} is missing, though {other} of the update is there: {REMEDY}"
-                    yield lost(stage, self._at(rank), words)
+        for (rank, _), record_types in self._there.items():
+            there.setdefault(rank, set()).update(
+                record_type.removesuffix("_clipped") for record_type in record_types
+            )
+        for rank, record_types in sorted(there.items()):
+            for record_type, beside in BESIDE.items():
+                other = next((one for one in beside if one in record_types), None)
+                if (
+                    other is not None
+                    and record_type not in record_types
+                    and (record_type, rank) in everywhere
+                ):
+                    words = f"{record_type} is missing, though {other} of the update is there: {REMEDY}"
+                    yield lost(record_type, self._at(rank), words)
 
     # what cannot be
 
@@ -247,25 +258,25 @@ class Alone:
             if not problem and wrong is not None:
                 problem = f"{wrong} in {record.key} has no usable shard layout"
             if problem:
-                yield lost(record.key.stage, self._at(*record.key[1:]), problem)
+                yield lost(record.key.record_type, self._at(*record.key[1:]), problem)
 
     def _not_finite(self) -> Iterator[Verdict]:
         """Yield verdicts on NaN and infinite values in gradients, losses and quantities of loss tokens."""
         captured = bool(self.side.config.get("capture"))
-        for record in (record for record in self.records if record.key.stage in FINITE):
-            stage, tensors = record.key.stage, self.side.read(record.name).tensors
+        for record in (record for record in self.records if record.key.record_type in FINITE):
+            record_type, tensors = record.key.record_type, self.side.read(record.name).tensors
             mask = tensors.get("effective_valid", tensors.get("response_mask"))
             for name, array in tensors.items():
                 if array.dtype.kind in "iub":
                     continue
-                if stage in MASKED:  # values beside the loss tokens may be anything
+                if record_type in MASKED:  # values beside the loss tokens may be anything
                     if mask is not None and mask.shape == array.shape:
                         array = array[mask.astype(bool)]
-                    elif mask is not None or not captured or stage != "forward_data":
+                    elif mask is not None or not captured or record_type != "forward_data":
                         continue  # of a captured trainer every log-prob is one of its model
                 count = array.size - int(np.isfinite(array).sum())
                 if count:
-                    source, where = source_or_other(stage, name), self._at(*record.key[1:])
+                    source, where = source_or_other(record_type, name), self._at(*record.key[1:])
                     words = f"{count} of {array.size} values are NaN or infinite"
                     yield Verdict.fault(
                         Status.NONFINITE, source.quantity, source.label, where, words, count, count=array.size
@@ -276,28 +287,28 @@ class Alone:
 
         A tensor of zeros alone is none: experts without tokens have such gradients, and fresh adapters such weights.
         """
-        norms = (r.meta.get("grad_norm") for r in self.records if r.key.stage == "gradient")
+        norms = (r.meta.get("grad_norm") for r in self.records if r.key.record_type == "gradient")
         known = [n for n in norms if isinstance(n, int | float) and not isinstance(n, bool)]
         norm = max((float(n) for n in known if math.isfinite(n)), default=0.0)
         if norm > 0:
             yield from self._all_zero("gradient", f"though grad_norm is {norm:.9g}")
         yield from self._all_zero("param", "which no trained model's are")
 
-    def _all_zero(self, stage: str, why: str) -> Iterator[Verdict]:
+    def _all_zero(self, record_type: str, why: str) -> Iterator[Verdict]:
         """Yield a verdict if all values of all records are 0; the first other value ends the search."""
         count = 0
-        for record in (record for record in self.records if record.key.stage == stage):
+        for record in (record for record in self.records if record.key.record_type == record_type):
             for array in self.side.read(record.name).tensors.values():
                 if np.any(array != 0):
                     return
                 count += array.size
         if count > 1:
             words = f"each of {count} values is 0, {why}: the values were lost or never written; record them again"
-            yield Verdict.fault(Status.DRIFT, stage, stage, self.place, words, count, count=count)
+            yield Verdict.fault(Status.DRIFT, record_type, record_type, self.place, words, count, count=count)
 
     def joined(self, sampled: Sequence[Sample]) -> Iterator[Verdict]:
         """Yield a verdict on samples that are several rollouts, one behind the other."""
-        there = {key for r in self.records if r.key.stage == "forward_data" for key in r.samples}
+        there = {key for r in self.records if r.key.record_type == "forward_data" for key in r.samples}
         unknown = there - {sample.key for sample in sampled}
         found = [*joined_samples(self.side, self.records, unknown, sampled)] if sampled else []
         if found:
@@ -308,7 +319,7 @@ class Alone:
 
     def weights(self, step: Iterable[Header]) -> Iterator[Verdict]:
         """Yield a verdict on whether the step's first update uses the weights that sampled, where both are recorded."""
-        rollouts = (record.meta.get(CHECKSUM) for record in step if record.key.stage == "trajectory")
+        rollouts = (record.meta.get(CHECKSUM) for record in step if record.key.record_type == "trajectory")
         sampled = next((checksum for checksum in rollouts if checksum is not None), None)
         checksums = [
             (record.key, record.meta[CHECKSUM]) for record in self.records if CHECKSUM in record.meta
@@ -327,7 +338,7 @@ class Alone:
 
 def lost_steps(side: Side) -> Iterator[Verdict]:
     """Yield a verdict on steps that a recording of a trainer lacks: it counts from 0, in even strides."""
-    kinds = (*MICRO_STAGES, *UPDATE_STAGES)
+    kinds = (*MICRO_TYPES, *UPDATE_TYPES)
     steps = sorted({where.step for type, where in side.entries.values() if type in kinds})
     capture = side.config.get("capture")
     if not isinstance(capture, Mapping) or not capture or not steps:
@@ -342,5 +353,5 @@ def lost_steps(side: Side) -> Iterator[Verdict]:
         yield lost("steps", Place(gone[0]), words)
 
 
-def _named(stage: str, micro: int | None) -> str:
-    return stage if micro is None else f"{stage} of microbatch {micro}"
+def _named(record_type: str, micro: int | None) -> str:
+    return record_type if micro is None else f"{record_type} of microbatch {micro}"

@@ -12,7 +12,7 @@ from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.sample_contents import groups_of
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tensor_selection import Selection
-from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES
+from regress.compare.quantities import MICRO_TYPES, UPDATE_TYPES
 from regress.compare.record_header import Header
 from regress.compare.replica_agreement import QUANTITY as REPLICAS
 from regress.compare.replica_agreement import Replicas
@@ -35,7 +35,7 @@ class SingleUnit:
 
     Attributes:
         actual_names: their names; those of the golden side are read where it fails only.
-        quantity: ``invariants``, or ``replicas`` of one stage.
+        quantity: ``invariants``, or ``replicas`` of one record type.
         roots: rank -> the rank whose tokens it repeats, as far as the mesh tells it.
         golden_records: names of the golden records of the update, of which the same is asked if it is not true.
     """
@@ -53,8 +53,8 @@ class SingleUnit:
     def of_golden(self) -> SingleUnit:
         """The same check of the golden side."""
         side = open_side(self.golden)
-        stages = {open_side(self.actual).entries[name][0] for name in self.actual_names}
-        names = tuple(name for name in self.golden_records if side.entries[name][0] in stages)
+        record_types = {open_side(self.actual).entries[name][0] for name in self.actual_names}
+        names = tuple(name for name in self.golden_records if side.entries[name][0] in record_types)
         ranks = sorted({side.entries[name][1].rank or 0 for name in names})
         return replace(
             self, actual=self.golden, actual_names=names, roots={rank: side.root(rank) for rank in ranks}
@@ -77,14 +77,14 @@ def single_units(
     known = [record for record in usable if not any(record.meta.get(key) for key in UNKNOWN)]
     roots = {rank: side.root(rank) for rank in sorted({record.key.rank or 0 for record in known})}
     own = Records(known, side.read, TokenFrame((), ()), lambda rank: side.root(rank or 0))
-    stages = (*MICRO_STAGES, *UPDATE_STAGES) if only.has(REPLICAS, REPLICAS) else ()
+    record_types = (*MICRO_TYPES, *UPDATE_TYPES) if only.has(REPLICAS, REPLICAS) else ()
     chosen: list[tuple[tuple[str, ...], str]] = [
-        ((stage,), REPLICAS) for stage in stages if own.held_twice(stage)
+        ((record_type,), REPLICAS) for record_type in record_types if own.held_twice(record_type)
     ]
-    if only.has(INVARIANTS, INVARIANTS) and own.of_stages(MICRO_STAGES):
-        chosen.insert(0, (MICRO_STAGES, INVARIANTS))
+    if only.has(INVARIANTS, INVARIANTS) and own.of_types(MICRO_TYPES):
+        chosen.insert(0, (MICRO_TYPES, INVARIANTS))
     for of, quantity in chosen:
-        names = tuple(record.name for record in known if record.key.stage in of)
+        names = tuple(record.name for record in known if record.key.record_type in of)
         yield SingleUnit(*paths, names, place, quantity, roots, golden_names)
 
 

@@ -22,7 +22,7 @@ from regress.compare.dumps.tolerance_bounds import Bounds, StoredBounds
 from regress.compare.dumps.truth_source import InMemoryTruth, TruthSide
 from regress.compare.expected_records import AtPlaces, Expected
 from regress.compare.in_memory_source import Memory
-from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, QuantitySource, quantity_named
+from regress.compare.quantities import MASKS, UPDATE_TYPES, Kind, QuantitySource, quantity_named
 from regress.compare.record_plan import Plan
 from regress.compare.replica_agreement import Replicas
 from regress.compare.update_records import Records
@@ -166,14 +166,14 @@ class _Update:
             record.name,
             golden,
             replace(self.place, rank=key.rank, micro=key.micro),
-            key.stage,
+            key.record_type,
             bounds=self.bounds,
             explained=self.explained,
         )
-        if key.stage not in UPDATE_STAGES:
+        if key.record_type not in UPDATE_TYPES:
             unit = replace(unit, frame=self.frame, golden_of=self._same)
         if not isinstance(self.sides[0], TruthSide):
-            telling = tuple(self.golden.all[at][0].name for at in self.golden.of_stages(MASKS))
+            telling = tuple(self.golden.all[at][0].name for at in self.golden.of_types(MASKS))
             yield replace(unit, telling=telling, tensors=_names(sources), elementwise=True)
             return
         shares = [s for s in sources if quantity_named(s.quantity).kind is Kind.SHARE]
@@ -184,7 +184,7 @@ class _Update:
             group = Group(golden, (record.name,), unit.place, "", self._same)
             names = {*record.tensors, *(name for one in self.golden.headers for name in one.tensors)}
             without = frozenset(names - {*_names(shares)})
-            yield ShareUnit(*self.sides, key.stage, (group,), bounds=self.bounds, without=without)
+            yield ShareUnit(*self.sides, key.record_type, (group,), bounds=self.bounds, without=without)
 
     @cached_property
     def _same(self) -> dict[SampleKey, SampleKey]:

@@ -16,7 +16,7 @@ from regress.compare.alignment.record_keys import Key
 from regress.compare.alignment.shard_overlap import IntervalIndex
 from regress.compare.alignment.token_places import Mask, Places, RecordedTokens, recorded_tokens
 from regress.compare.alignment.token_spans import NO_LAYOUT
-from regress.compare.quantities import LOSS_STAGES, MASKS, MICRO_STAGES, UPDATE_STAGES, Kind, quantity_named
+from regress.compare.quantities import LOSS_TYPES, MASKS, MICRO_TYPES, UPDATE_TYPES, Kind, quantity_named
 from regress.compare.record_header import Header, header_of, lengths_of
 from regress.compare.record_plan import Plan
 from regress.compare.verdicts.tensor_case import Locate
@@ -100,9 +100,9 @@ class Records:
                 )
         return {key: self.read(key) for key in self.all}
 
-    def of_stages(self, stages: Iterable[str]) -> list[Key]:
-        """Return the places that have a record of some stages."""
-        return [key for key in self.all if key.stage in stages]
+    def of_types(self, record_types: Iterable[str]) -> list[Key]:
+        """Return the places that have a record of some types."""
+        return [key for key in self.all if key.record_type in record_types]
 
     def names(self, keys: Iterable[Key]) -> list[str]:
         """Return the tensors that any of the records holds."""
@@ -118,7 +118,7 @@ class Records:
 
     def _misfit(self, header: Header) -> str:
         key = header.key
-        if key.stage in UPDATE_STAGES or header.problem or not self._strict:
+        if key.record_type in UPDATE_TYPES or header.problem or not self._strict:
             return header.problem
         if header.spans is None or header.rows is None:
             return f"{key} has no usable token layout: {NO_LAYOUT}"
@@ -152,13 +152,13 @@ class Records:
 
     def once(
         self,
-        stage: str,
+        record_type: str,
         name: str | None = None,
         *,
         first: int = 0,
         without: frozenset[SampleKey] = frozenset(),
     ) -> dict[Key, NDArray[np.int64]]:
-        """Return the tokens of a stage's records, of ranks that repeat each other's tokens those of one.
+        """Return the tokens of a type's records, of ranks that repeat each other's tokens those of one.
 
         Args:
             name: a tensor that the records must have; by default any.
@@ -166,7 +166,7 @@ class Records:
             without: samples that do not count.
         """
         found: dict[tuple[int, int | None], tuple[Key, NDArray[np.int64]]] = {}
-        for key in sorted(self.of_stages([stage]), key=lambda key: (key.rank or 0, key.micro or 0)):
+        for key in sorted(self.of_types([record_type]), key=lambda key: (key.rank or 0, key.micro or 0)):
             for header in self.all[key][:1] if self._strict else self.all[key]:
                 place = self.root(key.rank), key.micro
                 spans = None if key in self.misfits else header.spans
@@ -183,7 +183,7 @@ class Records:
     @cached_property
     def recorded(self) -> RecordedTokens:
         """Token ids and loss tokens, as far as the records tell them."""
-        telling = [key for stage in MASKS for key in self.of_stages([stage]) if self.placed(key)]
+        telling = [key for record_type in MASKS for key in self.of_types([record_type]) if self.placed(key)]
         return recorded_tokens(((self.read(key), self.places(key)) for key in telling), self.frame.size)
 
     @property
@@ -201,11 +201,11 @@ class Records:
 
     # ranks side by side
 
-    def groups(self, stage: str) -> list[list[Key]]:
+    def groups(self, record_type: str) -> list[list[Key]]:
         """Return groups of records with the same tokens, or of all full tensors and shards; ascending by rank."""
         found: dict[tuple[int | None, int | None], list[Key]] = {}
-        for key in sorted(self.of_stages([stage]), key=lambda key: (key.micro or 0, key.rank or 0)):
-            whole = stage in UPDATE_STAGES
+        for key in sorted(self.of_types([record_type]), key=lambda key: (key.micro or 0, key.rank or 0)):
+            whole = record_type in UPDATE_TYPES
             found.setdefault((None, None) if whole else (self.root(key.rank), key.micro), []).append(key)
         return [*found.values()]
 
@@ -223,12 +223,12 @@ class Records:
             if (key, name) in self._shards:
                 yield self._shards[key, name]
 
-    def held_twice(self, stage: str) -> bool:
-        """Return True if several ranks hold an element, or compute a token, of a stage."""
-        if stage not in UPDATE_STAGES:
-            return any(len(keys) > 1 for keys in self.groups(stage))
+    def held_twice(self, record_type: str) -> bool:
+        """Return True if several ranks hold an element, or compute a token, of a record type."""
+        if record_type not in UPDATE_TYPES:
+            return any(len(keys) > 1 for keys in self.groups(record_type))
         sizes: dict[tuple[str, tuple[int, ...]], int] = {}
-        for header in (self.all[key][0] for key in self.of_stages([stage])):
+        for header in (self.all[key][0] for key in self.of_types([record_type])):
             for name in header.tensors:
                 layout = header.layout(name)
                 if layout is not None:
@@ -265,14 +265,14 @@ def plan_of(records: Records, roots: Mapping[int, int] | None = None) -> Plan:
         roots: rank -> the rank whose tokens it repeats, if a mesh tells it; otherwise ranks repeat each other whose
             tokens lie alike in all microbatches.
     """
-    found = records.of_stages(MICRO_STAGES)
-    keys = sorted(found, key=lambda key: (MICRO_STAGES.index(key.stage), key.rank or 0, key.micro or 0))
+    found = records.of_types(MICRO_TYPES)
+    keys = sorted(found, key=lambda key: (MICRO_TYPES.index(key.record_type), key.rank or 0, key.micro or 0))
     micros = tuple(dict.fromkeys((key.rank or 0, key.micro or 0) for key in keys))
     if roots is not None and any(rank != root for rank, root in roots.items()):
         return Plan(micros, roots)
     tokens: dict[int, list[object]] = {}
     for key in keys:
-        if key.stage == keys[0].stage:
+        if key.record_type == keys[0].record_type:
             layout = records.layout(key) if records.placed(key) else None
             tokens.setdefault(key.rank or 0, []).append(layout)
     replicas = {}
@@ -283,9 +283,9 @@ def plan_of(records: Records, roots: Mapping[int, int] | None = None) -> Plan:
     return Plan(micros, replicas)
 
 
-def tokens_of(stage: str, frame: TokenFrame, loss_tokens: Mask | None) -> Mask | None:
-    """Return the tokens ``[frame.size]`` that the records of a stage must have together; None for all."""
-    if stage not in LOSS_STAGES:
+def tokens_of(record_type: str, frame: TokenFrame, loss_tokens: Mask | None) -> Mask | None:
+    """Return the tokens ``[frame.size]`` that the records of a type must have together; None for all."""
+    if record_type not in LOSS_TYPES:
         return None
     if loss_tokens is not None:
         return loss_tokens
@@ -303,7 +303,7 @@ def likeliest(found: Iterable[Header], record: Header) -> list[Header]:
 
 
 class Holders:
-    """The golden records of a stage, looked up by the parts of full tensors that they hold."""
+    """The golden records of a type, looked up by the parts of full tensors that they hold."""
 
     def __init__(self, golden: Iterable[Header]) -> None:
         self._golden = sorted(golden, key=lambda record: record.key.rank or 0)

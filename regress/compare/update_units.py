@@ -17,11 +17,11 @@ from regress.compare.dumps.microbatch_groups import Shares, once
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import recorded_by
 from regress.compare.dumps.sample_matching import Matching, numbered
-from regress.compare.missing_records import Half, Stage, one_sided
+from regress.compare.missing_records import Half, RecordType, one_sided
 from regress.compare.quantities import (
     MASKS,
-    STEP_STAGES,
-    UPDATE_STAGES,
+    STEP_TYPES,
+    UPDATE_TYPES,
     source_or_other,
 )
 from regress.compare.record_header import Header, has_rows_of_loss_tokens
@@ -29,14 +29,14 @@ from regress.compare.single_dump_checks import Alone
 from regress.compare.single_dump_units import single_units
 from regress.compare.update_records import Holders, Records, likeliest
 from regress.compare.verdicts.verdict import Place
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.layout import SampleKey, TokenFrame
 
 TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
 """Records that tell loss tokens or token ids."""
 
 InformativeRecords: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
-"""Sample -> the records that hold it: stage, number and name."""
+"""Sample -> the records that hold it: type, number and name."""
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,30 @@ class UpdateUnits:
         """Add the units, and verdicts that need headers only."""
         if not self.options.only.patterns:
             self._lost(planned)
-        for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
+        for record_type in (
+            record_type.name for record_type in RECORD_TYPES if record_type.name != "trajectory"
+        ):
             golden, actual = (
-                [record for record in side if record.key.stage == stage]
+                [record for record in side if record.key.record_type == record_type]
                 for side in (self.golden, self.actual)
             )
             if all(record.meta.get("derived") for record in (*golden, *actual)):
                 continue  # neither side recorded any
             if {"derived", "sampler"} <= {key for record in (*golden, *actual) for key in record.meta}:
                 planned.notes.append(
-                    f"{stage}: datums hold the sampler's log-probs, the trainer's own were not compared"
+                    f"{record_type}: datums hold the sampler's log-probs, the trainer's own were not compared"
                 )
                 continue
-            if stage in STEP_STAGES and not (golden and actual) and self._repeated(stage):
+            if record_type in STEP_TYPES and not (golden and actual) and self._repeated(record_type):
                 planned.notes.append(
-                    f"{stage} is in one dump only; those of the loss (is_loss_debug) were compared"
+                    f"{record_type} is in one dump only; those of the loss (is_loss_debug) were compared"
                 )
                 continue
-            if any(record.meta.get("unplaced") for record in (*golden, *actual)) and stage != "loss":
+            if any(record.meta.get("unplaced") for record in (*golden, *actual)) and record_type != "loss":
                 why = "nothing tells whose rows they are"
-                planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
+                planned.problems.append(f"{self.place}: {record_type} cannot be compared: {why}")
                 continue
-            self._compare(stage, golden, actual, planned)
+            self._compare(record_type, golden, actual, planned)
         planned.units += single_units(
             self.paths, self.sides[1], self.golden, self.actual, self.place, self.options.only
         )
@@ -120,67 +122,74 @@ class UpdateUnits:
                 )
 
     def _compare(
-        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
+        self, record_type: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
     ) -> None:
-        """Add the units of one stage."""
-        places = Elementwise(stage, str(self.place), golden, actual, self._layouts, self.matching)
+        """Add the units of one record type."""
+        places = Elementwise(record_type, str(self.place), golden, actual, self._layouts, self.matching)
         if golden and actual and places.bare and (why := places.refusal()) is not None:
             planned.problems.append(why)
             return
         known = len(planned.problems)
-        planned.verdicts += self._stage(stage, planned).verdicts()
-        if not golden or not actual or (len(planned.problems) > known and stage not in UPDATE_STAGES):
+        planned.verdicts += self._of_record_type(record_type, planned).verdicts()
+        if not golden or not actual or (len(planned.problems) > known and record_type not in UPDATE_TYPES):
             return
-        planned.notes += layout_notes(stage, (*golden, *actual), bare=places.bare)
-        if stage in UPDATE_STAGES:
-            planned.units += self._whole(stage, golden, actual, planned)
+        planned.notes += layout_notes(record_type, (*golden, *actual), bare=places.bare)
+        if record_type in UPDATE_TYPES:
+            planned.units += self._whole(record_type, golden, actual, planned)
             return
         apart = {*places.apart()}
         names = dict.fromkeys(name for record in actual for name in record.tensors)
-        placed = tuple(name for name in names if name not in apart and not is_share(stage, name))
+        placed = tuple(name for name in names if name not in apart and not is_share(record_type, name))
         if placed:
-            planned.units += self._tokens(stage, golden, actual, placed)
+            planned.units += self._tokens(record_type, golden, actual, placed)
         planned.units += self._elementwise(places, apart, planned)
-        planned.units += self._shares(stage, golden, actual, frozenset(apart), planned)
+        planned.units += self._shares(record_type, golden, actual, frozenset(apart), planned)
 
     def _elementwise(self, places: Elementwise, names: Iterable[str], planned: Planned) -> Iterator[Unit]:
         """Yield units for tensors without a token layout."""
         only = self.options.only
-        sources = [(name, source_or_other(places.stage, name)) for name in sorted(names)]
+        sources = [(name, source_or_other(places.record_type, name)) for name in sorted(names)]
         asked = [name for name, source in sources if only.has(source.quantity, source.label)]
         chosen, problems = places.places(asked)
         planned.problems += problems
         here = {name for record in places.golden for name in record.tensors}
         for name, has, _ in places.lacking(name for name in asked if name in here):
-            source, side = source_or_other(places.stage, name), "golden" if has in places.golden else "actual"
+            source, side = (
+                source_or_other(places.record_type, name),
+                "golden" if has in places.golden else "actual",
+            )
             where = replace(self.place, rank=has.key.rank, micro=has.key.micro)
             found = one_sided(side, source.quantity, source.label, where, f"only in the {side} dump")
             planned.verdicts.append(found)
         for golden, actual in places.pairs():
             if actual.name in chosen:
-                unit = self._unit(places.stage, actual, [golden])
+                unit = self._unit(places.record_type, actual, [golden])
                 yield replace(unit, tensors=chosen[actual.name], elementwise=True)
 
     @cached_property
     def _layouts(self) -> tuple[Mapping[tuple[int, int], Spans], Mapping[tuple[int, int], Spans]]:
         return layouts_of(self.golden), layouts_of(self.actual)
 
-    def _repeated(self, stage: str) -> bool:
-        """Return True if both sides repeat the values of a stage beside those of the loss."""
+    def _repeated(self, record_type: str) -> bool:
+        """Return True if both sides repeat the values of a record type beside those of the loss."""
         return all(
-            any(record.key.stage == "is_loss_debug" and stage in record.tensors for record in side)
+            any(
+                record.key.record_type == "is_loss_debug" and record_type in record.tensors for record in side
+            )
             for side in (self.golden, self.actual)
         )
 
-    def _stage(self, name: str, planned: Planned) -> Stage:
+    def _of_record_type(self, name: str, planned: Planned) -> RecordType:
         golden, actual = (
             Half(has, side, records, name)
             for has, side, records in zip(("golden", "actual"), self.sides, self._records, strict=True)
         )
-        return Stage(name, golden, actual, self._copies, self.place, self.options, planned, self._loss_tokens)
+        return RecordType(
+            name, golden, actual, self._copies, self.place, self.options, planned, self._loss_tokens
+        )
 
     def _loss_tokens(self) -> Mask | None:
-        telling = [record.name for record in self.golden if record.key.stage in TOLD]
+        telling = [record.name for record in self.golden if record.key.record_type in TOLD]
         return recorded_by(self.paths[0], telling, self._indices[0], self.frame).loss
 
     @cached_property
@@ -206,32 +215,32 @@ class UpdateUnits:
         return frozenset({*self.matching.alias} | {*self.matching.golden_of} - {*firsts.values()})
 
     def _whole(
-        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
+        self, record_type: str, golden: Sequence[Header], actual: Sequence[Header], planned: Planned
     ) -> Iterator[Unit]:
         problems = {record.local for record in (*golden, *actual)}
         if len(problems) > 1:
             why = next(text for text in sorted(problems, reverse=True) if text)
-            planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
+            planned.problems.append(f"{self.place}: {record_type} cannot be compared: {why}")
             return
         local = bool(*problems)
-        planned.notes += [f"{stage}: {text}" for text in problems if text]
+        planned.notes += [f"{record_type}: {text}" for text in problems if text]
         ranks = {record.key.rank for record in actual}
         own = {(record.key.rank, record.key.micro): [record] for record in golden}
         holders = Holders(golden)
         for record in actual:
             same = own.get((record.key.rank, record.key.micro), []) if local else holders.of(record)
             if same:
-                yield self._unit(stage, record, same)
+                yield self._unit(record_type, record, same)
         first: dict[str, Header] = {}
         for g in sorted(golden, key=lambda g: g.key.rank or 0):
             contents = repr((sorted(g.tensors.items()), g.shards))
             if contents in first and g.key.rank not in ranks and not local:
-                unit = self._unit(stage, actual[0], [g])
+                unit = self._unit(record_type, actual[0], [g])
                 yield replace(unit, suffix=f" (golden rank {g.key.rank})")
             first.setdefault(contents, g)
 
     def _tokens(
-        self, stage: str, golden: Sequence[Header], actual: Sequence[Header], names: tuple[str, ...]
+        self, record_type: str, golden: Sequence[Header], actual: Sequence[Header], names: tuple[str, ...]
     ) -> Iterator[Unit]:
         holders = self._by_sample(golden)
         for record in actual:
@@ -239,9 +248,9 @@ class UpdateUnits:
             same = {g.name: g for key in samples for g in holders.get(key, ())}
             if same:
                 order = likeliest(same.values(), record)
-                yield replace(self._token_unit(stage, record, order), tensors=names)
+                yield replace(self._token_unit(record_type, record, order), tensors=names)
 
-    def _token_unit(self, stage: str, record: Header, order: Sequence[Header]) -> Unit:
+    def _token_unit(self, record_type: str, record: Header, order: Sequence[Header]) -> Unit:
         """Return the unit of a record of tokens; its rows of loss tokens are counted over all of its samples."""
         matching = self.matching
         rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
@@ -259,7 +268,7 @@ class UpdateUnits:
         telling = (self._telling_golden.get(key, ()) for key in lengths)
         actual_told = (self._telling_actual.get(key, ()) for key in names)
         return replace(
-            self._unit(stage, record, order),
+            self._unit(record_type, record, order),
             frame=TokenFrame(tuple(lengths), tuple(lengths.values())),
             golden_of=names,
             alias=alias,
@@ -287,7 +296,7 @@ class UpdateUnits:
     def _lengths(self) -> dict[SampleKey, int]:
         return dict(zip(self.frame.samples, self.frame.lengths, strict=True))
 
-    def _unit(self, stage: str, record: Header, same: Iterable[Header]) -> Unit:
+    def _unit(self, record_type: str, record: Header, same: Iterable[Header]) -> Unit:
         place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
         names = tuple(g.name for g in same)
         return Unit(
@@ -295,7 +304,7 @@ class UpdateUnits:
             record.name,
             names,
             place,
-            stage,
+            record_type,
             bounds=self.options.bounds,
             only=self.options.only,
         )
@@ -314,16 +323,16 @@ class UpdateUnits:
 
     def _shares(
         self,
-        stage: str,
+        record_type: str,
         golden: Sequence[Header],
         actual: Sequence[Header],
         without: frozenset[str],
         planned: Planned,
     ) -> Iterator[ShareUnit]:
-        """Yield the unit of the losses of a stage, if it has any."""
-        debug = [record for record in self.golden if record.key.stage == "is_loss_debug"]
+        """Yield the unit of the losses of a record type, if it has any."""
+        debug = [record for record in self.golden if record.key.record_type == "is_loss_debug"]
         own, theirs = once(golden, self.sides[0]), once(actual, self.sides[1])
-        shares = Shares(stage, own, theirs, debug, self.place, self.matching)
+        shares = Shares(record_type, own, theirs, debug, self.place, self.matching)
         if not shares:
             return
         found = shares.single() if self.sides[0].system == "golden" and shares.summable() else shares.groups()
@@ -337,7 +346,7 @@ class UpdateUnits:
                 )
             groups = whole
         bounds, only = self.options.bounds, self.options.only
-        yield ShareUnit(*self.paths, stage, groups, shares.terms(), bounds, only, without)
+        yield ShareUnit(*self.paths, record_type, groups, shares.terms(), bounds, only, without)
 
 
 def _informative_records(
@@ -346,10 +355,10 @@ def _informative_records(
     """Return the records that tell loss tokens or ids, by sample."""
     found: InformativeRecords = {}
     for number, record in enumerate(records):
-        useful = MASKS.get(record.key.stage) in record.tensors or "input_ids" in record.tensors
-        if record.key.stage in TOLD and useful:
+        useful = MASKS.get(record.key.record_type) in record.tensors or "input_ids" in record.tensors
+        if record.key.record_type in TOLD and useful:
             for key in dict.fromkeys(names.get(key, key) for key in record.samples):
-                found.setdefault(key, []).append((TOLD.index(record.key.stage), number, record.name))
+                found.setdefault(key, []).append((TOLD.index(record.key.record_type), number, record.name))
     return found
 
 

@@ -19,7 +19,7 @@ from regress.dump.weight_files import is_tensor_file, tensors_in
 from regress.errors import DumpError
 from regress.untrusted_files import parse_json
 
-STAGE = "param"
+TYPE = "param"
 NAME = "tensors"
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -36,7 +36,7 @@ class TensorFiles(Source):
     """
 
     system = "files"
-    entries: Mapping[str, tuple[str, Coordinates]] = {NAME: (STAGE, Coordinates(0))}
+    entries: Mapping[str, tuple[str, Coordinates]] = {NAME: (TYPE, Coordinates(0))}
 
     def __init__(self, path: Location) -> None:
         self.folder = path
@@ -44,11 +44,11 @@ class TensorFiles(Source):
 
     def read(self, name: str) -> Record:
         """Read the one record; its tensors lie in the mapped files."""
-        return Record(STAGE, 0, dict(self._tensors))
+        return Record(TYPE, 0, dict(self._tensors))
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
         """Return True for parameters only."""
-        return stage == STAGE
+        return record_type == TYPE
 
 
 def _matches(path: Location) -> bool:

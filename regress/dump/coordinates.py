@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from regress.dump.record_types import STAGES, stage_index
+from regress.dump.record_types import RECORD_TYPES, type_index
 
 _STEM = re.compile(r"step_(-\d{5,}|\d{6,})(?:_update(\d+))?(?:_rank(\d+))?(?:_micro(\d+))?", re.ASCII)
 
@@ -51,13 +51,13 @@ def parse_stem(stem: str) -> Coordinates | None:
 
 
 def dataflow_key(type: str, where: Coordinates) -> tuple[float, ...]:
-    """Return the sort key in the order of computation: step, update, stage, microbatch, rank.
+    """Return the sort key in the order of computation: step, update, record type, microbatch, rank.
 
-    A record without an update comes before all updates when its stage belongs to the step (old log-probs)
-    and after them otherwise, which for a step of one update is the order of the stages.
+    A record without an update comes before all updates when its type belongs to the step (old log-probs)
+    and after them otherwise, which for a step of one update is the order of the record types.
     """
-    index = stage_index(type)
-    last = float("inf") if STAGES[index].per_update else -1.0
+    index = type_index(type)
+    last = float("inf") if RECORD_TYPES[index].per_update else -1.0
     update = last if where.update is None else where.update
     micro, rank = (-1 if value is None else value for value in (where.micro, where.rank))
     return (where.step, update, index, micro, rank)

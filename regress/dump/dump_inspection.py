@@ -21,7 +21,7 @@ from regress.dump.dump_manifest import MANIFEST, dump_inside
 from regress.dump.dump_reader import DumpReader, is_dump_file, read_all
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
 from regress.printable_text import printable, printable_tree
@@ -42,7 +42,7 @@ def directory_rows(folder: str | Location) -> list[Row]:
     for path in (*here, *below):
         if is_dump_file(path):
             groups.setdefault(path.parent.name, []).append(path)
-    order = {stage.name: index for index, stage in enumerate(STAGES)}
+    order = {record_type.name: index for index, record_type in enumerate(RECORD_TYPES)}
     return [_group_row(name, groups[name]) for name in sorted(groups, key=lambda n: (order.get(n, -1), n))]
 
 

@@ -19,7 +19,7 @@ from regress.dump.chunk_checksums import CHUNK, fits
 from regress.dump.coordinates import Coordinates
 from regress.dump.dump_files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.dump_location import Location, read_bytes
-from regress.dump.record_types import FOLDERS, STAGES
+from regress.dump.record_types import FOLDERS, RECORD_TYPES
 from regress.errors import DumpError
 from regress.json_schema import Count, Hash, Name, conform
 from regress.untrusted_files import DOCUMENT
@@ -32,7 +32,7 @@ DETERMINISM_VARIABLES = (
 )
 """Environment variables that can change a bit of a result on the same machine."""
 
-_STAGES = frozenset(stage.name for stage in STAGES)
+_TYPES = frozenset(record_type.name for record_type in RECORD_TYPES)
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "ml-dtypes", "grpo-regress")
 
 
@@ -201,7 +201,7 @@ def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
     """Return the entry of a file; chunks of another size than ours are verified by the hash of the whole file."""
     where = Coordinates(row["step"], *(row[key] for key in _PLACE))  # type: ignore[literal-required]  # its own keys
     folder, _, file = name.rpartition("/")
-    if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _STAGES:
+    if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _TYPES:
         raise ValueError(f"its file {name!r} does not fit the type and the place that stand beside it")
     found = row.get("xxh3", "") if sums else ""
     if found and not fits(found, row["size"]):

@@ -1,4 +1,4 @@
-"""Record: the named tensors of one stage at one place of a run, with the metadata needed to understand them."""
+"""Record: the named tensors of one type at one place of a run, with the metadata needed to understand them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regress.dump.canonical_json import Json, dumps, plain
 from regress.dump.coordinates import Coordinates
 from regress.dump.file_damage import Damage
 from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw, to_numpy
-from regress.dump.record_types import stage_index, stage_number
+from regress.dump.record_types import type_index, type_number
 from regress.errors import DumpError
 from regress.json_schema import Count, Name, conform
 
@@ -52,10 +52,10 @@ LOSS_ROWS = "rows of the loss tokens, in order"
 
 @dataclass(eq=False)
 class Record:
-    """Tensors of one stage at one place, as they were computed.
+    """Tensors of one record type at one place, as they were computed.
 
     Attributes:
-        type: name of a stage in `regress.dump.record_types.STAGES`.
+        type: name of a type in `regress.dump.record_types.RECORD_TYPES`.
         step, update, epoch, mini_batch, rank, micro: see `Coordinates`; None where it does not apply.
         tensors: name -> contiguous little-endian numpy array; bfloat16 and 8-bit floats through ml_dtypes.
         meta: plain JSON values: layout (`TokenLayout.to_json()`), denominators, the loss scale actually
@@ -82,7 +82,7 @@ class Record:
 
         Raises `DumpError` for an unknown type, a reserved tensor name, or a value a dump cannot hold.
         """
-        stage_index(type)
+        type_index(type)
         copies = {check_name(name, type): to_numpy(value, name) for name, value in tensors.items()}
         info = {str(key): plain(value, f"meta[{key!r}]") for key, value in (meta or {}).items()}
         return cls(type, tensors=copies, meta=info, **{key: getattr(where, key) for key in _PLACE})
@@ -95,7 +95,7 @@ class Record:
     @property
     def dataflow(self) -> int:
         """Number of the record's type, see `stage_number`."""
-        return stage_number(self.type)
+        return type_number(self.type)
 
     @property
     def nbytes(self) -> int:

@@ -19,7 +19,7 @@ from regress.dump.dump_manifest import MANIFEST, Entry, Manifest, Provenance, wr
 from regress.dump.dump_reader import files_within, is_dump_file
 from regress.dump.formats import format_named
 from regress.dump.record import Record
-from regress.dump.record_types import FOLDERS, stage_index
+from regress.dump.record_types import FOLDERS, type_index
 from regress.errors import DumpError
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Collector:
 
     def __init__(self, options: Mapping[str, bool], every_n_steps: int = 1) -> None:
         self._every = every_n_steps
-        self._types = {name for name, enabled in options.items() if stage_index(name) >= 0 and enabled}
+        self._types = {name for name, enabled in options.items() if type_index(name) >= 0 and enabled}
         self._pending: dict[tuple[str, Coordinates], Record] = {}
         self._lock = threading.Lock()
 
@@ -61,7 +61,7 @@ class Collector:
         does not exist.
         """
         if type not in self._types:
-            stage_index(type)  # an unknown type is a mistake, not an unwanted type
+            type_index(type)  # an unknown type is a mistake, not an unwanted type
             return False
         return step % self._every == 0
 

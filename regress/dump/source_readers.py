@@ -99,8 +99,8 @@ class Source(Protocol):
         return rank
 
     @abstractmethod
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if the system could have recorded a stage, or a tensor of it."""
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True if the system could have recorded a type, or a tensor of it."""
 
 
 def spans_of(source: Source, name: str, tensors: Collection[str] | None = None) -> Sequence[Span]:

@@ -158,9 +158,9 @@ def read_update(
     types = [*(_READ), "loss"]
     records = [
         dump.read(name)
-        for stage in types
+        for record_type in types
         for name, (type, where) in dump.entries.items()
-        if type == stage and where.step == place[0] and where.update in (None, place[1])
+        if type == record_type and where.step == place[0] and where.update in (None, place[1])
     ]
     steps = {where.step for type, where in dump.entries.values() if type == "trajectory"}
     at = max((one for one in steps if one <= place[0]), default=place[0])

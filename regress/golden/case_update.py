@@ -12,7 +12,7 @@ from regress.dump.canonical_json import Json
 from regress.dump.formats import safetensors_format
 from regress.dump.numpy_arrays import Array, is_float
 from regress.dump.record import Record
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.durable_files import TEMPORARY, Batch, Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.case_manifest import Manifest, TensorEntry, ToleranceEntry, TruthEntry, read_manifest
@@ -36,8 +36,8 @@ from regress.golden.golden_files import (
 NewTruth = Mapping[str, Mapping[str, "Mapping[str, Any] | None"] | None]
 NewTolerances = Mapping[str, Mapping[str, ToleranceEntry | None]]
 
-_STAGES = {stage.name for stage in STAGES}
-_OTHER = "is_loss_debug"  # the stage of values token by token, to which all other quantities belong
+_TYPES = {record_type.name for record_type in RECORD_TYPES}
+_OTHER = "is_loss_debug"  # the record type of values token by token, to which all other quantities belong
 
 
 def commit(
@@ -156,10 +156,10 @@ def encode(where: str, quantity: str, tensors: Mapping[str, Any]) -> tuple[Truth
         raise GoldenError(f"{quantity!r} is not a name of a quantity: use lower-case letters, digits and '_'")
     if not tensors:
         raise GoldenError(f"{where}/{quantity} has no tensors, so nothing could ever fail: leave it out")
-    stage = quantity if quantity in _STAGES else _OTHER
+    record_type = quantity if quantity in _TYPES else _OTHER
     try:
         record = Record.of(
-            stage, place, {name: tensors[name] for name in sorted(tensors)}, {"quantity": quantity}
+            record_type, place, {name: tensors[name] for name in sorted(tensors)}, {"quantity": quantity}
         )
     except DumpError as error:
         raise GoldenError(f"{where}/{quantity} cannot be stored: {error}") from None

@@ -29,7 +29,7 @@ from regress.json_schema import conform
 TEXT, RECORD = ".check", ".safetensors"  # pytest collects what is called test*.txt
 REMEDY = "restore it from version control, or record it again with pytest --update-golden=all"
 
-_STAGE = "is_loss_debug"  # the stage of values that belong to no other, as with golden truth
+_TYPE = "is_loss_debug"  # the record type of values that belong to no other, as with golden truth
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _READABLE = 60  # readable characters of each part of a file name
 _DIGITS = 16
@@ -85,7 +85,7 @@ class StoredCheck:
             if text is not None:
                 return TEXT, text
             meta = {"check": check, "nodes": nodes, "tolerance": tolerance, "provenance": self.provenance}
-            record = Record.of(_STAGE, Coordinates(0), self.value.tensors, meta)
+            record = Record.of(_TYPE, Coordinates(0), self.value.tensors, meta)
             return RECORD, b"".join(safetensors_format.encode(record))
         except DumpError as error:
             raise GoldenError(f"{self.name!r} of {self.test} cannot be stored: {error}") from None

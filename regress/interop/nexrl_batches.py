@@ -66,17 +66,17 @@ class Batches:
         """The rollouts by their tokens; None where they were not recorded."""
         return Rollouts({t.key: tuple(t.tokens) for t in self._samples}) if self._samples else None
 
-    def record(self, type: str, stage: str, where: Coordinates, payload: Payload) -> Record:
+    def record(self, type: str, record_type: str, where: Coordinates, payload: Payload) -> Record:
         """Return the record of a file."""
         if type == "datums":
-            return self._datums(stage, where, payload)
+            return self._datums(record_type, where, payload)
         if type == "old_log_probs":
             return self._old_log_probs(where, payload)
         place = (where.rank or 0, where.micro or 0)
         batch = self.forward.get(place)
         if type == "loss":
             return self._loss(where, payload, place)
-        if type == "forward_data" and stage == "is_loss_debug":
+        if type == "forward_data" and record_type == "is_loss_debug":
             return self._derived(where, payload, place)
         if batch is None:
             batch = Batch(where.stem, None, mask_of(payload))
@@ -141,7 +141,7 @@ class Batches:
             }
         return Record.of("loss", where, tensors, meta)
 
-    def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
+    def _datums(self, record_type: str, where: Coordinates, payload: Payload) -> Record:
         """Return the rows sent to a remote trainer, padded on the right, with each value at its own token."""
         items = payload["datums"]
         keys = self._keys_of(
@@ -150,7 +150,7 @@ class Batches:
         width = max(len(item["input_tokens"]) for item in items) + 1
         rows, tensors = [], {}
         names = {"loss_mask": "effective_valid", "advantages": "advantages", "logprobs": "old_log_probs"}
-        if stage == "batch_inputs":
+        if record_type == "batch_inputs":
             names = {"loss_mask": "response_mask"}
             tensors["input_ids"] = np.zeros((len(items), width), np.int64)
         for source, name in names.items():
@@ -160,7 +160,7 @@ class Batches:
         for index, (item, row) in enumerate(zip(items, keys, strict=True)):
             length = len(item["input_tokens"]) + 1
             rows.append(PaddedRow(row.key, 0, length, row.copy_of, row.sure, row.known))
-            if stage == "batch_inputs":
+            if record_type == "batch_inputs":
                 tensors["input_ids"][index, : length - 1] = item["input_tokens"]
                 tensors["input_ids"][index, length - 1] = item["loss_fn_inputs"]["target_tokens"][-1]
             for source, name in names.items():
@@ -172,7 +172,7 @@ class Batches:
                 "advantages are all 0 are dropped"
             )
         tensors |= {name: narrowed(array) for name, array in tensors.items()}
-        return Record.of(stage, where, tensors, {**_meta(rows, width), "sampler": True})
+        return Record.of(record_type, where, tensors, {**_meta(rows, width), "sampler": True})
 
     def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[PaddedRow]:
         """Return the keys of the samples that these sequences belong to."""

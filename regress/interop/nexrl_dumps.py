@@ -65,11 +65,11 @@ class NexrlDump(Source):
         found = {}
         recorded = {type for type, _ in self._files.values()}
         for name, (type, where) in self._files.items():
-            stages = DERIVED.get(type, {type: ""})
+            record_types = DERIVED.get(type, {type: ""})
             if type == "forward_data" and (recorded & {"is_loss_debug", "datums"} or where.step < 0):
-                stages = {type: ""}
-            for stage, suffix in stages.items():
-                found[name + suffix] = (stage, where)
+                record_types = {type: ""}
+            for record_type, suffix in record_types.items():
+                found[name + suffix] = (record_type, where)
         return dict(sorted(found.items(), key=lambda item: (item[1][1].step, item[0])))
 
     @cached_property
@@ -96,11 +96,11 @@ class NexrlDump(Source):
         """Read a file again: there is no hash that it could be compared with."""
         self._payload(name.partition("#")[0])
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if the writer of this dump could have recorded a stage, or a tensor of it."""
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True if the writer of this dump could have recorded a type, or a tensor of it."""
         if tensor is None:
-            return any(WRITES[mode].get(stage) for mode in self.modes)
-        return any(tensor in WRITES[mode].get(stage, ()) for mode in self.modes)
+            return any(WRITES[mode].get(record_type) for mode in self.modes)
+        return any(tensor in WRITES[mode].get(record_type, ()) for mode in self.modes)
 
     def read(self, name: str) -> Record:
         """Read one record.
@@ -108,11 +108,11 @@ class NexrlDump(Source):
         Raises:
             DumpError: if its file is missing, damaged, holds code, or is not what its folder says.
         """
-        stage, where = self.entries[name]
+        record_type, where = self.entries[name]
         file = name.partition("#")[0]
         type = self._files[file][0]
         try:
-            record = self._record(type, stage, where, self._payload(file))
+            record = self._record(type, record_type, where, self._payload(file))
         except Damage as damage:
             raise DumpError(
                 f"{self.folder / file} is not a record of NexRL: {damage}; {damage.remedy}"
@@ -125,12 +125,12 @@ class NexrlDump(Source):
             ) from None
         return replace(record, step=where.step, rank=where.rank, micro=where.micro)
 
-    def _record(self, type: str, stage: str, where: Coordinates, payload: Payload) -> Record:
-        if stage == "trajectory":
+    def _record(self, type: str, record_type: str, where: Coordinates, payload: Payload) -> Record:
+        if record_type == "trajectory":
             return _trajectories(payload, where.step)
         if type in ("param", "gradient"):
             return self._parameter(type, where, payload)
-        return self.batches(where.step).record(type, stage, where, payload)
+        return self.batches(where.step).record(type, record_type, where, payload)
 
     def batches(self, step: int) -> Batches:
         """Return the batches of a step, placed by their rows."""

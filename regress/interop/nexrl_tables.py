@@ -37,7 +37,7 @@ DERIVED: Mapping[str, Mapping[str, str]] = {
     "datums": {"batch_inputs": "", "is_loss_debug": "#is_loss_debug"},
     "forward_data": {"forward_data": "", "is_loss_debug": "#is_loss_debug"},
 }
-"""Type of a file -> the stages of its content, and the suffix of its name for each."""
+"""Type of a file -> the record types of its content, and the suffix of its name for each."""
 
 _FORWARD = frozenset({"log_probs", "entropy", "response_mask", "input_ids"})
 _LOSS = frozenset({"loss", "pg_loss", "entropy_loss"})
@@ -66,4 +66,4 @@ WRITES: Mapping[Mode, Mapping[str, frozenset[str]]] = {
         ),
     },
 }
-"""Stages and tensors that a mode can write; parameters are written on request."""
+"""Record types and tensors that a mode can write; parameters are written on request."""

@@ -188,16 +188,16 @@ class ServiceDump(Source):
         first: dict[tuple[Any, ...], int] = {}
         return {rank: first.setdefault(tuple(by_rank[rank]), rank) for rank in sorted(by_rank)}
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True for stages that a service records, and their documented tensors.
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True for types that a service records, and their documented tensors.
 
         Inputs that it was not asked to record are not a gap: its other records and its index tell the tokens.
         """
-        if stage == "batch_inputs" and not any(stage in one.types for one in self.passes):
+        if record_type == "batch_inputs" and not any(record_type in one.types for one in self.passes):
             return False
         if tensor is None:
-            return stage in (*PER_MICROBATCH, "param", "gradient")
-        return tensor in _ALWAYS.get(stage, ()) or stage in ("param", "gradient")
+            return record_type in (*PER_MICROBATCH, "param", "gradient")
+        return tensor in _ALWAYS.get(record_type, ()) or record_type in ("param", "gradient")
 
 
 READER = Reader(ServiceDump.system, lambda path: (path / INDEX).is_file(), ServiceDump)

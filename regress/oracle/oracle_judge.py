@@ -217,8 +217,8 @@ def _weights(recorded: Recorded, given: Path | None) -> Path:
 
 def _parameters(recorded: Recorded) -> list[str]:
     dump: DumpReader = recorded.dump
-    for stage in ("gradient", "gradient_clipped", "param"):
-        names = dump.names(stage)
+    for record_type in ("gradient", "gradient_clipped", "param"):
+        names = dump.names(record_type)
         if names:
             return list(dump.read(names[0]).tensors)
     return []

@@ -13,7 +13,7 @@ from regress.golden.golden_directory import GoldenStore
 from regress.golden.stored_checks import StoredCheck, read_check
 from regress.golden.value_tree import Tree
 from regress.plugin.golden_comparison import compare
-from regress.plugin.golden_update import TestStage, check_row, refuse_nonfinite, refuse_unrepeatable
+from regress.plugin.golden_update import StagedValues, check_row, refuse_nonfinite, refuse_unrepeatable
 from regress.plugin.session_settings import Settings
 from regress.plugin.worker_rows import UpdateRow
 
@@ -50,7 +50,7 @@ class Call:
     nonfinite: bool
 
     def settle(
-        self, settings: Settings, provenance: Callable[[], Mapping[str, Any]], stage: TestStage | None
+        self, settings: Settings, provenance: Callable[[], Mapping[str, Any]], staged: StagedValues | None
     ) -> Outcome:
         """Compare with the golden; in an update, stage the new value with its provenance if it is to become golden.
 
@@ -58,7 +58,7 @@ class Call:
         """
         old = self._golden(settings)
         verdicts = [] if old is None else self._compare(self.new.value, old.value)
-        if settings.update is None or stage is None:
+        if settings.update is None or staged is None:
             return Outcome(verdicts, old)
         if not self._replaces(old, verdicts, settings):
             return Outcome(verdicts, old)
@@ -67,7 +67,7 @@ class Call:
         if self.again is not None:
             refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
         whole = replace(self.new, provenance=provenance())
-        stage.put(whole.file, [whole.encode()])
+        staged.put(whole.file, [whole.encode()])
         return Outcome(verdicts, old, check_row(whole, old, verdicts))
 
     def _golden(self, settings: Settings) -> StoredCheck | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-class TestStage:
+class StagedValues:
     """New values of one run of a test; values staged by an earlier run of it are dropped.
 
     Args:

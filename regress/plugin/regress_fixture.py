@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.dump.dump_reader import DumpReader
     from regress.golden.stored_checks import StoredCheck
     from regress.plugin.check_call import Call
-    from regress.plugin.golden_update import TestStage
+    from regress.plugin.golden_update import StagedValues
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -36,11 +36,11 @@ def regress(request: pytest.FixtureRequest) -> Regress:
     return Regress(request)
 
 
-def _stage_of(node: pytest.Item) -> TestStage | None:
+def _staged_of(node: pytest.Item) -> StagedValues | None:
     """Return the folder for values that are to become golden; None unless goldens are updated."""
     if node.config.stash[SETTINGS].update is None:
         return None
-    return node.config.stash[SESSION].stage(node)
+    return node.config.stash[SESSION].staged_values(node)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ class Regress:
         self._node: pytest.Item = request.node
         self._config = request.config
         self._settings = request.config.stash[SETTINGS]
-        self._stage = _stage_of(request.node)
+        self._staged = _staged_of(request.node)
         self._names: set[str] = set()
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Regress:
             self._claim(name)
             call = self._call(name, value, rtol, atol, why, again, nonfinite)
             provenance = functools.partial(provenance_of, self._config)
-            outcome = call.settle(self._settings, provenance, self._stage)
+            outcome = call.settle(self._settings, provenance, self._staged)
         except RegressError as error:
             raise error.with_traceback(None) from None
         if outcome.row is not None:

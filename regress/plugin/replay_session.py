@@ -22,7 +22,7 @@ from regress.plugin.update_summary import SUMMARY
 from regress.replay.temporary_workspace import Workspace
 
 if TYPE_CHECKING:
-    from regress.plugin.golden_update import TestStage
+    from regress.plugin.golden_update import StagedValues
     from regress.replay.user_trainer import Adapter
 
 _SHARED = "regress_shared"
@@ -57,12 +57,12 @@ class ReplaySession:
         """Directory of this session's replays, if it has any."""
         return None if self._own is None else self._own.path / REPLAYS
 
-    def stage(self, item: pytest.Item) -> TestStage:
+    def staged_values(self, item: pytest.Item) -> StagedValues:
         """Return the staging folder for the new goldens of one run of a test."""
-        from regress.plugin.golden_update import TestStage
+        from regress.plugin.golden_update import StagedValues
 
         worker = "main" if self._worker is None else str(self._worker["workerid"])
-        return TestStage(self.shared / STAGED, worker, item.nodeid)
+        return StagedValues(self.shared / STAGED, worker, item.nodeid)
 
     def suite(self) -> Suite:
         """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 if TYPE_CHECKING:
-    from regress.plugin.golden_update import TestStage
+    from regress.plugin.golden_update import StagedValues
     from regress.plugin.replay_suite import Suite
 
 
@@ -19,7 +19,7 @@ class SessionState(Protocol):
     def replays(self) -> Path | None:
         """Directory of this session's replays, if it has any."""
 
-    def stage(self, item: pytest.Item) -> TestStage:
+    def staged_values(self, item: pytest.Item) -> StagedValues:
         """Return the staging folder for the new goldens of one run of a test."""
 
     def suite(self) -> Suite:

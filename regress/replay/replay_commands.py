@@ -232,7 +232,7 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
     from regress.replay.case_recording import surroundings
     from regress.report.failure_groups import GROUPS
     from regress.report.github_summary import annotated, annotation
-    from regress.report.headroom import STAGES, variant_rows, variants_table
+    from regress.report.headroom import QUANTITY_COLUMNS, variant_rows, variants_table
     from regress.report.report_files import write_report
     from regress.report.report_model import Report
     from regress.report.terminal_report import first_failing
@@ -240,7 +240,7 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
 
     rows = variant_rows(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
-    wide.print(variants_table(rows, STAGES).rich())
+    wide.print(variants_table(rows, QUANTITY_COLUMNS).rich())
     groups = results.groups()
     for group in groups[:GROUPS]:
         assert group.first is not None

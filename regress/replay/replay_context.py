@@ -45,6 +45,6 @@ def commands(replay: Replay) -> dict[str, str]:
         "test": f"pytest -k '{replay.name}/ and {{quantity}}'",
         "show": (
             f"regress replay {case} --variants {shlex.quote(replay.variant.name)} {kept} && "
-            f"regress dump show dumps/{replay.name}/dump/{{stage}}"
+            f"regress dump show dumps/{replay.name}/dump/{{record_type}}"
         ),
     }

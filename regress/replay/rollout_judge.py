@@ -112,8 +112,8 @@ class RolloutJudge:
         )
 
     def _records(self, update: PlannedUpdate) -> Iterator[Record]:
-        for stage in ("batch_inputs", "forward_data"):
-            for record in self.dump.records(stage, update.step):
+        for record_type in ("batch_inputs", "forward_data"):
+            for record in self.dump.records(record_type, update.step):
                 if record.update == update.update:
                     yield record
 

@@ -185,9 +185,9 @@ def _widen(measured: Responses, verdicts: Iterable[Verdict], response: Callable[
 
 
 def _golden_name(verdict: Verdict) -> str:
-    """Return the name of a golden tensor, which other stages repeat under names of their own."""
-    stage, _, tensor = verdict.name.partition("/")
-    source = source_of(stage, tensor)
+    """Return the name of a golden tensor, which other types repeat under names of their own."""
+    record_type, _, tensor = verdict.name.partition("/")
+    source = source_of(record_type, tensor)
     return verdict.name if source is None or source.primary else source.name
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.golden_source import token_text
-from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
+from regress.compare.quantities import MICRO_TYPES, QUANTITIES, UPDATE_TYPES, source_of
 from regress.compare.record_plan import Plan
 from regress.compare.update_judge import judge_update
 from regress.compare.update_records import Records
@@ -167,7 +167,10 @@ def foreign_scene(replay: Replay) -> RunContext:
     commands = {
         "variant": replay.variant.name,
         "test": f"pytest -k '{replay.name}/ and {{quantity}}'",
-        "show": f"pytest -k {name} --regress-keep-dumps=dumps; regress dump show dumps/{replay.name}/dump/{{stage}}",
+        "show": (
+            f"pytest -k {name} --regress-keep-dumps=dumps; "
+            f"regress dump show dumps/{replay.name}/dump/{{record_type}}"
+        ),
     }
     return replace(run_context_of(replay, whole_config(replay)), micros=None, commands=commands)
 
@@ -291,9 +294,9 @@ def _plan(update: PlannedUpdate, records: Sequence[Record], world_size: int) -> 
     micros = {
         (record.rank or 0, record.micro or 0)
         for record in records
-        if record.type in MICRO_STAGES and (record.rank or 0) < world_size
+        if record.type in MICRO_TYPES and (record.rank or 0) < world_size
     }
-    holders = {record.rank or 0 for record in records if record.type in UPDATE_STAGES}
+    holders = {record.rank or 0 for record in records if record.type in UPDATE_TYPES}
     micros |= {(rank, 0) for rank in holders if all(own != rank for own, _ in micros)}
     shared = update.records
     return Plan(tuple(sorted(micros)), shared.replicas, shared.parts, shared.without_loss, repeated=False)

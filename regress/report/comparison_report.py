@@ -25,7 +25,7 @@ from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.token_columns import Column, columns
 from regress.compare.dumps.wire_view import original
 from regress.compare.logit_lens import logit_lens
-from regress.compare.quantities import QUANTITIES, UPDATE_STAGES, Kind, quantity_named
+from regress.compare.quantities import QUANTITIES, UPDATE_TYPES, Kind, quantity_named
 from regress.compare.single_dump_checks import check_dump
 from regress.compare.updates.invariant_statements import not_asked
 from regress.compare.verdicts.verdict import Place, Verdict
@@ -227,7 +227,7 @@ def run_context_of(comparison: Comparison, again: str = "") -> RunContext:
         precisions=(golden.precision, actual.precision),
         commands={
             "compare": f"{command} --only {{quantity}}",
-            "show": f"regress dump show {shlex.quote(comparison.actual)}/{{stage}}",
+            "show": f"regress dump show {shlex.quote(comparison.actual)}/{{record_type}}",
             "records": f"regress dump show {shlex.quote(comparison.actual)}",
         },
     )
@@ -271,7 +271,7 @@ def _token_tables(
     units = [
         unit
         for unit in plan_units(comparison.golden, comparison.actual, options).units
-        if isinstance(unit, Unit) and not unit.elementwise and unit.stage not in UPDATE_STAGES
+        if isinstance(unit, Unit) and not unit.elementwise and unit.record_type not in UPDATE_TYPES
         if unit.place.update == update.update
     ]
     there = dict.fromkeys(unit.place for unit in units)

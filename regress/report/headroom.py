@@ -118,7 +118,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-STAGES: Mapping[str, tuple[str, ...]] = {
+QUANTITY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "tokens": ("trajectory", "coverage", "replicas", "batch_inputs"),
     "weights": ("advantages", "weights", "sampler_weights"),
     "hidden": ("activations",),
@@ -194,7 +194,7 @@ def variants_table(rows: Sequence[VariantRow], groups: Mapping[str, Sequence[str
     """Return the table of the least headroom of each variant; ``12 x``: an error could have been twelve times as large.
 
     Args:
-        groups: quantities that share a column, by its title, such as `STAGES`; by default each has its own.
+        groups: quantities that share a column, by its title, such as `QUANTITY_COLUMNS`; by default each has its own.
     """
     if groups is None:
         names = in_order_of_computation({name for row in rows for name in row.cells})

@@ -169,7 +169,7 @@ def _actual(
     """Return the recorded values ``[frame.size]``, NaN where nothing was recorded."""
     found, off = np.full(frame.size, np.nan), np.full(frame.size, -1.0)
     for record in records:
-        if record.type != source.stage or source.tensor not in record.tensors:
+        if record.type != source.record_type or source.tensor not in record.tensors:
             continue
         try:
             layout = canonical_layout(record, frame)

@@ -57,10 +57,10 @@ def test_lost_files_are_the_cause(
     assert f"next: regress dump show {weaver}" in done.output
 
 
-@pytest.mark.parametrize("stage", ["trajectory", "old_log_probs"])
-def test_a_lost_type_of_a_self_hosted_dump(stage: str, nexrl: Setup) -> None:
+@pytest.mark.parametrize("record_type", ["trajectory", "old_log_probs"])
+def test_a_lost_type_of_a_self_hosted_dump(record_type: str, nexrl: Setup) -> None:
     golden, actual = nexrl("golden").self_hosted().folder, nexrl("actual").self_hosted().folder
-    for folders in ((golden, removed(actual, stage)), (actual, golden)):
+    for folders in ((golden, removed(actual, record_type)), (actual, golden)):
         done = run(*folders)
         assert done.exit_code == 1
         assert "(rule not-recorded;" in done.output

@@ -25,15 +25,22 @@ COLUMNS = 6
 Change = Callable[[Record], Record]
 
 
-def record(stage: str, rank: int, **tensors: Any) -> Record:
+def record(record_type: str, rank: int, **tensors: Any) -> Record:
     """Two samples of this rank, a row each; their last four tokens count."""
     layout = TokenLayout((2, COLUMNS), tuple(Segment(i, 0, COLUMNS, i, 0) for i in range(2)))
     meta: dict[str, Any] = {"layout": layout.to_json(), "samples": [[f"g{rank}", 0], [f"g{rank}", 1]]}
-    return Record(stage, 0, tensors, {} if stage == "gradient" else meta, rank=rank, micro=_micro(stage))
+    return Record(
+        record_type,
+        0,
+        tensors,
+        {} if record_type == "gradient" else meta,
+        rank=rank,
+        micro=_micro(record_type),
+    )
 
 
-def _micro(stage: str) -> int | None:
-    return None if stage == "gradient" else 0
+def _micro(record_type: str) -> int | None:
+    return None if record_type == "gradient" else 0
 
 
 def dump(
@@ -84,9 +91,9 @@ def twice(one: Record) -> Record:
     return replace(one, meta=meta)
 
 
-def with_nan(stage: str, tensor: str) -> Change:
+def with_nan(record_type: str, tensor: str) -> Change:
     def change(one: Record) -> Record:
-        if one.type != stage:
+        if one.type != record_type:
             return one
         values = one.tensors[tensor].copy()
         values.reshape(-1)[3] = np.nan
@@ -235,11 +242,11 @@ def test_a_named_pipe_is_no_file_to_wait_for(tmp_path: Path, name: str) -> None:
         assert code == 2
 
 
-def emptied(stage: str, *names: str) -> Change:
+def emptied(record_type: str, *names: str) -> Change:
     """Fill tensors of a stage with zeros, all of them where none is named."""
 
     def change(one: Record) -> Record:
-        if one.type != stage:
+        if one.type != record_type:
             return one
         zeros = {name: np.zeros_like(one.tensors[name]) for name in names or one.tensors}
         return replace(one, tensors={**one.tensors, **zeros})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regress.errors import GoldenError
-from regress.plugin.golden_update import TestStage, staged_checks
+from regress.plugin.golden_update import StagedValues, staged_checks
 
 OLD = "def test_{0}(regress):\n    regress.check('x', {0}.5)\n    regress.check('y', {0}.5)\n"
 SIX = "".join(OLD.format(number) for number in range(6))
@@ -183,17 +183,17 @@ def test_a_golden_directory_that_cannot_be_written_is_told(recorded: Any, monkey
 
 
 def test_what_an_earlier_run_of_a_test_staged_is_forgotten(tmp_path: Path) -> None:
-    first = TestStage(tmp_path, "main", "test_it.py::test_it")
+    first = StagedValues(tmp_path, "main", "test_it.py::test_it")
     first.put("checks/a/x.safetensors", [b"one"])
     first.put("checks/a/y.safetensors", [b"two"])
-    TestStage(tmp_path, "main", "test_it.py::test_it").put("checks/a/y.safetensors", [b"three"])
+    StagedValues(tmp_path, "main", "test_it.py::test_it").put("checks/a/y.safetensors", [b"three"])
     assert staged_checks(tmp_path, ()) == {"checks/a/y.safetensors": b"three"}
     assert staged_checks(tmp_path, ["test_it.py::test_it"]) == {}
 
 
 def test_workers_that_disagree_are_refused(tmp_path: Path) -> None:
     for worker, value in (("gw0", b"one"), ("gw1", b"one"), ("gw2", b"two")):
-        TestStage(tmp_path, worker, "test_it.py::test_it").put("checks/a/x.safetensors", [value])
+        StagedValues(tmp_path, worker, "test_it.py::test_it").put("checks/a/x.safetensors", [value])
         if worker == "gw1":
             assert staged_checks(tmp_path, ()) == {"checks/a/x.safetensors": b"one"}
     with pytest.raises(

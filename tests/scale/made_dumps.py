@@ -40,13 +40,13 @@ class Made:
     tokens: int = 12
     params: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SMALL)
     noise: float = 0.0
-    stages: tuple[str, ...] = ("batch_inputs", "forward_data", "loss", "gradient", "param")
+    record_types: tuple[str, ...] = ("batch_inputs", "forward_data", "loss", "gradient", "param")
 
     def write(self, folder: Path) -> Path:
         """The complete dump."""
         encode, entries = FORMATS["safetensors"].encode, {}
         for record in self.records():
-            if record.type in self.stages:
+            if record.type in self.record_types:
                 name = f"{record.type}/{record.where.stem}.safetensors"
                 stamp = write_atomically(folder / name, encode(record))
                 entries[name] = Entry(record.type, record.where, stamp)
@@ -59,8 +59,8 @@ class Made:
             mine = range(rank * self.samples // self.ranks, (rank + 1) * self.samples // self.ranks)
             for micro, first in enumerate(range(mine.start, mine.stop, self.rows)):
                 yield from self._microbatch(rank, micro, range(first, min(first + self.rows, mine.stop)))
-            for stage in ("gradient", "param"):
-                yield self._shards(stage, rank)
+            for record_type in ("gradient", "param"):
+                yield self._shards(record_type, rank)
 
     def _microbatch(self, rank: int, micro: int, samples: range) -> Iterator[Record]:
         where = Coordinates(0, update=0, rank=rank, micro=micro)
@@ -77,15 +77,15 @@ class Made:
         loss = np.float32(np.where(mask, log_probs, 0).sum(dtype=np.float64))
         yield Record.of("loss", where, {"loss": loss}, meta)
 
-    def _shards(self, stage: str, rank: int) -> Record:
+    def _shards(self, record_type: str, rank: int) -> Record:
         tensors, shards = {}, {}
         for number, (name, shape) in enumerate(self.params.items()):
-            full = np.random.default_rng([number, stage == "param"]).standard_normal(shape, np.float32)
+            full = np.random.default_rng([number, record_type == "param"]).standard_normal(shape, np.float32)
             layout = shard(shape, rank, self.ranks)
             tensors[name] = layout.project(full) + np.float32(self.noise)
             shards[name] = layout.to_json()
         meta = {} if self.ranks == 1 else {"shards": shards}
-        return Record.of(stage, Coordinates(0, update=0, rank=rank), tensors, meta)
+        return Record.of(record_type, Coordinates(0, update=0, rank=rank), tensors, meta)
 
 
 def shard(shape: tuple[int, ...], rank: int, ranks: int) -> ShardLayout:

@@ -94,17 +94,19 @@ def test_files_opened(dumps: Callable[..., str], monkeypatch: pytest.MonkeyPatch
     for ranks in (FEW, MANY):
         opened.clear()
         compare_dumps(dumps(ranks), dumps(ranks))
-        found.append({stage: count / ranks for stage, count in opened.items()})
+        found.append({record_type: count / ranks for record_type, count in opened.items()})
     assert found[0] == found[1]
     assert found[0]["param"] == 1  # for both sides, which are one folder; its header and its values
 
 
 def test_a_shard_is_compared_with_those_that_hold_its_elements(dumps: Callable[..., str]) -> None:
     units = [u for u in plan_units(dumps(16), dumps(12, size=16)).units if isinstance(u, Unit)]
-    counts = [len(unit.records) for unit in units if unit.stage == "param"]
+    counts = [len(unit.records) for unit in units if unit.record_type == "param"]
     assert len(counts) == 12
     assert max(counts) <= 3
-    same = [u for u in plan_units(dumps(16), dumps(16)).units if isinstance(u, Unit) and u.stage == "param"]
+    same = [
+        u for u in plan_units(dumps(16), dumps(16)).units if isinstance(u, Unit) and u.record_type == "param"
+    ]
     assert [unit.records for unit in same] == [(unit.record,) for unit in same]
 
 

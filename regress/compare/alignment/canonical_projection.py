@@ -79,7 +79,7 @@ class Projection:
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
-        self._stages: dict[str, list[QuantitySource]] = {}
+        self._record_types: dict[str, list[QuantitySource]] = {}
         self._parts: dict[tuple[str, str], Part] = {}
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
@@ -141,12 +141,14 @@ class Projection:
         """The loss mask, or None if there are no golden values of it."""
         return self.loss_mask if "response_mask" in self.truth.get("batch_inputs", {}) else None
 
-    def stage(self, stage: str) -> list[QuantitySource]:
-        """Return the tensors that a record of this stage has to hold."""
-        if stage not in self._stages:
+    def record_type(self, record_type: str) -> list[QuantitySource]:
+        """Return the tensors that a record of this type has to hold."""
+        if record_type not in self._record_types:
             rows = ((name, [*tensors]) for name, tensors in self.truth.items())
-            self._stages[stage] = [source for row in rows for source in sources_in(stage, *row)]
-        return self._stages[stage]
+            self._record_types[record_type] = [
+                source for row in rows for source in sources_in(record_type, *row)
+            ]
+        return self._record_types[record_type]
 
     def context(
         self,

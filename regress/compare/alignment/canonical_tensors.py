@@ -22,10 +22,10 @@ from regress.compare.alignment.token_places import (
 from regress.compare.coverage import judge_coverage
 from regress.compare.quantities import (
     MASKS,
-    MICRO_STAGES,
+    MICRO_TYPES,
     QUANTITIES,
-    STEP_STAGES,
-    UPDATE_STAGES,
+    STEP_TYPES,
+    UPDATE_TYPES,
     Kind,
     QuantitySource,
     quantity_named,
@@ -60,27 +60,29 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
     index = Records.of(records, frame)
     known = index.one_each()
     result = _whole_tensors(known)
-    stages = _microbatches(index, known, plan or Plan(()))
-    telling = (part for stage in MASKS for part in stages.get(stage, ()))
+    record_types = _microbatches(index, known, plan or Plan(()))
+    telling = (part for record_type in MASKS for part in record_types.get(record_type, ()))
     recorded = recorded_tokens(((part.record, part.places) for part in telling), frame.size)
-    for stage, parts in stages.items():
-        _prove_coverage(stage, parts, frame, recorded)
-    for stage in (*MICRO_STAGES, *STEP_STAGES):
-        for source in _sources(stages.get(stage, [])):
+    for record_type, parts in record_types.items():
+        _prove_coverage(record_type, parts, frame, recorded)
+    for record_type in (*MICRO_TYPES, *STEP_TYPES):
+        for source in _sources(record_types.get(record_type, [])):
             tensors = result.setdefault(source.quantity, {})
             if source.name not in tensors or source.primary:
-                tensors[source.name] = gather(stages[stage], source, frame, recorded)
+                tensors[source.name] = gather(record_types[record_type], source, frame, recorded)
     return {q.name: result[q.name] for q in QUANTITIES if q.name in result}
 
 
 def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
     """Put full tensors together from their shards; elements that several ranks hold must be equal."""
     result: Canonical = {}
-    for stage in UPDATE_STAGES:
-        keys = sorted((key for key in placed if key.stage == stage), key=lambda key: key.rank or 0)
+    for record_type in UPDATE_TYPES:
+        keys = sorted(
+            (key for key in placed if key.record_type == record_type), key=lambda key: key.rank or 0
+        )
         if keys:
-            result[stage] = _assembled({key: placed[key] for key in keys})
-        if stage == "gradient":
+            result[record_type] = _assembled({key: placed[key] for key in keys})
+        if record_type == "gradient":
             norms = {key: placed[key].meta["grad_norm"] for key in keys if "grad_norm" in placed[key].meta}
             for key, norm in norms.items():
                 if norm != (first := next(iter(norms.values()))):
@@ -90,18 +92,18 @@ def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
 
 
 def _microbatches(index: Records, placed: Mapping[Key, Record], plan: Plan) -> dict[str, list[Part]]:
-    """Return the records of tokens by stage; those of ranks that repeat each other are merged."""
+    """Return the records of tokens by type; those of ranks that repeat each other are merged."""
     groups: dict[tuple[str, int, int | None], list[Part]] = {}
     for key, record in placed.items():
-        if key.stage in (*MICRO_STAGES, *STEP_STAGES):
+        if key.record_type in (*MICRO_TYPES, *STEP_TYPES):
             if key in index.misfits:
                 raise CompareError(index.misfits[key])
             part = Part(key, record, index.places(key))
-            groups.setdefault((key.stage, plan.root(key.rank), key.micro), []).append(part)
-    stages: dict[str, list[Part]] = {}
-    for (stage, *_), parts in groups.items():
-        stages.setdefault(stage, []).append(_merged(parts))
-    return stages
+            groups.setdefault((key.record_type, plan.root(key.rank), key.micro), []).append(part)
+    record_types: dict[str, list[Part]] = {}
+    for (record_type, *_), parts in groups.items():
+        record_types.setdefault(record_type, []).append(_merged(parts))
+    return record_types
 
 
 def _merged(parts: Sequence[Part]) -> Part:
@@ -131,26 +133,29 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
     }
 
 
-def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, recorded: RecordedTokens) -> None:
+def _prove_coverage(
+    record_type: str, parts: Sequence[Part], frame: TokenFrame, recorded: RecordedTokens
+) -> None:
     found = {part.key: part.places.canonical for part in parts}
-    expected = tokens_of(stage, frame, recorded.loss)
-    verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), expected=expected)
+    expected = tokens_of(record_type, frame, recorded.loss)
+    verdict = judge_coverage(record_type, found, frame, Place(parts[0].record.step), expected=expected)
     if not verdict.ok:
-        raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
+        raise CompareError(f"{record_type} cannot be brought into canonical form: {verdict.detail}")
 
 
 def _sources(parts: Sequence[Part]) -> list[QuantitySource]:
-    """Return the tensors of a stage, in recorded order; each must be in all of its records."""
+    """Return the tensors of a type, in recorded order; each must be in all of its records."""
     names = list(dict.fromkeys(name for part in parts for name in part.record.tensors))
     found = []
     for name in names:
         for part in parts:
             if name not in part.record.tensors:
                 raise CompareError(f"{part.key} lacks {name}, which other microbatches have")
-        source = source_of(parts[0].key.stage, name)
+        source = source_of(parts[0].key.record_type, name)
         if source is None:
             raise CompareError(
-                f"{parts[0].key.stage} holds a tensor {name!r} that belongs to no quantity; leave it out of the tap"
+                f"{parts[0].key.record_type} holds a tensor {name!r} that belongs to no quantity; "
+                "leave it out of the tap"
             )
         found.append(source)
     return found

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from regress.compare.alignment.token_spans import NO_LAYOUT, Spans
-from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
+from regress.compare.quantities import MICRO_TYPES, STEP_TYPES
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -15,9 +15,9 @@ from regress.layout import TokenFrame, TokenLayout
 
 
 class Key(NamedTuple):
-    """Stage, rank and microbatch of a record. A recording without ranks is that of rank 0."""
+    """Type, rank and microbatch of a record. A recording without ranks is that of rank 0."""
 
-    stage: str
+    record_type: str
     rank: int | None
     micro: int | None
 
@@ -28,15 +28,15 @@ class Key(NamedTuple):
             for word, value in zip(("rank", "microbatch"), self[1:], strict=True)
             if value is not None
         ]
-        return f"{self.stage} of {' '.join(parts)}" if parts else self.stage
+        return f"{self.record_type} of {' '.join(parts)}" if parts else self.record_type
 
 
 def key_of(record: Record) -> Key:
     """Return the place of a record within its update."""
-    if record.type in STEP_STAGES:
+    if record.type in STEP_TYPES:
         return Key(record.type, record.rank, record.micro)
     micro = record.micro
-    if micro is None and record.type in MICRO_STAGES:  # an update of one microbatch need not count it
+    if micro is None and record.type in MICRO_TYPES:  # an update of one microbatch need not count it
         micro = 0
     return Key(record.type, record.rank or 0, micro)
 

@@ -16,7 +16,7 @@ from regress.compare.diagnosis.layer_names import layer_of
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.token_attributes import CLASSES, OF_LAYOUTS, OF_SAMPLES
 from regress.compare.diagnosis.value_patterns import value_patterns
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
@@ -85,7 +85,7 @@ def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunCont
 
 def _copies(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pattern]:
     """Yield a pattern where every failing tensor of an update holds on another rank, or another part of it does."""
-    if failed[0].quantity not in UPDATE_STAGES:
+    if failed[0].quantity not in UPDATE_TYPES:
         return
     agreeing = {verdict.name: verdict.place.rank for verdict in judged if verdict.ok and verdict.count}
     if all(verdict.name in agreeing for verdict in failed):

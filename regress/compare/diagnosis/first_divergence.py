@@ -20,7 +20,7 @@ from regress.compare.diagnosis.dataflow import (
 )
 from regress.compare.diagnosis.layer_names import layer_of
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.compare.verdicts.verdict import Place, Verdict
 
 _LISTED = 10
@@ -229,7 +229,7 @@ def _update(place: Place) -> tuple[int | None, int | None]:
 
 def _before(first: Verdict, verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     """Return what the last judged update before a verdict has; nothing where it is of an earlier step than the last."""
-    made = [v for v in verdicts if v.quantity in UPDATE_STAGES and _number(v.place) < _number(first.place)]
+    made = [v for v in verdicts if v.quantity in UPDATE_TYPES and _number(v.place) < _number(first.place)]
     last = max((_number(v.place) for v in made), default=(-1, -1))
     if last[0] < _number(first.place)[0] - 1:
         return ()

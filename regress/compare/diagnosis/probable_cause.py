@@ -19,7 +19,7 @@ from regress.compare.diagnosis.first_divergence import Divergence, listed, name_
 from regress.compare.diagnosis.rule_gate import VALUES, may_speak, proven
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import OPEN_STAGES, primary_source
+from regress.compare.quantities import OPEN_TYPES, primary_source
 from regress.compare.verdicts.verdict import Status
 
 UNKNOWN = "unknown"
@@ -243,11 +243,13 @@ def next_command(scene: RunContext, quantity: str, variants: str) -> str:
         return commands["replay"].format(variants=shlex.quote(variants))
     if "compare" in commands:
         return commands["compare"].format(quantity=quantity)
-    stage = quantity if quantity in OPEN_STAGES else primary_source(quantity, quantity).stage
-    return commands.get("show", "regress dump show DUMP/{stage}").format(stage=_folder(quantity, stage))
+    record_type = quantity if quantity in OPEN_TYPES else primary_source(quantity, quantity).record_type
+    return commands.get("show", "regress dump show DUMP/{record_type}").format(
+        record_type=_folder(quantity, record_type)
+    )
 
 
-def _folder(quantity: str, stage: str) -> str:
+def _folder(quantity: str, record_type: str) -> str:
     """Return the sub-folder of a dump that tells most about a quantity."""
     others = {
         **dict.fromkeys(("coverage", "replicas"), "batch_inputs"),
@@ -256,4 +258,4 @@ def _folder(quantity: str, stage: str) -> str:
         "log_probs": "forward_data",
         "grad_norm": "gradient",
     }
-    return others.get(quantity, stage)
+    return others.get(quantity, record_type)

@@ -90,10 +90,10 @@ def _several_ranks(_: Divergence, scene: RunContext) -> bool:
 
 def _of_a_rank(divergence: Divergence, scene: RunContext) -> bool:
     """Return True where whole tensors of a rank are wrong, not one element, and ranks are not stages of a pipeline."""
-    stages = any(pattern.id == "mesh:pp" for pattern in divergence.patterns)
+    record_types = any(pattern.id == "mesh:pp" for pattern in divergence.patterns)
     first = divergence.first
     many = divergence.broken[0] > 1 or first.over >= max(2, min(_AT_LEAST, first.count))
-    return _several_ranks(divergence, scene) and not stages and many
+    return _several_ranks(divergence, scene) and not record_types and many
 
 
 def _rounding(divergence: Divergence, scene: RunContext) -> bool:

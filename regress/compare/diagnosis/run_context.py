@@ -27,7 +27,7 @@ class RunContext:
         trusted: True if the golden side is right by definition, as a dump is not.
         precisions: dtypes that the golden and the actual model compute in; None where unknown.
         commands: commands for a closer look, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare``
-            (of ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
+            (of ``{quantity}`` alone), ``show`` (the records of ``{record_type}``); those that are missing do not apply.
     """
 
     world_size: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regress.compare.dumps.opened_dump import Side
-from regress.compare.quantities import MICRO_STAGES
+from regress.compare.quantities import MICRO_TYPES
 
 At = tuple[int, int, int, int]
 """Step, update, rank and microbatch."""
@@ -22,11 +22,13 @@ def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
     own_steps, steps = ({at[0] for at in set().union(*side.values())} for side in (known, other))
     steps &= own_steps
     made = {at for places in other.values() for at in places if at[0] in steps}
-    stages = [stage for stage in known if stage not in other and actual.writes(stage)]
-    gaps = [f"all records of {stage}, which the golden dump has" for stage in stages]
+    record_types = [
+        record_type for record_type in known if record_type not in other and actual.writes(record_type)
+    ]
+    gaps = [f"all records of {record_type}, which the golden dump has" for record_type in record_types]
     gaps += [
-        f"{stage} of {_words(at)} (which {', '.join(having)} ha{'s' if len(having) == 1 else 've'})"
-        for stage, places in other.items()
+        f"{record_type} of {_words(at)} (which {', '.join(having)} ha{'s' if len(having) == 1 else 've'})"
+        for record_type, places in other.items()
         for at in sorted(made - places)
         for having in [[name for name, there in other.items() if at in there]]
     ]
@@ -44,10 +46,10 @@ def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
 def _places(side: Side) -> dict[str, set[At]]:
     """Return the places of each type of records of microbatches."""
     found: dict[str, set[At]] = {}
-    for stage, where in side.entries.values():
-        if stage in MICRO_STAGES and where.micro is not None:
+    for record_type, where in side.entries.values():
+        if record_type in MICRO_TYPES and where.micro is not None:
             at = (where.step, where.update or 0, where.rank or 0, where.micro)
-            found.setdefault(stage, set()).add(at)
+            found.setdefault(record_type, set()).add(at)
     return found
 
 

@@ -221,11 +221,20 @@ def difference(
     ]
     for place, settings, one, other in zip(golden, zip(*known, strict=True), *runs, strict=True):
         rate = min(own.rate for own in settings if own is not None)
-        stage = next((stage for stage in ("optimizer", "gradient") if stage in one and stage in other), None)
-        if stage is None:
+        record_type = next(
+            (
+                record_type
+                for record_type in ("optimizer", "gradient")
+                if record_type in one and record_type in other
+            ),
+            None,
+        )
+        if record_type is None:
             return Difference(limit=limit)
-        first, second = one[stage], other[stage]
-        bound = relative[first.stage] * scale_of(records_of(sides[0], first.stage, place), first, name)
+        first, second = one[record_type], other[record_type]
+        bound = relative[first.record_type] * scale_of(
+            records_of(sides[0], first.record_type, place), first, name
+        )
         alike = np.abs(first.source - second.source) <= bound
         allowed += np.where(alike, rate * np.abs(first.direction - second.direction), 0.0)
     return Difference(allowed, limit)
@@ -266,11 +275,11 @@ def from_the_start(updates: list[At]) -> bool:
 
 @dataclass(frozen=True)
 class Made:
-    """One update: its direction, and the recorded tensor that it was made of: its stage and the end of its name."""
+    """One update: its direction, and the recorded tensor that it was made of: its type and the end of its name."""
 
     direction: Floats
     source: Floats
-    stage: str
+    record_type: str
     suffix: str = ""
 
 
@@ -287,12 +296,12 @@ def _settings(side: Side, updates: Iterable[At], name: str, configured: Adam | N
 def _made(
     side: Side, updates: Iterable[At], name: str, chosen: Chosen, settings: Iterable[Adam | None]
 ) -> Iterable[Mapping[str, Made]]:
-    """Yield each update as its recorded state makes it, and as all gradients so far do, by stage; what is recorded."""
+    """Yield each update as its recorded state makes it, and as all gradients so far do, by type; what is recorded."""
     moments = Moments(chosen)
     for at, adam in zip(updates, settings, strict=True):
         assert adam is not None
         yield moments.next(
-            adam, name, *([*records_of(side, stage, at)] for stage in ("gradient", "optimizer"))
+            adam, name, *([*records_of(side, record_type, at)] for record_type in ("gradient", "optimizer"))
         )
 
 
@@ -350,7 +359,7 @@ def part_of(records: Iterable[Record], name: str, chosen: Chosen) -> tuple[Float
     return chosen.values(shards), norm
 
 
-def records_of(side: Side, stage: str, at: At) -> Iterable[Record]:
+def records_of(side: Side, record_type: str, at: At) -> Iterable[Record]:
     for record, (kind, where) in side.entries.items():
-        if kind == stage and at_of(where.step, where.update) == at:
+        if kind == record_type and at_of(where.step, where.update) == at:
             yield record_of(side, record)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from regress.compare.dumps.opened_dump import Side, open_side
 from regress.compare.dumps.tensor_selection import Selection
-from regress.compare.quantities import UPDATE_STAGES, source_or_other
+from regress.compare.quantities import UPDATE_TYPES, source_or_other
 from regress.dump.chunk_checksums import Span
 from regress.dump.source_readers import spans_of, verify_span
 
@@ -129,7 +129,7 @@ def unsealed(sides: Iterable[Side]) -> Iterator[str]:
 def _parts(side: Side, names: Collection[str], only: Selection) -> Iterator[tuple[str, Span]]:
     for name in (*names, *_beside(side, names)):
         chosen = None
-        if only.patterns and side.entries[name][0] in UPDATE_STAGES and spans_of(side, name):
+        if only.patterns and side.entries[name][0] in UPDATE_TYPES and spans_of(side, name):
             chosen = _wanted(side, name, only)
         for span in spans_of(side, name, chosen):
             yield name, span
@@ -140,19 +140,19 @@ def _beside(side: Side, names: Collection[str]) -> list[str]:
     steps = {side.entries[name][1].step for name in names if side.entries[name][0] == "param"}
     return [
         name
-        for name, (stage, where) in side.entries.items()
-        if where.step in steps and stage in UPDATE_STAGES and name not in names
+        for name, (record_type, where) in side.entries.items()
+        if where.step in steps and record_type in UPDATE_TYPES and name not in names
     ]
 
 
 def _wanted(side: Side, name: str, only: Selection) -> list[str]:
     """Return the tensors of a record of an update that are compared, and the moments and gradients of these."""
-    stage = side.entries[name][0]
+    record_type = side.entries[name][0]
     found = []
     for tensor in side.read(name).tensors:
-        stages = (stage, *(other for other in UPDATE_STAGES if other != stage))
+        record_types = (record_type, *(other for other in UPDATE_TYPES if other != record_type))
         for named in (tensor, tensor.rpartition("/")[0] or tensor):
-            sources = (source_or_other(one, named) for one in stages)
+            sources = (source_or_other(one, named) for one in record_types)
             if any(only.has(source.quantity, source.label) for source in sources):
                 found.append(tensor)
                 break

@@ -26,8 +26,8 @@ from regress.compare.dumps.sample_contents import rollouts_of
 from regress.compare.dumps.truth_source import Tensors, TruthSide
 from regress.compare.quantities import (
     EVERYWHERE,
-    MICRO_STAGES,
-    UPDATE_STAGES,
+    MICRO_TYPES,
+    UPDATE_TYPES,
     Kind,
     QuantitySource,
     quantity_named,
@@ -59,7 +59,7 @@ def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Proje
     """Yield the updates before the one that a golden record belongs to, in order."""
     entries = open_side(golden).entries
     own = entries[record][1]
-    places = {(where.step, where.update) for type, where in entries.values() if type in MICRO_STAGES}
+    places = {(where.step, where.update) for type, where in entries.values() if type in MICRO_TYPES}
     last = own.step, own.update or 0
     for step, update in sorted(places, key=lambda at: (at[0], at[1] or 0)):
         if (step, update or 0) < last:
@@ -94,7 +94,7 @@ def golden_at(golden: Named, actual: Named, step: int | None, update: int | None
     names = [
         name
         for name, (type, place) in golden_side.entries.items()
-        if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
+        if type in (*MICRO_TYPES, *UPDATE_TYPES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
     beside = RelatedValues(
@@ -128,7 +128,7 @@ def _is_first(side: Side, step: int | None, update: int | None) -> bool:
 
 def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
     """Yield the samples of a step and their token ids, as far as they were recorded."""
-    names = [n for n, (type, at) in side.entries.items() if type in MICRO_STAGES and at.step == step]
+    names = [n for n, (type, at) in side.entries.items() if type in MICRO_TYPES and at.step == step]
     found = _Recorded(side, headers(side, names))
     ids = found.truth().get("batch_inputs", {}).get("input_ids")
     if ids is not None:
@@ -139,13 +139,13 @@ def _before(side: Side, step: int | None, update: int | None) -> Mapping[str, Ma
     """Return gradients, parameters and states of the update before; nothing where it was not recorded."""
     if step is None or (update is None and step == 0):
         return {}
-    recorded = {(place.step, place.update) for type, place in side.entries.values() if type in UPDATE_STAGES}
+    recorded = {(place.step, place.update) for type, place in side.entries.values() if type in UPDATE_TYPES}
     last = [one for one in recorded if one[0] == step - 1]
     earlier = (step, update - 1) if update else max(last, key=lambda one: one[1] or 0, default=None)
     names = [
         name
         for name, (type, place) in side.entries.items()
-        if type in UPDATE_STAGES and (place.step, place.update) == earlier
+        if type in UPDATE_TYPES and (place.step, place.update) == earlier
     ]
     return _Recorded(side, headers(side, names)).truth() if names else {}
 
@@ -172,7 +172,7 @@ class _Recorded:
         self._found: dict[tuple[str, str], list[tuple[Header, QuantitySource]]] = {}
         for record in self._records:
             for name in record.tensors:
-                source = source_of(record.key.stage, name)
+                source = source_of(record.key.record_type, name)
                 if source is not None and self._usable(record, source):
                     self._found.setdefault((source.quantity, source.name), []).append((record, source))
 
@@ -194,14 +194,14 @@ class _Recorded:
         }
 
     def _has_norm(self, record: Header) -> bool:
-        return record.key.stage == "gradient" and isinstance(record.meta.get("grad_norm"), int | float)
+        return record.key.record_type == "gradient" and isinstance(record.meta.get("grad_norm"), int | float)
 
     def _usable(self, record: Header, source: QuantitySource) -> bool:
         layout = record.layout(source.tensor)
         kind = quantity_named(source.quantity).kind
         if layout is None or kind is Kind.SHARE or math.prod(layout.shape) > LIMIT:
             return False
-        if record.key.stage in UPDATE_STAGES:
+        if record.key.record_type in UPDATE_TYPES:
             return True
         return record.spans is not None and (kind is Kind.HIDDEN or record.spans.shape == layout.shape)
 
@@ -213,7 +213,7 @@ class _Recorded:
             found = self._found[quantity, name]
             primary = [row for row in found if row[1].primary] or found
             try:
-                if quantity in UPDATE_STAGES:
+                if quantity in UPDATE_TYPES:
                     return self._whole(primary)
                 return self._tokens(found if quantity == "batch_inputs" else primary)
             except CompareError:

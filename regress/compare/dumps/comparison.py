@@ -214,9 +214,9 @@ def _names(side: Side) -> Iterator[str]:
     """Yield the names that tensors are asked for by: quantities, and the tensors of the first step."""
     yield from (quantity.name for quantity in QUANTITIES)
     first = min((where.step for _, where in side.entries.values()), default=0)
-    for name, (stage, where) in side.entries.items():
+    for name, (record_type, where) in side.entries.items():
         if where.step == first:
-            yield from (source_or_other(stage, tensor).label for tensor in side.read(name).tensors)
+            yield from (source_or_other(record_type, tensor).label for tensor in side.read(name).tensors)
 
 
 def _checks(golden: str, actual: str, planned: Planned, options: Options) -> list[IntegrityUnit]:
@@ -255,7 +255,9 @@ def _given_the_weights(
 
     def relative(moved: float) -> dict[str, float]:
         grown = replace(bounds, moved=moved)
-        return {stage: grown.of(stage, dtypes).relative for stage in ("gradient", "optimizer")}
+        return {
+            record_type: grown.of(record_type, dtypes).relative for record_type in ("gradient", "optimizer")
+        }
 
     apart = {at: own for at, own in weight_distances(sides, relative).items() if own.relative}
     shifts = _shifts(results)

@@ -15,7 +15,7 @@ from regress.compare.dumps.sample_contents import samples_of, values_of
 from regress.compare.dumps.sample_matching import Matching, Sample, match_samples
 from regress.compare.dumps.update_numbering import counted_otherwise, numbered_as
 from regress.compare.missing_records import one_sided, unmatched
-from regress.compare.quantities import MICRO_STAGES
+from regress.compare.quantities import MICRO_TYPES
 from regress.compare.record_header import Header, lengths_of
 from regress.compare.update_units import UpdateUnits
 from regress.compare.updates.trajectory_judge import QUANTITY as TRAJECTORY
@@ -119,8 +119,8 @@ class _Step:
                 self.paths,
                 self.sides,
                 Place(self.step, number),
-                [r for r in golden if r.key.stage != "trajectory" and r.update == own],
-                [r for r in actual if r.key.stage != "trajectory" and r.update == actual_side],
+                [r for r in golden if r.key.record_type != "trajectory" and r.update == own],
+                [r for r in actual if r.key.record_type != "trajectory" and r.update == actual_side],
                 matching,
                 lengths,
                 self.options,
@@ -134,10 +134,10 @@ class _Step:
             (matching.actual_only, actual, golden, self.sides[0]),
         ):
             computed = {key for record in mine for key in record.samples}
-            rollouts = any(record.key.stage == "trajectory" for record in other)
+            rollouts = any(record.key.record_type == "trajectory" for record in other)
             if not rollouts and any(r.bare or r.problem for r in other) and not any(r.samples for r in other):
                 computed = set()  # that nothing tells its samples is said of its records
-            if not any(side.writes(stage) for stage in MICRO_STAGES):
+            if not any(side.writes(record_type) for record_type in MICRO_TYPES):
                 computed = set()  # such as a checkpoint, which has none
             kept.append(tuple(key for key in keys if rollouts or key in computed))
         return replace(matching, golden_only=kept[0], actual_only=kept[1])
@@ -147,7 +147,7 @@ class _Step:
     ) -> list[tuple[int | None, int, int]]:
         """Return number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
         own, actual_side = (
-            sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
+            sorted({r.update for r in side if r.key.record_type != "trajectory"}) for side in (golden, actual)
         )
         several = max(len(own), len(actual_side)) > 1
         foreign = any(side.system not in ("regress", "golden") for side in self.sides)
@@ -196,7 +196,9 @@ class _Step:
                 self.planned.notes.append(f"{where}: {len(keys)} samples {said.format(names)}")
 
     def _rollouts(self, golden: Sequence[Header], actual: Sequence[Header], matching: Matching) -> None:
-        own, actual_side = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
+        own, actual_side = (
+            [r for r in side if r.key.record_type == "trajectory"] for side in (golden, actual)
+        )
         if not own and not actual_side:
             return
         step = Place(self.step)

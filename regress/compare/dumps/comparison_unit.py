@@ -24,7 +24,7 @@ class Unit:
         golden, actual: the two dumps.
         record: name of the actual record; ``records`` names of the golden ones that hold the same, the likeliest first.
         place: place of the verdicts.
-        stage: type of the records.
+        record_type: type of the records.
         frame: the golden samples that have a token here; empty for full tensors.
         golden_of: actual or golden key -> key in the frame.
         telling, actual_telling: records of each side that tell loss tokens and token ids of these samples.
@@ -41,7 +41,7 @@ class Unit:
     record: str
     records: tuple[str, ...]
     place: Place
-    stage: str
+    record_type: str
     frame: TokenFrame = field(default_factory=lambda: TokenFrame((), ()))
     golden_of: Mapping[SampleKey, SampleKey] = field(default_factory=dict)
     alias: Mapping[SampleKey, SampleKey] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from regress.compare.dumps.comparison import Comparison
 from regress.compare.dumps.joined_samples import JOINED
 from regress.compare.dumps.opened_dump import Side, open_side
 from regress.compare.dumps.record_listing import headers
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.compare.verdicts.verdict import Status, Verdict
 
 APART = "these are dumps of two different runs"
@@ -46,7 +46,7 @@ def _models(golden: Side, actual: Side, verdicts: Sequence[Verdict]) -> Iterator
     if differences:
         yield f"two models ({', '.join(differences)})"
         return
-    own = {v.name: v for v in verdicts if v.quantity in UPDATE_STAGES}
+    own = {v.name: v for v in verdicts if v.quantity in UPDATE_TYPES}
     wrong = [v for v in own.values() if v.status in _ONE_SIDED]
     if len(wrong) >= max(_AT_LEAST, len(own) // 2):
         yield f"two models ({len(wrong)} of {len(own)} tensors of parameters are of other shapes or in one dump only)"

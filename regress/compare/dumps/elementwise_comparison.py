@@ -13,7 +13,7 @@ from regress.compare.alignment.token_spans import NO_LAYOUT, Spans
 from regress.compare.dumps.sample_matching import Matching
 from regress.compare.quantities import (
     OTHER,
-    UPDATE_STAGES,
+    UPDATE_TYPES,
     Kind,
     nearest_tensor,
     quantity_named,
@@ -29,14 +29,14 @@ At = tuple[int, int]
 
 @dataclass(frozen=True)
 class Elementwise:
-    """The records of one stage of an update on both sides.
+    """The records of one type of an update on both sides.
 
     Attributes:
         where: place named in problems.
         layouts: for each side, places of the tokens of each rank and microbatch, as far as any record tells.
     """
 
-    stage: str
+    record_type: str
     where: str
     golden: Sequence[Header]
     actual: Sequence[Header]
@@ -65,7 +65,7 @@ class Elementwise:
         own, theirs = ({_at(record) for record in side} for side in (self.golden, self.actual))
         if own != theirs:
             return (
-                f"{self.where}: {self.stage} has no token layout, and was recorded by other ranks or for other "
+                f"{self.where}: {self.record_type} has no token layout, and was recorded by other ranks or for other "
                 f"microbatches (golden: {_places(own)}; actual: {_places(theirs)}): {NO_LAYOUT}"
             )
         moved = next((r for r in self.actual if not self._alike(_at(r), whole=False)), None)
@@ -160,8 +160,8 @@ def layouts_of(records: Iterable[Header]) -> dict[At, Spans]:
     return found
 
 
-def layout_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterator[str]:
-    """Yield notes on what is unknown about the tensors of a stage."""
+def layout_notes(record_type: str, records: Iterable[Header], *, bare: bool) -> Iterator[str]:
+    """Yield notes on what is unknown about the tensors of a record type."""
     if bare:
         known = [*records]
         scalars = all(not shape for record in known for _, shape in record.tensors.values())
@@ -171,32 +171,33 @@ def layout_notes(stage: str, records: Iterable[Header], *, bare: bool) -> Iterat
             else "it was compared element by element: differences have no sample and position, and other batch layouts "
             "cannot be compared"
         )
-        yield f"{stage} has no token layout, so {how}; {NO_LAYOUT}"
+        yield f"{record_type} has no token layout, so {how}; {NO_LAYOUT}"
         records = known
-    if stage in UPDATE_STAGES:
+    if record_type in UPDATE_TYPES:
         return
     for name in dict.fromkeys(name for record in records for name in record.tensors):
-        if source_of(stage, name) is None:
-            near = nearest_tensor(stage, name)
+        if source_of(record_type, name) is None:
+            near = nearest_tensor(record_type, name)
             nearest = f"the nearest is {near}" if near is not None else "and none is near"
             yield (
-                f"{stage}/{name} is not a tensor that regress knows, {nearest}; it was compared as quantity {OTHER}"
+                f"{record_type}/{name} is not a tensor that regress knows, {nearest}; it was compared as "
+                f"quantity {OTHER}"
             )
 
 
-def is_share(stage: str, name: str) -> bool:
+def is_share(record_type: str, name: str) -> bool:
     """Return True if a tensor is a microbatch's part of a sum."""
-    return quantity_named(source_or_other(stage, name).quantity).kind is Kind.SHARE
+    return quantity_named(source_or_other(record_type, name).quantity).kind is Kind.SHARE
 
 
 def _fits(record: Header, name: str) -> bool:
     """Return True if a tensor has a place for each token, or rows that its quantity knows."""
     shape = record.tensors[name][1]
-    if is_share(record.key.stage, name):
+    if is_share(record.key.record_type, name):
         return all(size == 1 for size in shape)
     if record.bare:
         return False
-    known = source_of(record.key.stage, name)
+    known = source_of(record.key.record_type, name)
     # such tensors may have rows of loss tokens only
     hidden = known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
     if record.spans is None or hidden or isinstance(record.meta.get(name), str):

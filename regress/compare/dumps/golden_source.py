@@ -121,10 +121,10 @@ class GoldenSide(TruthSide):
 
     def read(self, name: str) -> Record:
         """Read one record."""
-        stage, place = self.entries[name]
+        record_type, place = self.entries[name]
         return (
             to_record(self._trajectories[place.step], place.step)
-            if stage == "trajectory"
+            if record_type == "trajectory"
             else super().read(name)
         )
 

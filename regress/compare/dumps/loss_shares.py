@@ -60,14 +60,14 @@ class ShareUnit:
     """The losses of one update.
 
     Attributes:
-        stage: type of the records.
+        record_type: type of the records.
         terms: golden record -> the one that holds weights and terms of its tokens, where there is one.
         without: tensors that are compared otherwise.
     """
 
     golden: Named
     actual: Named
-    stage: str
+    record_type: str
     groups: tuple[Group, ...]
     terms: Mapping[str, str] = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
@@ -98,7 +98,8 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
         sources = [
             source
             for source in _sources(unit, [*records[0], *records[1]])
-            if golden_side.writes(unit.stage, source.tensor) and actual_side.writes(unit.stage, source.tensor)
+            if golden_side.writes(unit.record_type, source.tensor)
+            and actual_side.writes(unit.record_type, source.tensor)
         ]
         found += [
             _judged(unit, group, source, records, (golden_side, actual_side), scales) for source in sources
@@ -152,7 +153,7 @@ def _metrics(record: Record) -> dict[str, float]:
 
 def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[QuantitySource]:
     for name in dict.fromkeys(name for record in records for name in record.tensors):
-        source = source_of(unit.stage, name)
+        source = source_of(unit.record_type, name)
         if (
             source is not None
             and name not in unit.without

@@ -16,14 +16,14 @@ from regress.layout import SampleKey
 
 @dataclass(frozen=True)
 class Shares:
-    """The records of one stage of an update that hold losses, one for ranks that repeat each other's tokens.
+    """The records of one type of an update that hold losses, one for ranks that repeat each other's tokens.
 
     Attributes:
         debug: golden records of the terms of the loss.
         place: place of the update.
     """
 
-    stage: str
+    record_type: str
     golden: Sequence[Header]
     actual: Sequence[Header]
     debug: Sequence[Header]
@@ -31,7 +31,7 @@ class Shares:
     matching: Matching
 
     def __bool__(self) -> bool:
-        return any(_has_share(self.stage, record) for record in (*self.golden, *self.actual))
+        return any(_has_share(self.record_type, record) for record in (*self.golden, *self.actual))
 
     def terms(self) -> dict[str, str]:
         """Return golden record -> the one that holds weights and terms of its tokens, where there is one."""
@@ -41,9 +41,9 @@ class Shares:
 
     def summable(self) -> bool:
         """Return True if a case has the weights and terms of all losses, from which the share of any tokens follows."""
-        known = {source_of(r.key.stage, name) for r in self.debug for name in r.tensors}
+        known = {source_of(r.key.record_type, name) for r in self.debug for name in r.tensors}
         quantities = {source.quantity for source in known if source is not None}
-        sources = (source_of(self.stage, name) for record in self.golden for name in record.tensors)
+        sources = (source_of(self.record_type, name) for record in self.golden for name in record.tensors)
         names = [s.name for s in sources if s is not None and quantity_named(s.quantity).kind is Kind.SHARE]
         return "weights" in quantities and all(SHARES.get(name) in quantities for name in names)
 
@@ -107,8 +107,8 @@ def once(records: Sequence[Header], side: Side) -> list[Header]:
     return list(found.values())
 
 
-def _has_share(stage: str, record: Header) -> bool:
-    sources = (source_of(stage, name) for name in record.tensors)
+def _has_share(record_type: str, record: Header) -> bool:
+    sources = (source_of(record_type, name) for name in record.tensors)
     return any(s is not None and quantity_named(s.quantity).kind is Kind.SHARE for s in sources)
 
 

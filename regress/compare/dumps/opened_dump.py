@@ -72,20 +72,20 @@ class OwnDump(Source):
         """Return the first rank of the same dp and cp place: ranks that share a model share its tokens."""
         return self._mesh.group(rank, "pp", "tp")[0] if rank < self._mesh.world_size else rank
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True for any stage or tensor; for a captured foreign trainer, only for those that were captured."""
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True for any type or tensor; for a captured foreign trainer, only for those that were captured."""
         if not self.config.get("capture"):
             return True
         if tensor is None:
-            return stage in self._captured
-        return tensor in self._captured.get(stage, ())
+            return record_type in self._captured
+        return tensor in self._captured.get(record_type, ())
 
     @cached_property
     def _captured(self) -> Mapping[str, set[str]]:
-        """Captured tensors by stage, over all records."""
+        """Captured tensors by type, over all records."""
         found: dict[str, set[str]] = {}
-        for name, (stage, _) in self.entries.items():
-            found.setdefault(stage, set()).update(self.read(name).tensors)
+        for name, (record_type, _) in self.entries.items():
+            found.setdefault(record_type, set()).update(self.read(name).tensors)
         return found
 
 

@@ -36,12 +36,12 @@ def samples_of(side: Side, records: Sequence[Header]) -> list[Sample]:
     """Return the samples of a step in recorded order: those of its rollouts, and those that only other records have."""
     found: dict[SampleKey, Sample] = {}
     for record in records:
-        if record.key.stage == "trajectory":
+        if record.key.record_type == "trajectory":
             for t in rollouts_in(side.read(record.name)):
                 found[t.key] = Sample(t.key, Tokens.of(t.tokens))
                 release(t.tokens)
     unknown = [r for r in records if not {*r.samples} <= found.keys()]
-    contents = tokens_in(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
+    contents = tokens_in(side, [r for r in records if r.key.record_type in TELLING], found) if unknown else {}
     for record in unknown:
         copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
         for key in record.samples:
@@ -67,7 +67,7 @@ def rollouts_of(side: Side, step: int, records: Sequence[Header]) -> dict[Sample
     known = [t for name in tapped if tapped[name] == last for t in rollouts_in(side.read(name))]
     known = [rollout for rollout in known if not rollout.is_val]
     found = {rollout.key: [rollout] for rollout in known}
-    telling = [record for record in records if record.key.stage in TELLING]
+    telling = [record for record in records if record.key.record_type in TELLING]
     of_tokens: dict[Tokens, list[Rollout]] = {}
     for rollout in known:
         of_tokens.setdefault(Tokens.of(rollout.tokens), []).append(rollout)
@@ -88,7 +88,7 @@ def _places(records: Iterable[Header]) -> dict[SampleKey, tuple[int, int, int]]:
     """Return the rank, microbatch and row of each sample of ``forward_data``."""
     found: dict[SampleKey, tuple[int, int, int]] = {}
     for record in records:
-        if record.key.stage == "forward_data" and record.spans is not None:
+        if record.key.record_type == "forward_data" and record.spans is not None:
             for key, _, _, row, _ in record.spans.segments:
                 found.setdefault(key, (record.key.rank or 0, record.key.micro or 0, row))
     return found
@@ -144,12 +144,12 @@ def values_of(
 def _values(side: Side, records: Sequence[Header], key: SampleKey) -> ValuesOf:
     found: dict[str, NDArray[np.float64]] = {}
     for record in records:
-        if record.key.stage == "trajectory":
+        if record.key.record_type == "trajectory":
             found |= _rollout(side.read(record.name), key)
-    for stage, name in APART:
+    for record_type, name in APART:
         values: dict[int, float] = {}
         for record in records:
-            if record.key.stage != stage or name not in record.tensors or record.spans is None:
+            if record.key.record_type != record_type or name not in record.tensors or record.spans is None:
                 continue
             if key not in record.samples:
                 continue

@@ -63,6 +63,6 @@ class SourceView(Source):
         """Return the rank whose tokens a rank repeats."""
         return self.whole.root(rank)
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if the source could have a stage, or a tensor of it."""
-        return self.whole.writes(stage, tensor)
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True if the source could have a record type, or a tensor of it."""
+        return self.whole.writes(record_type, tensor)

@@ -12,9 +12,9 @@ from regress.compare.alignment.element_names import TokenText
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.quantities import (
-    MICRO_STAGES,
-    STEP_STAGES,
-    UPDATE_STAGES,
+    MICRO_TYPES,
+    STEP_TYPES,
+    UPDATE_TYPES,
     Kind,
     QuantitySource,
     quantity_named,
@@ -67,7 +67,7 @@ class TruthSide(source_readers.Source):
     """
 
     system = "golden"
-    stages: tuple[str, ...] = (*MICRO_STAGES, *UPDATE_STAGES)
+    record_types: tuple[str, ...] = (*MICRO_TYPES, *UPDATE_TYPES)
     """Record types that the values are given as."""
 
     @property
@@ -111,41 +111,41 @@ class TruthSide(source_readers.Source):
         """Its records, in the order of computation."""
         found = {}
         for where, place in self.places.items():
-            for stage in self.stages:
-                if self._sources(stage, where):
-                    micro = None if stage in UPDATE_STAGES else 0
+            for record_type in self.record_types:
+                if self._sources(record_type, where):
+                    micro = None if record_type in UPDATE_TYPES else 0
                     at = Coordinates(place.step, update=place.update, rank=0, micro=micro)
-                    found[f"{stage}/{where}"] = stage, at
+                    found[f"{record_type}/{where}"] = record_type, at
         return found
 
     def read(self, name: str) -> Record:
         """Read one record: token values ``[1, tokens]``, hidden states ``[1, tokens, ...]``, logits ``[1, K, V]``."""
-        stage, where = name.split("/")
+        record_type, where = name.split("/")
         place = self.entries[name][1]
-        tensors = {source.tensor: self._local(source, where) for source in self._sources(stage, where)}
+        tensors = {source.tensor: self._local(source, where) for source in self._sources(record_type, where)}
         meta: dict[str, Any] = {}
-        if stage not in UPDATE_STAGES:
+        if record_type not in UPDATE_TYPES:
             size = self.frame(where).size
-            rows = [name for name, array in tensors.items() if _by_loss(name, stage, array, size)]
+            rows = [name for name, array in tensors.items() if _by_loss(name, record_type, array, size)]
             meta = _placed(self.frame(where)) | dict.fromkeys(rows, LOSS_ROWS)
-        elif stage == "gradient" and "grad_norm" in self.recorded(where):
+        elif record_type == "gradient" and "grad_norm" in self.recorded(where):
             meta = {"grad_norm": float(self.truth(where, "grad_norm")["grad_norm"])}
         return Record(
-            stage, place.step, tensors, meta, update=place.update, rank=place.rank, micro=place.micro
+            record_type, place.step, tensors, meta, update=place.update, rank=place.rank, micro=place.micro
         )
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""
-        return any(type == stage for type, _ in self.entries.values())
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True if a type was recorded; any tensor of a recorded type counts as recorded."""
+        return any(type == record_type for type, _ in self.entries.values())
 
-    def _sources(self, stage: str, where: str) -> list[QuantitySource]:
+    def _sources(self, record_type: str, where: str) -> list[QuantitySource]:
         rows = ((quantity, [*names]) for quantity, names in self.recorded(where).items())
-        return [source for row in rows for source in sources_in(stage, *row)]
+        return [source for row in rows for source in sources_in(record_type, *row)]
 
     def _local(self, source: QuantitySource, where: str) -> Array:
         values = self.truth(where, source.quantity)[source.name]
         kind = quantity_named(source.quantity).kind
-        whole = kind is Kind.SHARE or source.stage in UPDATE_STAGES
+        whole = kind is Kind.SHARE or source.record_type in UPDATE_TYPES
         size = self.frame(where).size
         if not whole and kind is not Kind.HIDDEN and values.shape != (size,):
             raise CompareError(
@@ -159,7 +159,7 @@ class InMemoryTruth(TruthSide):
     """Canonical values of one update in memory."""
 
     folder = Path("golden values")
-    stages = (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES)
+    record_types = (*STEP_TYPES, *MICRO_TYPES, *UPDATE_TYPES)
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class InMemoryTruth(TruthSide):
         return self._records[name]
 
 
-def _by_loss(name: str, stage: str, array: Array, size: int) -> bool:
+def _by_loss(name: str, record_type: str, array: Array, size: int) -> bool:
     """Return True for hidden states of the loss tokens alone."""
-    source = source_of(stage, name)
+    source = source_of(record_type, name)
     hidden = source is not None and quantity_named(source.quantity).kind is Kind.HIDDEN
     return hidden and array.shape[1:2] != (size,)
 

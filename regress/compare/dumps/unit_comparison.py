@@ -34,7 +34,7 @@ from regress.compare.metrics.striped_measures import Measures
 from regress.compare.quantities import (
     EVERYWHERE,
     METRICS,
-    UPDATE_STAGES,
+    UPDATE_TYPES,
     Kind,
     QuantitySource,
     quantity_named,
@@ -64,7 +64,7 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
         DumpError: if a file cannot be read.
     """
     work = opened(unit, scales)
-    whole = unit.elementwise or unit.stage in UPDATE_STAGES
+    whole = unit.elementwise or unit.record_type in UPDATE_TYPES
     return [*(work.whole() if whole else work.tokens())]
 
 
@@ -126,7 +126,10 @@ class UnitWork:
         record = next(n for n, found in self.records.golden.items() if source.tensor in found.tensors)
         names, bound = (record, self.unit.record), finding.verdict.tolerance
         arrays = golden[0].array, actual.array
-        relative = {stage: self._tolerance(stage, *arrays).relative for stage in ("gradient", "optimizer")}
+        relative = {
+            record_type: self._tolerance(record_type, *arrays).relative
+            for record_type in ("gradient", "optimizer")
+        }
         place, name = self.unit.place, source.tensor
         updated = Updated.of(sides, names, place, name, actual, golden, bound, relative)
         if updated.explained is None:
@@ -146,7 +149,7 @@ class UnitWork:
                 finding = self._without_rounding(source, finding, found)
                 hides = source.quantity in EVERYWHERE and self.records.hidden.size > 0
                 yield replace(finding, note=_HIDDEN) if hides and not finding.note else finding
-        if self.unit.stage == "token_gradient" and self.unit.only.has("token_gradient", "temperature"):
+        if self.unit.record_type == "token_gradient" and self.unit.only.has("token_gradient", "temperature"):
             about: dict[str, Any] = {"place": self.unit.place, "suffix": self.unit.suffix}
             solved = judge_temperatures(
                 self.records.actual, self.records.golden.values(), self._tolerance("token_gradient"), **about
@@ -212,7 +215,7 @@ class UnitWork:
         selected = selected_rows(source, found.part.rows, loss)
         hidden = (
             self.records.hidden
-            if source.stage == "token_gradient" and source.quantity in EVERYWHERE
+            if source.record_type == "token_gradient" and source.quantity in EVERYWHERE
             else None
         )
         if hidden is None or not hidden.size:
@@ -237,7 +240,7 @@ class UnitWork:
     def _sources(self) -> Iterator[QuantitySource]:
         chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.records.actual.tensors:
-            source = source_or_other(self.unit.stage, name)
+            source = source_or_other(self.unit.record_type, name)
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 

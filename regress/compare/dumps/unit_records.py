@@ -19,7 +19,7 @@ from regress.compare.dumps.golden_source import text_of
 from regress.compare.dumps.opened_dump import Side, open_side
 from regress.compare.dumps.record_listing import header, record_of, recorded_by
 from regress.compare.dumps.sample_matching import numbered
-from regress.compare.quantities import RECOVERABLE, UPDATE_STAGES, QuantitySource
+from regress.compare.quantities import RECOVERABLE, UPDATE_TYPES, QuantitySource
 from regress.compare.update_records import words_at
 from regress.compare.verdicts.tensor_case import Locate
 from regress.dump.record import Record
@@ -136,7 +136,7 @@ class UnitRecords:
     def projection(self) -> Projection:
         """The golden update, restricted to the samples with a token here."""
         whole = self.update
-        if self.unit.stage in UPDATE_STAGES or self.unit.planned:
+        if self.unit.record_type in UPDATE_TYPES or self.unit.planned:
             return whole
         return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from regress.compare.dumps.opened_dump import Side
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.compare.record_header import Header
 from regress.dump.record import Record
 
@@ -19,39 +19,39 @@ FROZEN = (
 """Causes for the reader of a failure."""
 
 
-def untrained(stage: str, name: str, holders: Iterable[Header], side: Side, other: Side) -> str | None:
+def untrained(record_type: str, name: str, holders: Iterable[Header], side: Side, other: Side) -> str | None:
     """Return why a tensor of a parameter that only ``side`` has is a failure; None if nothing says that it is one.
 
     A gradient of zero is none: some trainers have it where others have nothing, as for an expert without tokens.
     """
-    if stage not in UPDATE_STAGES or stage == "gradient_clipped":
+    if record_type not in UPDATE_TYPES or record_type == "gradient_clipped":
         return None
-    parameter, _, kind = name.rpartition("/") if stage == "optimizer" else (name, "", "")
+    parameter, _, kind = name.rpartition("/") if record_type == "optimizer" else (name, "", "")
     records = [side.read(record.name) for record in holders]
-    if stage == "optimizer":
+    if record_type == "optimizer":
         trained = _has_state(other, kind) and any(_moved(record, parameter) for record in records)
     else:
-        trained = _wanted(other, stage, name) and (
-            _nonzero(records, name) if stage == "gradient" else _trained(side, records, name)
+        trained = _wanted(other, record_type, name) and (
+            _nonzero(records, name) if record_type == "gradient" else _trained(side, records, name)
         )
     if not trained:
         return None
-    what = {"gradient": "gradient", "param": "trained value", "optimizer": "optimizer state"}[stage]
+    what = {"gradient": "gradient", "param": "trained value", "optimizer": "optimizer state"}[record_type]
     return f"no {what} of {parameter}: {FROZEN}"
 
 
-def is_zero(stage: str, name: str, holders: Iterable[Header], side: Side) -> bool:
+def is_zero(record_type: str, name: str, holders: Iterable[Header], side: Side) -> bool:
     """Return True for a gradient, or a moment, that is zero everywhere."""
-    if stage == "optimizer":
+    if record_type == "optimizer":
         parameter = name.rpartition("/")[0]
         return not any(_moved(side.read(record.name), parameter) for record in holders)
-    return stage == "gradient" and not _nonzero((side.read(record.name) for record in holders), name)
+    return record_type == "gradient" and not _nonzero((side.read(record.name) for record in holders), name)
 
 
-def _wanted(side: Side, stage: str, name: str) -> bool:
+def _wanted(side: Side, record_type: str, name: str) -> bool:
     """Return True if a recording says that it kept a tensor of that name, had there been one."""
     kept = (side.config.get("capture") or {}).get("kept")
-    pattern = kept.get(stage) if isinstance(kept, dict) else None
+    pattern = kept.get(record_type) if isinstance(kept, dict) else None
     if not isinstance(pattern, str):
         return pattern is True
     try:

@@ -113,7 +113,10 @@ class _Weights:
     def update(self, at: At, relative: Mapping[str, float]) -> Distance | None:
         """Return the distance of the weights after an update; None if they are not recorded on both sides."""
         records = [
-            {stage: [*records_of(side, stage, at)] for stage in ("param", "gradient", "optimizer")}
+            {
+                record_type: [*records_of(side, record_type, at)]
+                for record_type in ("param", "gradient", "optimizer")
+            }
             for side in self.sides
         ]
         layouts = _layouts(records[1]["param"])
@@ -152,11 +155,11 @@ class _Weights:
         unit = spacing(_dtype(name, [record for own in records for record in own["param"]]))
         bound = 0.5 * ROUNDINGS * unit * np.maximum(np.abs(golden), np.abs(actual))
         rates, made = self._made(part, name, records)
-        for stage in ("optimizer", "gradient"):
-            one, other = (found.get(stage) for found in made)
+        for record_type in ("optimizer", "gradient"):
+            one, other = (found.get(record_type) for found in made)
             if one is None or other is None:
                 continue
-            far = relative[stage] * scale_of(records[0][stage], one, name)
+            far = relative[record_type] * scale_of(records[0][record_type], one, name)
             alike = np.abs(one.source - other.source) <= far
             bound += np.where(alike, min(rates) * np.abs(one.direction - other.direction), 0.0)
             break

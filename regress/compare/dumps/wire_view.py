@@ -120,17 +120,17 @@ class WireView(SourceView):
             record = _uncounted(record, self._idle(where.step))
         return _without(record, self.dropped(where.step)) if type in _TOKENS else record
 
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if the dump could have a stage, or a tensor of it."""
-        if self.flags & {WEIGHTED, SUMMED} and stage == "loss" and tensor in _PLAIN_SUMS:
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True if the dump could have a record type, or a tensor of it."""
+        if self.flags & {WEIGHTED, SUMMED} and record_type == "loss" and tensor in _PLAIN_SUMS:
             return False
         if CUSTOM in self.flags and (
-            stage == "loss" or (stage in _TOKENS and tensor not in (None, *_OF_ANY_LOSS))
+            record_type == "loss" or (record_type in _TOKENS and tensor not in (None, *_OF_ANY_LOSS))
         ):
             return False
-        if RECORDED in self.flags and not any(stage == type for type, _ in self.whole.entries.values()):
+        if RECORDED in self.flags and not any(record_type == type for type, _ in self.whole.entries.values()):
             return False
-        return super().writes(stage, tensor)
+        return super().writes(record_type, tensor)
 
 
 def weighted(record: Record) -> Record:

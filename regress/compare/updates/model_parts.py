@@ -11,7 +11,7 @@ from regress.dump.record import Record
 from regress.layout import Mesh
 
 WEIGHTS = ("gradient", "param")
-"""Stages whose records hold tensors of parameters, and in ``shards`` what part of each."""
+"""Types whose records hold tensors of parameters, and in ``shards`` what part of each."""
 SPLIT = ("pp", "fsdp", "ep", "tp")
 """Dimensions along which ranks hold different parts of the model."""
 ADAPTER = ".lora_"

@@ -41,7 +41,7 @@ from regress.layout import Mesh, TokenFrame
 
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
 _NAMING = ("batch_inputs", "forward_data")
-"""Stages whose records name the ids of their tokens."""
+"""Types whose records name the ids of their tokens."""
 _MEANS = ("token-mean", "seq-mean-token-mean")
 _RATIO = 8
 """Spacings at the size of the numbers that a ratio is made of: its log-probs, and 1, which it is a change of.
@@ -132,10 +132,10 @@ class _Update:
     def _objective(self) -> Mapping[str, Any]:
         return self.config.get("algorithm") or {}
 
-    def _records(self, stage: str, *, once: bool = True) -> Iterator[tuple[Key, Record]]:
-        """Yield the records of a stage, only the first of ranks that repeat each other's tokens."""
+    def _records(self, record_type: str, *, once: bool = True) -> Iterator[tuple[Key, Record]]:
+        """Yield the records of a type, only the first of ranks that repeat each other's tokens."""
         seen = set()
-        for key in sorted(self.placed.of_stages([stage]), key=lambda k: (k.micro or 0, k.rank or 0)):
+        for key in sorted(self.placed.of_types([record_type]), key=lambda k: (k.micro or 0, k.rank or 0)):
             record = self.placed.get(key)
             mine = self.plan.root(key.rank), key.micro
             if record is not None and self.placed.placed(key) and not (once and mine in seen):
@@ -152,10 +152,10 @@ class _Update:
         return canonical[kept], local[kept]
 
     def _values(
-        self, stage: str, names: Sequence[str]
+        self, record_type: str, names: Sequence[str]
     ) -> Iterator[tuple[Key, NDArray[np.int64], list[Array]]]:
         """Yield values ``[K]`` of some tensors at the loss tokens, record by record, with their canonical indices."""
-        for key, record in self._records(stage, once=False):
+        for key, record in self._records(record_type, once=False):
             if all(name in record.tensors for name in names):
                 shape = self.placed.layout(key).shape
                 if any(record.tensors[name].shape != shape for name in names):
@@ -169,8 +169,10 @@ class _Update:
     # masks and counts
 
     def _masks(self, known: Checked) -> None:
-        stages = ("batch_inputs", "forward_data", "is_loss_debug")
-        for key, record in (row for stage in stages for row in self._records(stage, once=False)):
+        record_types = ("batch_inputs", "forward_data", "is_loss_debug")
+        for key, record in (
+            row for record_type in record_types for row in self._records(record_type, once=False)
+        ):
             padding = ~self.placed.layout(key).attention_mask
             visible = record.tensors.get("attention_mask")
             if visible is not None and visible.shape == padding.shape:
@@ -237,14 +239,14 @@ class _Update:
     # log-probs, entropies, ratios
 
     def _log_probs(self, known: Checked) -> None:
-        for stage in ("forward_data", "is_loss_debug"):
+        for record_type in ("forward_data", "is_loss_debug"):
             for name in _LOG_PROBS:
-                for _, canonical, (values,) in self._values(stage, [name]):
+                for _, canonical, (values,) in self._values(record_type, [name]):
                     wide, bound = values.astype(np.float64), _LOGITS * _eps(values)
                     known.elements(np.minimum(wide, 0.0), wide, bound, self._token(canonical, name))
 
     def _token_ids(self, known: Checked) -> None:
-        rows = (row for stage in _NAMING for row in self._records(stage, once=False))
+        rows = (row for record_type in _NAMING for row in self._records(record_type, once=False))
         found = []
         for key, record in rows:
             ids = record.tensors.get("input_ids")
@@ -285,7 +287,7 @@ class _Update:
         if temperature is None:
             return
         groups: dict[tuple[int, int | None], list[Key]] = {}
-        for key in self.placed.of_stages(["activations"]):
+        for key in self.placed.of_types(["activations"]):
             groups.setdefault((self.plan.root(key.rank), key.micro), []).append(key)
         found = {place: logits_at(self.placed, keys) for place, keys in groups.items()}
         for key, record in self._records("forward_data", once=False):
@@ -352,13 +354,13 @@ class _Update:
     def _metrics(self, known: Checked) -> None:
         reports = {
             f"of rank {key.rank}": record
-            for key in self.placed.of_stages(["metrics"])
+            for key in self.placed.of_types(["metrics"])
             if (record := self.placed.get(key)) is not None
         }
         check_combined(known, [record for _, record in self._records("loss")], reports)
         parts = {(key.rank, key.micro): parts_of(record) for key, record in self._records("loss", once=False)}
-        for name, (stage, tensor) in TOKENS.items():
-            for key, _, (values,) in self._values(stage, [tensor]):
+        for name, (record_type, tensor) in TOKENS.items():
+            for key, _, (values,) in self._values(record_type, [tensor]):
                 part = parts.get((key.rank, key.micro), {}).get(name)
                 if part is not None:
                     check_part(known, name, part, values, f"of {key}")
@@ -366,7 +368,7 @@ class _Update:
     # the model
 
     def _parts(self, known: Checked) -> None:
-        found = (self.placed.get(key) for key in self.placed.of_stages(WEIGHTS))
+        found = (self.placed.get(key) for key in self.placed.of_types(WEIGHTS))
         check_parts(known, (record for record in found if record is not None), self.mesh, self.config)
 
 

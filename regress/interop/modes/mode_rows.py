@@ -32,7 +32,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         "elementwise_loss": "loss",
     },
 }
-"""Stage -> tensor -> name of its values in a row; later stages tell more exactly."""
+"""Record type -> tensor -> name of its values in a row; later record types tell more exactly."""
 
 
 @dataclass
@@ -101,12 +101,12 @@ def rows_of(side: Side, step: int) -> list[ModeRow]:
     """Return the samples of a step, with what any record tells of them."""
     rows: dict[SampleKey, ModeRow] = {}
     order = ("trajectory", "batch_inputs", "forward_data", "is_loss_debug")
-    for stage in order:
+    for record_type in order:
         for name, (type, where) in side.entries.items():
-            if (type, where.step) != (stage, step):
+            if (type, where.step) != (record_type, step):
                 continue
             record = side.read(name)
-            if stage == "trajectory":
+            if record_type == "trajectory":
                 _rollouts(rows, record)
             else:
                 _add(rows, record)

@@ -158,7 +158,7 @@ def _records(
     step: int,
     planned: Planned | None,
     options: Options,
-    stage: str,
+    record_type: str,
     names: Sequence[str],
     absent: str,
 ) -> list[dict[str, Any]]:
@@ -167,14 +167,14 @@ def _records(
     units = [
         u
         for u in (planned.units if planned else ())
-        if isinstance(u, Unit) and u.stage == stage and not u.elementwise
+        if isinstance(u, Unit) and u.record_type == record_type and not u.elementwise
     ]
     by_place = {(unit.place.rank or 0, unit.place.micro or 0): unit for unit in units}
-    for place in sorted({*by_place, *_places(dirs, step, stage, options)}):
-        row: dict[str, Any] = {"section": stage, "rank": place[0], "micro": place[1], "step": step}
+    for place in sorted({*by_place, *_places(dirs, step, record_type, options)}):
+        row: dict[str, Any] = {"section": record_type, "rank": place[0], "micro": place[1], "step": step}
         unit = by_place.get(place)
         if unit is None:
-            lacking = absent if not _has(dirs.weaver, step, stage, place) else "self_hosted_not_found"
+            lacking = absent if not _has(dirs.weaver, step, record_type, place) else "self_hosted_not_found"
             rows.append({**row, "status": lacking, "comparisons": []})
             continue
         found = aligned(unit)
@@ -184,21 +184,21 @@ def _records(
     return rows
 
 
-def _places(dirs: Directories, step: int, stage: str, options: Options) -> Iterator[tuple[int, int]]:
+def _places(dirs: Directories, step: int, record_type: str, options: Options) -> Iterator[tuple[int, int]]:
     """Yield the places that were asked for, or that any dump has."""
     if options.ranks is not None and options.micros is not None:
         yield from ((rank, micro) for rank in range(options.ranks) for micro in range(options.micros))
         return
     for path in (dirs.self_hosted, dirs.weaver):
         for type, where in open_side(path).entries.values() if path is not None else ():
-            if (type, where.step) == (stage, step):
+            if (type, where.step) == (record_type, step):
                 yield where.rank or 0, where.micro or 0
 
 
-def _has(path: str | None, step: int, stage: str, place: tuple[int, int]) -> bool:
+def _has(path: str | None, step: int, record_type: str, place: tuple[int, int]) -> bool:
     entries: Iterable[Any] = open_side(path).entries.values() if path is not None else ()
     return any(
-        (type, where.step, where.rank or 0, where.micro or 0) == (stage, step, *place)
+        (type, where.step, where.rank or 0, where.micro or 0) == (record_type, step, *place)
         for type, where in entries
     )
 
@@ -206,7 +206,7 @@ def _has(path: str | None, step: int, stage: str, place: tuple[int, int]) -> boo
 def _losses(dirs: Directories, step: int, planned: Planned | None) -> dict[str, Any]:
     rows = []
     for unit in planned.units if planned else ():
-        if not isinstance(unit, ShareUnit) or unit.stage != "loss":
+        if not isinstance(unit, ShareUnit) or unit.record_type != "loss":
             continue
         ours, theirs = open_side(unit.golden), open_side(unit.actual)
         for group in unit.groups:
@@ -228,8 +228,8 @@ def _losses(dirs: Directories, step: int, planned: Planned | None) -> dict[str, 
     return {"section": "loss_data_all", "step": step, "comparisons": rows}
 
 
-def _any(path: str, step: int, stage: str) -> bool:
-    return any((type, where.step) == (stage, step) for type, where in open_side(path).entries.values())
+def _any(path: str, step: int, record_type: str) -> bool:
+    return any((type, where.step) == (record_type, step) for type, where in open_side(path).entries.values())
 
 
 def _summed(side: Side, names: Sequence[str]) -> dict[str, float]:
@@ -241,10 +241,15 @@ def _summed(side: Side, names: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _scalar_of(path: str | None, step: int, row: Mapping[str, Any], stage: str) -> float | None:
+def _scalar_of(path: str | None, step: int, row: Mapping[str, Any], record_type: str) -> float | None:
     side = None if path is None else open_side(path)
     for name, (type, where) in side.entries.items() if side is not None else ():
-        if (type, where.step, where.rank or 0, where.micro or 0) == (stage, step, row["rank"], row["micro"]):
+        if (type, where.step, where.rank or 0, where.micro or 0) == (
+            record_type,
+            step,
+            row["rank"],
+            row["micro"],
+        ):
             assert side is not None
             value = side.read(name).tensors.get("loss")
             return None if value is None else float(value)

@@ -91,10 +91,10 @@ def _run(job: Start, rank: int, report: Connection, port: int, listener: socket.
     )
     last: Tapped | None = None
 
-    def tell(stage: str, where: Coordinates) -> None:
+    def tell(record_type: str, where: Coordinates) -> None:
         nonlocal last
-        if last != Tapped(stage, where.place):
-            last = Tapped(stage, where.place)
+        if last != Tapped(record_type, where.place):
+            last = Tapped(record_type, where.place)
             report.send(last)
 
     with watching(tell):

@@ -65,7 +65,7 @@ class RankState:
         """Last recorded value, as the end of a clause."""
         if self.last is None:
             return "before it recorded anything"
-        return f"after it recorded {self.last.stage} at {self.last.place}"
+        return f"after it recorded {self.last.record_type} at {self.last.place}"
 
 
 def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, limit: str) -> RankError:

@@ -71,7 +71,7 @@ class Ended:
 class Tapped:
     """Rank to pool: it has recorded a value of this stage at this place, such as ``step0/rank1/micro0``."""
 
-    stage: str
+    record_type: str
     place: str
 
 

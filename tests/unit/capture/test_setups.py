@@ -247,7 +247,9 @@ def test_a_scaling_function_imported_before_tells_norm_and_limit(tmp_path: Path)
                 pass
     finally:
         del sys.modules[trainer.__name__]
-    (gradient,), (optimizer,) = (records(tmp_path / "dump", stage) for stage in ("gradient", "optimizer"))
+    (gradient,), (optimizer,) = (
+        records(tmp_path / "dump", record_type) for record_type in ("gradient", "optimizer")
+    )
     assert gradient.meta["grad_norm"] == pytest.approx(norms[0], rel=1e-6)
     assert optimizer.meta["max_grad_norm"] == 1e-3
     assert trainer.scale is held is trainer.late is torch.nn.utils.clip_grads_with_norm_

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regress.dump.dump_manifest import Provenance
 from regress.dump.record import Record
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.dump.recorder import Recorder
 from regress.engine.checkpoint.checkpoint_manifest import stamps_of, write_manifest
 from regress.engine.checkpoint.checkpoint_tensors import optimizer_of, reference_of, unfinished_of
@@ -24,7 +24,9 @@ def downgrade(folder: Path) -> None:
     if state.updates_in_step:
         records += unfinished_of(state).values()
     recorder = Recorder(
-        folder / "state", options={stage.name: True for stage in STAGES}, provenance=Provenance()
+        folder / "state",
+        options={record_type.name: True for record_type in RECORD_TYPES},
+        provenance=Provenance(),
     )
     for record in records:
         recorder.put(record)

@@ -113,7 +113,10 @@ class World:
         for rank in used:
             place = Coordinates(0, rank=rank)
             found.append(Record.of("gradient", place, self._cast("gradient", dtype), {"grad_norm": 1.5}))
-            found += [Record.of(stage, place, self._cast(stage, dtype)) for stage in ("param", "optimizer")]
+            found += [
+                Record.of(record_type, place, self._cast(record_type, dtype))
+                for record_type in ("param", "optimizer")
+            ]
         return found
 
     def _cast(self, quantity: str, dtype: str) -> dict[str, Array]:
@@ -169,7 +172,7 @@ class World:
             "policy_loss",
             "token_loss",
         )
-        stages = {
+        record_types = {
             "batch_inputs": inputs,
             "activations": {
                 "model.layers.0": grid(hidden["model.layers.0"]),
@@ -196,7 +199,7 @@ class World:
             },
         }
         place = Coordinates(0, rank=rank, micro=micro)
-        return [Record.of(stage, place, tensors, meta) for stage, tensors in stages.items()]
+        return [Record.of(record_type, place, tensors, meta) for record_type, tensors in record_types.items()]
 
 
 @pytest.fixture(scope="session")

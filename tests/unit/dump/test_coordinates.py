@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
-from regress.dump.record_types import STAGES, stage_index, stage_number
+from regress.dump.record_types import RECORD_TYPES, type_index, type_number
 from regress.errors import DumpError
 
 indices = st.none() | st.integers(0, 200)
@@ -76,15 +76,17 @@ def test_numbers_of_types_in_files_stay_whatever_is_added() -> None:
     """They are part of what a record's checksum covers: another number would make every older file damaged."""
     first = ("trajectory", "batch_inputs", "old_log_probs", "ref_log_probs", "activations", "forward_data")
     first += ("is_loss_debug", "loss", "gradient", "param", "optimizer", "token_gradient")
-    assert [stage_number(name) for name in first] == list(range(12))
-    assert sorted(stage_number(stage.name) for stage in STAGES) == list(range(len(STAGES)))
-    assert stage_index("loss") < stage_index("token_gradient") < stage_index("gradient")
+    assert [type_number(name) for name in first] == list(range(12))
+    assert sorted(type_number(record_type.name) for record_type in RECORD_TYPES) == list(
+        range(len(RECORD_TYPES))
+    )
+    assert type_index("loss") < type_index("token_gradient") < type_index("gradient")
 
 
 def test_unknown_type_suggests() -> None:
     with pytest.raises(
         DumpError, match=r"record type 'old_logprobs' does not exist: did you mean old_log_probs\?"
     ):
-        stage_index("old_logprobs")
+        type_index("old_logprobs")
     with pytest.raises(DumpError, match="did you mean trajectory, batch_inputs, "):
-        stage_index("zzz")
+        type_index("zzz")

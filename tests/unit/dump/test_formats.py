@@ -21,7 +21,7 @@ from regress.dump.dump_reader import detect_format, read
 from regress.dump.formats import FORMATS, format_named
 from regress.dump.numpy_arrays import DTYPES, canonical_nans, is_float
 from regress.dump.record import RESERVED, Record
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.errors import DumpError
 
@@ -50,7 +50,11 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 @st.composite
 def records(draw: st.DrawFn) -> Record:
-    type = draw(st.sampled_from([stage.name for stage in STAGES if stage.name != "trajectory"]))
+    type = draw(
+        st.sampled_from(
+            [record_type.name for record_type in RECORD_TYPES if record_type.name != "trajectory"]
+        )
+    )
     where = Coordinates(draw(st.integers(-1, 2_000_000)), *(draw(indices) for _ in range(5)))
     tensors = draw(st.dictionaries(names, arrays(), max_size=3))
     if type == "loss":

@@ -23,7 +23,7 @@ from regress.golden.golden_files import changing
 from regress.golden.golden_verification import verify
 from regress.golden.stored_checks import StoredCheck
 from regress.golden.value_tree import Tree
-from regress.plugin.golden_update import SessionFacts, TestStage, apply_staged
+from regress.plugin.golden_update import SessionFacts, StagedValues, apply_staged
 
 OPERATIONS = [(os, "write"), (os, "fsync")]
 OPERATIONS += [(Path, name) for name in ("replace", "unlink", "mkdir", "rmdir")]  # type: ignore[misc]  # owners
@@ -51,8 +51,10 @@ class Update:
         for name in ("tiny", "other"):
             self._stage_case(name, make_truth(3.0)["step_000001"])
         for worker, found in (("gw0", check("drifted", 2.0)), ("gw1", check("new", 2.0))):
-            TestStage(self.staged, worker, worker).put(found.file, [found.encode()])
-        TestStage(self.staged, "gw1", "failed").put(check("failed", 0).file, [check("failed", 1.0).encode()])
+            StagedValues(self.staged, worker, worker).put(found.file, [found.encode()])
+        StagedValues(self.staged, "gw1", "failed").put(
+            check("failed", 0).file, [check("failed", 1.0).encode()]
+        )
 
     def _stage_case(self, name: str, row: Any) -> None:
         shutil.copytree(self.root / name, self.staged / name)

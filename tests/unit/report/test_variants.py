@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.report.headroom import STAGES, VariantRow, variant_rows, variants_table
+from regress.report.headroom import QUANTITY_COLUMNS, VariantRow, variant_rows, variants_table
 from regress.report.report_model import Report
 from regress.report.verdict_entries import Call
 
@@ -43,14 +43,14 @@ def test_a_row_is_a_variant_over_its_cases_with_the_least_headroom() -> None:
 
 
 def test_the_table_has_a_column_for_each_stage() -> None:
-    table = variants_table(rows(), STAGES)
+    table = variants_table(rows(), QUANTITY_COLUMNS)
     assert [dict(zip(table.columns, row, strict=True))["log-probs"] for row in table.rows] == [
         "2 x",
         "not run",
         "not run",
     ]
     console = Console(width=120, record=True)
-    console.print(variants_table(rows(), STAGES).rich())
+    console.print(variants_table(rows(), QUANTITY_COLUMNS).rich())
     lines = [line.split() for line in console.export_text().splitlines()]
     assert lines[0] == [
         "variant",
@@ -62,7 +62,7 @@ def test_the_table_has_a_column_for_each_stage() -> None:
 
 def test_it_fits_a_terminal() -> None:
     console = Console(width=100, record=True)
-    console.print(variants_table(rows(), STAGES).rich())
+    console.print(variants_table(rows(), QUANTITY_COLUMNS).rich())
     assert "…" not in console.export_text()
 
 

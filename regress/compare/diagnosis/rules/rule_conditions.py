@@ -7,7 +7,7 @@ from regress.compare.diagnosis.first_divergence import Divergence
 from regress.compare.diagnosis.rule_gate import masks_judged
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.sampled_tokens import SAMPLED
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import UPDATE_TYPES
 from regress.compare.verdicts.verdict import Status
 
 _TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
@@ -129,7 +129,7 @@ CONDITIONS: dict[str, Condition] = {
     "later_gradient_holds": lambda found, _: any(quantity.startswith("gradient ") for quantity in found.held),
     # of what fails
     "places_are_tokens": lambda found, _: (
-        found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss", "trajectory")
+        found.first.quantity not in (*UPDATE_TYPES, "grad_norm", "loss", "trajectory")
     ),
     "parameters_held_before": lambda found, _: "param" in found.before,
     "parameters_unknown_before": lambda found, scene: (

@@ -14,7 +14,7 @@ from regress.compare.alignment.record_keys import canonical_layout
 from regress.compare.alignment.token_places import Places
 from regress.compare.quantities import QUANTITIES, primary_source, quantity_named, source_of
 from regress.dump.record import Record
-from regress.dump.record_types import STAGES
+from regress.dump.record_types import RECORD_TYPES
 from regress.errors import CompareError
 from regress.layout import BatchPlan, TokenFrame
 
@@ -27,10 +27,10 @@ def world(make_world: Callable[..., Any]) -> Any:
 
 
 def with_tensors(
-    records: list[Record], stage: str, micro: int | None, change: Callable[[dict[str, Any]], Any]
+    records: list[Record], record_type: str, micro: int | None, change: Callable[[dict[str, Any]], Any]
 ) -> None:
     for record in records:
-        if (record.type, record.micro) == (stage, micro):
+        if (record.type, record.micro) == (record_type, micro):
             change(record.tensors)
 
 
@@ -109,10 +109,10 @@ def test_several_dtypes(world: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(("stage", "name"), [("forward_data", "entropy"), ("activations", "lm_head")])
-def test_a_shape_that_is_not_of_its_tokens(world: Any, stage: str, name: str) -> None:
+@pytest.mark.parametrize(("record_type", "name"), [("forward_data", "entropy"), ("activations", "lm_head")])
+def test_a_shape_that_is_not_of_its_tokens(world: Any, record_type: str, name: str) -> None:
     records = world.records(PLAN)
-    with_tensors(records, stage, 0, lambda t: t.update({name: t[name][:, :-1]}))
+    with_tensors(records, record_type, 0, lambda t: t.update({name: t[name][:, :-1]}))
     assert "which is neither that of its tokens [2, 5] nor one row for each loss token" in refused(
         records, world.frame
     )
@@ -132,8 +132,8 @@ def test_loss_tokens_that_nobody_tells(world: Any) -> None:
 
 
 def test_the_mask_of_any_stage_tells_the_loss_tokens(world: Any) -> None:
-    for stage in ("batch_inputs", "forward_data", "is_loss_debug"):
-        records = [r for r in world.records(PLAN) if r.type in ("activations", stage)]
+    for record_type in ("batch_inputs", "forward_data", "is_loss_debug"):
+        records = [r for r in world.records(PLAN) if r.type in ("activations", record_type)]
         found = canonicalize(records, world.frame)
         np.testing.assert_array_equal(found["activations"]["lm_head"], world.truth["activations"]["lm_head"])
         np.testing.assert_array_equal(
@@ -179,37 +179,37 @@ def test_golden_values_of_other_samples_are_refused(world: Any) -> None:
     layout = world.layouts(PLAN)[0]
     places = Places.of(layout, layout, world.frame.offsets)
     golden = Projection({"log_probs": {"log_probs": np.zeros(3)}}, world.frame)
-    (source,) = golden.stage("forward_data")
+    (source,) = golden.record_type("forward_data")
     with pytest.raises(
         CompareError, match=r"log_probs has the shape \[3\], but the samples of this update have 20"
     ):
         golden.part(source)
     del world.truth["policy_loss"]
     golden = Projection(world.truth, world.frame)
-    (source,) = [s for s in golden.stage("loss") if s.name == "pg_loss"]
+    (source,) = [s for s in golden.record_type("loss") if s.name == "pg_loss"]
     with pytest.raises(CompareError, match="lack policy_loss, but pg_loss is the sum of its terms"):
         golden.share(source.name, places.order)
     golden = Projection({"entropy": {"entropy": np.zeros(20)}}, world.frame)
     with pytest.raises(CompareError, match="lack batch_inputs/response_mask, but without it nothing tells"):
-        golden.part(golden.stage("forward_data")[0])
+        golden.part(golden.record_type("forward_data")[0])
 
 
 def test_the_table_of_quantities_covers_all_stages() -> None:
     assert len({q.name for q in QUANTITIES}) == len(QUANTITIES)
     assert {q.level for q in QUANTITIES} == {"step", "update", "micro"}
-    assert {stage.name for stage in STAGES if source_of(stage.name, "x")} == {
+    assert {record_type.name for record_type in RECORD_TYPES if source_of(record_type.name, "x")} == {
         *("activations", "gradient", "gradient_clipped", "param", "optimizer", "metrics", "step_metrics")
     }
-    for stage, tensor, quantity in (
+    for record_type, tensor, quantity in (
         ("forward_data", "log_probs", "log_probs"),
         ("is_loss_debug", "log_probs", "log_probs"),
         ("loss", "entropy_loss", "loss"),
         ("is_loss_debug", "entropy_loss", "entropy_loss"),
     ):
-        found = source_of(stage, tensor)
+        found = source_of(record_type, tensor)
         assert found is not None
         assert found.quantity == quantity
-    assert primary_source("batch_inputs", "response_mask").stage == "batch_inputs"
+    assert primary_source("batch_inputs", "response_mask").record_type == "batch_inputs"
     with pytest.raises(
         CompareError, match="'logprobs' is not a quantity; choose one of trajectory, sampler_log_probs"
     ):

@@ -195,8 +195,8 @@ def test_a_single_dump_says_what_it_lacks(tmp_path: Path, gap: str) -> None:
     assert words in " ".join(found.output.split())
 
 
-@pytest.mark.parametrize(("stage", "rank"), [("forward_data", 1), ("batch_inputs", 0)])
-def test_a_single_dump_says_what_a_microbatch_lacks(tmp_path: Path, stage: str, rank: int) -> None:
+@pytest.mark.parametrize(("record_type", "rank"), [("forward_data", 1), ("batch_inputs", 0)])
+def test_a_single_dump_says_what_a_microbatch_lacks(tmp_path: Path, record_type: str, rank: int) -> None:
     options = dict.fromkeys(("batch_inputs", "forward_data"), True)
     with recording(Recorder(str(tmp_path / "dump"), options=options)):
         for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -204,11 +204,11 @@ def test_a_single_dump_says_what_a_microbatch_lacks(tmp_path: Path, stage: str, 
                 told_of = {"samples": [["g", 2 * place[0] + place[1]]]}
                 tap("batch_inputs", input_ids=torch.arange(12)[None], layout=LAYOUT, meta=told_of)
                 tap("forward_data", log_probs=-torch.ones(1, 12), layout=LAYOUT, meta=told_of)
-    folder = without(str(tmp_path / "dump"), f"{stage}/step_000000_rank{rank}_micro1")
+    folder = without(str(tmp_path / "dump"), f"{record_type}/step_000000_rank{rank}_micro1")
     found = CliRunner().invoke(main, ["dump", "check", folder])
     assert found.exit_code == 1, found.output
     text = " ".join(found.output.split())
-    assert f"{stage} of microbatch 1 is missing" in text
+    assert f"{record_type} of microbatch 1 is missing" in text
     assert f"rank{rank}/micro1" in text
 
 

@@ -108,12 +108,12 @@ class Run:
         for rank in range(self.ranks):
             rows = slice(rank * SHAPE[0] // self.ranks, (rank + 1) * SHAPE[0] // self.ranks)
             with at(step=step, rank=rank):
-                for stage, whole in tensors.items():
-                    meta: dict[str, Any] = {"grad_norm": norm} if stage == "gradient" else {}
+                for record_type, whole in tensors.items():
+                    meta: dict[str, Any] = {"grad_norm": norm} if record_type == "gradient" else {}
                     if self.ranks > 1:
                         ranges = (((rows.start, rows.stop),), ((0, SHAPE[1]),))
                         meta["shards"] = {NAME: ShardLayout(SHAPE, ranges).to_json()}
-                    tap(stage, {NAME: whole[rows], "bias": np.ones(3, np.float32)}, meta=meta)
+                    tap(record_type, {NAME: whole[rows], "bias": np.ones(3, np.float32)}, meta=meta)
 
 
 @pytest.fixture

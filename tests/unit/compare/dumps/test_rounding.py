@@ -23,10 +23,10 @@ def written(folder: Path, records: dict[str, dict[str, Any]], **meta: Any) -> st
     told = Provenance(config={**OBJECTIVE, "model": {"dtype": "float32"}})
     options = dict.fromkeys(records, True)
     with recording(Recorder(folder, options=options, provenance=told)), at(step=0, rank=0, micro=0):
-        for stage, tensors in records.items():
+        for record_type, tensors in records.items():
             of_tokens = {"layout": LAYOUT, "meta": {**SAMPLE, **meta}}
-            with at(micro=None) if stage == "gradient" else at():
-                tap(stage, tensors, **({} if stage == "gradient" else of_tokens))
+            with at(micro=None) if record_type == "gradient" else at():
+                tap(record_type, tensors, **({} if record_type == "gradient" else of_tokens))
     return str(folder)
 
 

@@ -28,7 +28,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "layers.0.experts.weight": (3, 2, 2),
     "norm.weight": (3,),
 }
-LOSS_STAGES = ("forward_data", "is_loss_debug", "loss")
+LOSS_TYPES = ("forward_data", "is_loss_debug", "loss")
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[tuple[int, int], ...]:
@@ -77,12 +77,12 @@ class Ranks:
     @property
     def plan(self) -> Plan:
         mesh, everyone = self.mesh, range(self.mesh.world_size)
-        stage = {rank: mesh.coordinates(rank)["pp"] for rank in everyone}
+        record_type = {rank: mesh.coordinates(rank)["pp"] for rank in everyone}
         return Plan(
             micros=tuple((rank, micro) for rank in everyone for micro in range(len(self.layouts[rank]))),
             replicas={rank: mesh.group(rank, "pp", "tp")[0] for rank in everyone},
-            parts=stage,
-            without_loss=frozenset(rank for rank in everyone if stage[rank] < mesh.pp - 1),
+            parts=record_type,
+            without_loss=frozenset(rank for rank in everyone if record_type[rank] < mesh.pp - 1),
         )
 
     def judge(self, dtype: str | None = None) -> list[Verdict]:
@@ -99,25 +99,25 @@ class Ranks:
     def faults(self, dtype: str | None = None) -> list[Verdict]:
         return [verdict for verdict in self.judge(dtype) if not verdict.ok]
 
-    def record(self, stage: str, rank: int, micro: int | None = None) -> Record:
-        (found,) = (r for r in self.records if (r.type, r.rank, r.micro) == (stage, rank, micro))
+    def record(self, record_type: str, rank: int, micro: int | None = None) -> Record:
+        (found,) = (r for r in self.records if (r.type, r.rank, r.micro) == (record_type, rank, micro))
         return found
 
-    def edit(self, stage: str, rank: int, micro: int | None, name: str) -> Array:
+    def edit(self, record_type: str, rank: int, micro: int | None, name: str) -> Array:
         """A tensor of a record, of which a copy takes its place and may be changed."""
-        record = self.record(stage, rank, micro)
+        record = self.record(record_type, rank, micro)
         record.tensors[name] = record.tensors[name].copy()
         return record.tensors[name]
 
-    def shard(self, stage: str, rank: int, name: str) -> ShardLayout:
-        shards: Any = self.record(stage, rank).meta["shards"]
+    def shard(self, record_type: str, rank: int, name: str) -> ShardLayout:
+        shards: Any = self.record(record_type, rank).meta["shards"]
         return ShardLayout.from_json(shards[name])
 
     def holds(self, rank: int, name: str) -> bool:
         """Return True if a parameter or module is on a rank's stage: the embedding is tied to the last one."""
-        stage, last = self.mesh.coordinates(rank)["pp"], self.mesh.pp - 1
-        return (stage == 0 and name.startswith(("embed", "layers", "model"))) or (
-            stage == last and name.startswith(("embed", "norm", "lm_head"))
+        record_type, last = self.mesh.coordinates(rank)["pp"], self.mesh.pp - 1
+        return (record_type == 0 and name.startswith(("embed", "layers", "model"))) or (
+            record_type == last and name.startswith(("embed", "norm", "lm_head"))
         )
 
     def layout_of(self, rank: int, name: str) -> ShardLayout:
@@ -139,17 +139,19 @@ class Ranks:
 
     def _of(self, rank: int) -> list[Record]:
         found = [r for micro, at in enumerate(self.layouts[rank]) for r in self._micro(at, rank, micro)]
-        for stage in ("gradient", "param", "optimizer"):
+        for record_type in ("gradient", "param", "optimizer"):
             tensors, shards = {}, {}
-            for name, values in self.world.truth[stage].items():
+            for name, values in self.world.truth[record_type].items():
                 parameter = name.split("/")[0]
                 if self.holds(rank, parameter):
                     layout = self.layout_of(rank, parameter) if values.ndim else ShardLayout.whole(())
                     tensors[name] = np.ascontiguousarray(layout.project(values)).reshape(layout.local_shape)
                     if not layout.is_whole:
                         shards[name] = layout.to_json()
-            norm = {"grad_norm": 1.5} if stage == "gradient" else {}
-            found.append(Record.of(stage, Coordinates(0, rank=rank), tensors, {"shards": shards, **norm}))
+            norm = {"grad_norm": 1.5} if record_type == "gradient" else {}
+            found.append(
+                Record.of(record_type, Coordinates(0, rank=rank), tensors, {"shards": shards, **norm})
+            )
         return found
 
     def _micro(self, at: RankLayout, rank: int, micro: int) -> list[Record]:

@@ -58,8 +58,8 @@ def test_a_token_lost_at_a_boundary_of_a_split_sequence(make_ranks: Any, split: 
     ranks.world.truth["batch_inputs"]["response_mask"][:] = ranks.world.loss_mask
     ranks = _again(make_ranks, ranks, (8, 8), cp=2, sequence_split=split)
     assert ranks.faults() == []
-    for stage in ("forward_data", "is_loss_debug", "loss"):
-        record = ranks.record(stage, holder, 0)
+    for record_type in ("forward_data", "is_loss_debug", "loss"):
+        record = ranks.record(record_type, holder, 0)
         layout: Any = record.meta["layout"]
         keep = [[s, a, b - 1 if b - 1 == lost else b, r, c] for s, a, b, r, c in layout["segments"]]
         record.meta["layout"] = {**layout, "segments": keep}
@@ -132,8 +132,8 @@ def test_a_rank_missing_altogether(make_ranks: Any, mesh: dict[str, int]) -> Non
     assert {v.place for v in lost} == {Place(0, None, 1), Place(0, None, 1, 0)}
     assert {v.quantity for v in lost} == set(ranks.world.truth)
     words = {
-        f"{stage} of rank 1{'' if micro is None else f' microbatch {micro}'} was not recorded"
-        for stage, micro in gone
+        f"{record_type} of rank 1{'' if micro is None else f' microbatch {micro}'} was not recorded"
+        for record_type, micro in gone
     }
     assert words <= {v.detail for v in lost}
     covered = {v.name for v in found if v.quantity == "coverage"}

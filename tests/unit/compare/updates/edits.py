@@ -14,12 +14,12 @@ PACKED = BatchPlan(layout="packed", micro_batch_size=2)
 
 
 def changed(
-    records: Sequence[Record], stage: str, micro: int | None, change: Callable[[dict[str, Any]], None]
+    records: Sequence[Record], record_type: str, micro: int | None, change: Callable[[dict[str, Any]], None]
 ) -> list[Record]:
     """The records with the tensors of one of them changed in place, on a copy."""
     result = []
     for record in records:
-        if (record.type, record.micro) == (stage, micro):
+        if (record.type, record.micro) == (record_type, micro):
             tensors = {name: array.copy() for name, array in record.tensors.items()}
             change(tensors)
             record = Record(record.type, 0, tensors, record.meta, rank=record.rank, micro=record.micro)
@@ -36,9 +36,9 @@ def place_of(world: Any, plan: BatchPlan, sample: int, position: int) -> tuple[i
     raise AssertionError
 
 
-def needed(world: Any, stage: str, *samples: int) -> int:
+def needed(world: Any, record_type: str, *samples: int) -> int:
     """Tokens of some samples that the records of a stage must have: values of the loss belong to loss tokens."""
-    if stage in ("batch_inputs", "activations"):
+    if record_type in ("batch_inputs", "activations"):
         return sum(world.frame.lengths[i] for i in samples)
     offsets = world.frame.offsets
     return sum(int(world.loss_mask[offsets[i] : offsets[i + 1]].sum()) for i in samples)

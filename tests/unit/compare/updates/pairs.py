@@ -39,11 +39,11 @@ class Pair:
         return compare_dumps(golden, self.write("actual", records), Options(**options))
 
 
-def on(stage: str, name: str, change: Callable[[Array], Array]) -> Callable[[Record], Record]:
+def on(record_type: str, name: str, change: Callable[[Array], Array]) -> Callable[[Record], Record]:
     """Change one tensor of every record of a stage."""
 
     def edit(record: Record) -> Record:
-        if record.type != stage or name not in record.tensors:
+        if record.type != record_type or name not in record.tensors:
             return record
         return replace_tensors(record, {name: np.array(change(record.tensors[name].copy()), order="C")})
 
@@ -72,5 +72,5 @@ def loss_place(pair: Pair, nth: int = 2) -> tuple[int, int]:
     return int(row), int(column)
 
 
-def without(stage: str, rank: int | None = None) -> Edit:
-    return lambda r: None if r.type == stage and rank in (None, r.rank) else r
+def without(record_type: str, rank: int | None = None) -> Edit:
+    return lambda r: None if r.type == record_type and rank in (None, r.rank) else r

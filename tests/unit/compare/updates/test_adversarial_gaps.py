@@ -50,17 +50,19 @@ def test_rows_without_a_counterpart_are_reported_on_both_sides_w1(write: Write, 
     assert {v.status for v in found.failed if v.name == "samples"} == {Status.MISSING, Status.EXTRA}
 
 
-def less(stage: str, name: str) -> Edit:
+def less(record_type: str, name: str) -> Edit:
     def edit(record: Record) -> Record:
-        kept = {key: value for key, value in record.tensors.items() if record.type != stage or key != name}
+        kept = {
+            key: value for key, value in record.tensors.items() if record.type != record_type or key != name
+        }
         return replace(record, tensors=kept)
 
     return edit
 
 
-def more(stage: str, name: str) -> Edit:
+def more(record_type: str, name: str) -> Edit:
     def edit(record: Record) -> Record:
-        return replace_tensors(record, {name: np.ones(3)}) if record.type == stage else record
+        return replace_tensors(record, {name: np.ones(3)}) if record.type == record_type else record
 
     return edit
 

@@ -95,8 +95,8 @@ def test_not_a_number_on_both_sides_at_different_positions_w5(pair: Any) -> None
 def test_all_zero_and_all_zero_w5(pair: Any) -> None:
     healthy = pair()
     healthy.world.truth["advantages"]["advantages"][:] = 0.0
-    for stage in ("gradient", "param"):
-        for array in healthy.world.truth[stage].values():
+    for record_type in ("gradient", "param"):
+        for array in healthy.world.truth[record_type].values():
             array[:] = 0.0
     assert healthy.compared().exit_code == 0
 
@@ -140,12 +140,12 @@ def test_gradients_by_name_and_element_w8(pair: Any) -> None:
 
 def test_what_broke_first_comes_first_w12(pair: Any) -> None:
     def edit(record: Record) -> Record:
-        for stage, name in (
+        for record_type, name in (
             ("gradient", "model.norm.weight"),
             ("loss", "loss"),
             ("forward_data", "log_probs"),
         ):
-            record = on(stage, name, lambda array: array * 1.5)(record)
+            record = on(record_type, name, lambda array: array * 1.5)(record)
         return record
 
     found = pair().compared(edit)

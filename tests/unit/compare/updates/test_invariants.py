@@ -80,9 +80,11 @@ def check(found: list[Record], config: dict[str, Any] = CONFIG) -> dict[str, Ver
     }
 
 
-def changed(stage: str, name: str, change: Callable[[Array], Array], dtype: str = "float64") -> list[Record]:
+def changed(
+    record_type: str, name: str, change: Callable[[Array], Array], dtype: str = "float64"
+) -> list[Record]:
     def of(record: Record) -> Record:
-        if record.type != stage or record.micro != 0:
+        if record.type != record_type or record.micro != 0:
             return record
         return replace(record, tensors={**record.tensors, name: change(record.tensors[name].copy())})
 

@@ -24,8 +24,8 @@ def records(mesh: Mesh, made: frozenset[str]) -> list[Record]:
     found = []
     for rank in range(mesh.world_size):
         place = mesh.coordinates(rank)
-        stage = place["pp"] if "pp" in made else 0
-        names = [f"{name}.{stage}" for name in NAMES]
+        record_type = place["pp"] if "pp" in made else 0
+        names = [f"{name}.{record_type}" for name in NAMES]
         split = {name: place[name] for name in sorted(made - {"pp", "ep"})}
         shards: dict[str, Any] = {names[0]: split} if split else {}
         if "ep" in made:

@@ -13,25 +13,25 @@ from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import LENGTHS, PADDED, needed
 
 
-@pytest.mark.parametrize("stage", ["batch_inputs", "activations", "forward_data", "is_loss_debug", "loss"])
-def test_a_record_missing(world: Any, plan: BatchPlan, faults: Any, stage: str) -> None:
-    records = [r for r in world.records(plan) if (r.type, r.micro) != (stage, 1)]
-    (gone,) = [r for r in world.records(plan) if (r.type, r.micro) == (stage, 1)]
+@pytest.mark.parametrize("record_type", ["batch_inputs", "activations", "forward_data", "is_loss_debug", "loss"])
+def test_a_record_missing(world: Any, plan: BatchPlan, faults: Any, record_type: str) -> None:
+    records = [r for r in world.records(plan) if (r.type, r.micro) != (record_type, 1)]
+    (gone,) = [r for r in world.records(plan) if (r.type, r.micro) == (record_type, 1)]
     found = faults(records, plan)
     first, *rest = found
-    assert (first.status, first.quantity, first.name) == (Status.COVERAGE, "coverage", stage)
+    assert (first.status, first.quantity, first.name) == (Status.COVERAGE, "coverage", record_type)
     assert "was produced by no microbatch" in first.detail
-    assert first.over == needed(world, stage, 2, 3)
+    assert first.over == needed(world, record_type, 2, 3)
     assert {v.status for v in rest} == {Status.MISSING}
     assert {v.place for v in rest} == {Place(0, None, 0, 1)}
     assert len(rest) == len(gone.tensors)
-    assert {v.detail for v in rest} == {f"{stage} of rank 0 microbatch 1 was not recorded"}
+    assert {v.detail for v in rest} == {f"{record_type} of rank 0 microbatch 1 was not recorded"}
 
 
-@pytest.mark.parametrize("stage", ["gradient", "param", "optimizer"])
-def test_a_record_of_the_update_missing(world: Any, plan: BatchPlan, faults: Any, stage: str) -> None:
-    found = faults([r for r in world.records(plan) if r.type != stage], plan)
-    names = [*world.truth[stage], *(["grad_norm"] if stage == "gradient" else [])]
+@pytest.mark.parametrize("record_type", ["gradient", "param", "optimizer"])
+def test_a_record_of_the_update_missing(world: Any, plan: BatchPlan, faults: Any, record_type: str) -> None:
+    found = faults([r for r in world.records(plan) if r.type != record_type], plan)
+    names = [*world.truth[record_type], *(["grad_norm"] if record_type == "gradient" else [])]
     assert sorted(v.name for v in found) == sorted(names)
     assert {v.status for v in found} == {Status.MISSING}
     assert {v.place for v in found} == {Place(0, None, 0)}
@@ -68,16 +68,17 @@ def test_nothing_recorded_at_all(world: Any, plan: BatchPlan, faults: Any) -> No
     assert {v.status for v in found} == {Status.COVERAGE, Status.MISSING}
 
 
-@pytest.mark.parametrize("stage", ["forward_data", "gradient"])
-def test_a_record_duplicated(world: Any, plan: BatchPlan, faults: Any, stage: str) -> None:
+@pytest.mark.parametrize("record_type", ["forward_data", "gradient"])
+def test_a_record_duplicated(world: Any, plan: BatchPlan, faults: Any, record_type: str) -> None:
     records = world.records(plan)
-    twice = [*records, *[r for r in records if r.type == stage and r.micro in (None, 0)]]
+    twice = [*records, *[r for r in records if r.type == record_type and r.micro in (None, 0)]]
     (verdict,) = faults(twice, plan)
     assert (verdict.status, verdict.quantity) == (Status.COVERAGE, "coverage")
     assert verdict.place == Place(0)
-    micro = " microbatch 0" if stage == "forward_data" else ""
+    micro = " microbatch 0" if record_type == "forward_data" else ""
     assert (
-        verdict.detail == f"{stage} of rank 0{micro} was recorded 2 times; only the first record was compared"
+        verdict.detail
+        == f"{record_type} of rank 0{micro} was recorded 2 times; only the first record was compared"
     )
 
 
@@ -103,8 +104,8 @@ def test_the_last_microbatch_written_twice(world: Any, plan: BatchPlan, faults: 
     assert {(v.status, v.quantity) for v in found} == {(Status.COVERAGE, "coverage")}
     assert len(found) == len(again)
     begin = {
-        stage: 0 if needed(world, stage, 2) == 6 else 6 - needed(world, stage, 2)
-        for stage in (v.name for v in found)
+        record_type: 0 if needed(world, record_type, 2) == 6 else 6 - needed(world, record_type, 2)
+        for record_type in (v.name for v in found)
     }
     assert all(f"sample 001/0, position {begin[v.name]}, token" in v.detail for v in found)
     again_all = world.frame.lengths[4]

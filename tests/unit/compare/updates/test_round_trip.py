@@ -72,7 +72,7 @@ def test_projection_gives_the_local_tensors_back(
     for micro, layout in enumerate(world.layouts(plan)):
         places = Places.of(layout, layout, world.frame.offsets)
         for record in world.micro_records(layout, 0, micro):
-            assert {source.tensor for source in golden.stage(record.type)} == record.tensors.keys()
+            assert {source.tensor for source in golden.record_type(record.type)} == record.tensors.keys()
             for name, array in record.tensors.items():
                 source = source_of(record.type, name)
                 assert source is not None
@@ -134,7 +134,7 @@ def _change_one_token(
     """One token of one tensor moved by a 100 000th of the tensor's scale; and where that is."""
     loss_tokens = np.flatnonzero(world.loss_mask)
     token = int(data.draw(st.sampled_from(list(loss_tokens))))
-    stage, name = data.draw(
+    record_type, name = data.draw(
         st.sampled_from(
             [("forward_data", "log_probs"), ("is_loss_debug", "kl"), ("activations", "model.layers.0")]
         )
@@ -145,8 +145,10 @@ def _change_one_token(
         for s in layout.segments:
             if s.sample == sample:
                 micro, row, col = i, s.row, s.col + position
-    rank_micro = [(r.rank, r.micro) for r in records if r.type == stage][micro]
-    index = next(i for i, r in enumerate(records) if r.type == stage and (r.rank, r.micro) == rank_micro)
+    rank_micro = [(r.rank, r.micro) for r in records if r.type == record_type][micro]
+    index = next(
+        i for i, r in enumerate(records) if r.type == record_type and (r.rank, r.micro) == rank_micro
+    )
     array = records[index].tensors[name].copy()
     element = (row, col) if array.ndim == 2 else (row, col, 1)
     array[element] += 1e-5 * max(abs(values).max() for values in [world.truth[_quantity(name)][name]])
@@ -216,7 +218,7 @@ def test_the_scale_of_a_share_is_that_of_its_terms(make_world: Callable[..., Any
     world.token("policy_loss")[flat[:2]] = 5.0, -5.0 + 1e-9
     (layout,) = world.layouts(BatchPlan())
     golden = Projection(world.truth, world.frame)
-    (source,) = [s for s in golden.stage("loss") if s.name == "pg_loss"]
+    (source,) = [s for s in golden.record_type("loss") if s.name == "pg_loss"]
     expected, scale, _ = golden.share(source.name, layout.indices(world.frame.offsets)[0])
     assert float(expected) == 5.0 + (-5.0 + 1e-9)
     assert scale == golden.share_scale("pg_loss") == 10.0

@@ -34,7 +34,7 @@ def test_dtype_widened(world: Any, plan: BatchPlan, faults: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "micro", "name", "quantity"),
+    ("record_type", "micro", "name", "quantity"),
     [
         ("forward_data", 1, "entropy", "entropy"),
         ("is_loss_debug", 0, "log_probs", "log_probs"),
@@ -44,9 +44,9 @@ def test_dtype_widened(world: Any, plan: BatchPlan, faults: Any) -> None:
     ],
 )
 def test_a_dropped_key(
-    world: Any, plan: BatchPlan, faults: Any, stage: str, micro: int | None, name: str, quantity: str
+    world: Any, plan: BatchPlan, faults: Any, record_type: str, micro: int | None, name: str, quantity: str
 ) -> None:
-    found = faults(changed(world.records(plan), stage, micro, lambda t: t.pop(name)), plan)
+    found = faults(changed(world.records(plan), record_type, micro, lambda t: t.pop(name)), plan)
     (verdict,) = found
     assert (verdict.status, verdict.quantity, verdict.place.micro) == (Status.MISSING, quantity, micro)
     assert verdict.name.endswith(name)
