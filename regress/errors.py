@@ -5,6 +5,7 @@ The command line prints them without a traceback and exits with ``exit_code``. N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from regress.credential_redaction import redacted
@@ -12,7 +13,7 @@ from regress.printable_text import printable
 
 
 class RegressError(Exception):
-    """Base of every error that a user can cause or fix.
+    """Base of every error that a user can cause or fix; ends of lines in a message are spaces.
 
     Attributes:
         on_all_ranks: True if every rank of the run raises it, so that one of them can tell it for all.
@@ -33,7 +34,7 @@ class RegressError(Exception):
 
 def _printable_message(text: str) -> str:
     """Return a message as it may be shown: one with a name of thousands of characters loses its middle."""
-    known = printable(redacted(text))
+    known = printable(redacted(_LINE_ENDS.sub(" ", text)))
     return known if len(known) <= _LONGEST else f"{known[: _LONGEST // 2]} [...] {known[-_LONGEST // 4 :]}"
 
 
@@ -50,6 +51,7 @@ def _apart(sentence: str) -> tuple[str, str]:
 
 
 _LONGEST = 2000
+_LINE_ENDS = re.compile(r"\s*\n\s*")
 
 
 class ConfigError(RegressError):

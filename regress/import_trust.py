@@ -62,10 +62,8 @@ def imported_function(text: str, stated: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise ConfigError(
-            f"{stated} cannot be imported ({reason(error)}); the form is package.module:function, and the package must "
-            "be importable from here"
-        ) from error
+        raise ConfigError(f"""{stated} cannot be imported ({reason(error)}); the form is package.module:function, and
+        the package must be importable from here""") from error
     if not callable(found):
         raise ConfigError(f"{stated} is not a function but {found!r}; name a function")
     return found  # type: ignore[no-any-return]  # callable, as was looked
@@ -80,11 +78,9 @@ def require_allowed(module: str, stated: str) -> None:
     root = project_root()
     if os.environ.get(VARIABLE) != "1" and not _listed(module, root):
         place = "the project's pyproject.toml" if root is None else f"{root / 'pyproject.toml'}"
-        raise ConfigError(
-            f"{stated} names code of the module {module}, which is imported only if it lies below the project root and "
-            f"[tool.regress] {KEY} in {place} lists it; list it there if it is yours, or allow all code with "
-            "--allow-code (pytest: --regress-allow-code)"
-        )
+        raise ConfigError(f"""{stated} names code of the module {module}, which is imported only if it lies below the
+        project root and [tool.regress] {KEY} in {place} lists it; list it there if it is yours, or allow all code with
+        --allow-code (pytest: --regress-allow-code)""")
     if root is not None and str(root) not in sys.path:
         sys.path.append(str(root))
 

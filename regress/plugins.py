@@ -129,10 +129,8 @@ def named(group: str, name: str) -> EntryPoint:
     """
     known = registered(group)
     if name not in known:
-        raise ConfigError(
-            f"nothing that is installed provides {name!r} of {group} (there is {', '.join(known) or 'none'}): install "
-            "the package that registers it"
-        )
+        raise ConfigError(f"""nothing that is installed provides {name!r} of {group} (there is
+        {", ".join(known) or "none"}): install the package that registers it""")
     return known[name]
 
 

@@ -26,10 +26,8 @@ def project_section(root: Path, key: str) -> Any:
     section = tool.get("regress", {}) if isinstance(tool, Mapping) else {}
     if not isinstance(section, Mapping) or (unknown := section.keys() - set(KEYS)):
         named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
-        raise ConfigError(
-            f"{path}: [tool.regress] holds {named}, which nothing reads; its keys are {', '.join(KEYS)}, options of "
-            "pytest stand in [tool.pytest.ini_options]"
-        )
+        raise ConfigError(f"""{path}: [tool.regress] holds {named}, which nothing reads; its keys are {", ".join(KEYS)},
+        options of pytest stand in [tool.pytest.ini_options]""")
     return section.get(key)
 
 

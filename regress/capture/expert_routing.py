@@ -52,9 +52,7 @@ def routers(model: nn.Module) -> dict[str, nn.Module]:
         name: one for name, one in model.named_modules() if type(one).__name__.lower().endswith("router")
     }
     if not found:
-        raise CaptureError(
-            f"record(routing=True) found no router in {type(model).__name__}, a module whose class is named ...Router "
-            "and that returns logits, weights and the numbers of the chosen experts; leave routing out, or record the "
-            "module's outputs with activations="
-        )
+        raise CaptureError(f"""record(routing=True) found no router in {type(model).__name__}, a module whose class is
+        named ...Router and that returns logits, weights and the numbers of the chosen experts; leave routing out, or
+        record the module's outputs with activations=""")
     return found

@@ -137,10 +137,8 @@ class Forwards:
                 return
             found = routed(output)
             if found is None:
-                raise CaptureError(
-                    f"record(routing=True): {name} does not return logits, weights and the numbers of the chosen "
-                    "experts as one tuple, so its choice is unknown; leave routing out"
-                )
+                raise CaptureError(f"""record(routing=True): {name} does not return logits, weights and the numbers of
+                the chosen experts as one tuple, so its choice is unknown; leave routing out""")
             known = self._outputs if self.latest is None else self.latest.activations
             order = self._order(name, args)
             for label, tensor in found.named(name).items():
@@ -207,11 +205,8 @@ class Forwards:
         if group is None:
             return open_pass(found, infer_layout(found), own - width, absolute)
         if width != own:
-            raise CaptureError(
-                f"the last hidden states have {width} columns for {own} token ids, which slices of "
-                "sequences do not allow: "
-                "name the decoder that gives a state for each token with record(decoder=...)"
-            )
+            raise CaptureError(f"""the last hidden states have {width} columns for {own} token ids, which slices of
+            sequences do not allow: name the decoder that gives a state for each token with record(decoder=...)""")
         whole_found, offset = gather_sequence(found, group)
         return open_slice(whole_found, infer_layout(whole_found), offset, own, absolute)
 

@@ -100,11 +100,9 @@ def _refuse_blocks(mask: NDArray[np.int64]) -> None:
     T = mask.shape[-1]
     seen = mask >= 0 if mask.min(initial=0) < 0 else mask != 0  # added to scores, or multiplied
     if mask.shape[-2] == T and not seen[..., *np.tril_indices(T)].all():
-        raise CaptureError(
-            f"the attention mask of shape {list(mask.shape)} hides pairs of tokens, which may be padding, other "
-            "samples of a packed row or a window: name a mask with one value for each token with "
-            "record(attention_mask=...), or position ids that restart with record(position_ids=...)"
-        )
+        raise CaptureError(f"""the attention mask of shape {list(mask.shape)} hides pairs of tokens, which may be
+        padding, other samples of a packed row or a window: name a mask with one value for each token with
+        record(attention_mask=...), or position ids that restart with record(position_ids=...)""")
 
 
 def _refuse_other_masks(arguments: Mapping[str, Any], ids: NDArray[np.int64]) -> None:
@@ -117,10 +115,8 @@ def _refuse_other_masks(arguments: Mapping[str, Any], ids: NDArray[np.int64]) ->
             and not bool(value.bool().all())
             and bool(((value == 0) | (value == 1)).all())
         ):
-            raise CaptureError(
-                f"the forward argument {name!r} has a 0 or 1 for each token, and nothing says whether 0 is padding: "
-                f"give record(attention_mask={name!r}), or a function of all arguments that returns the mask"
-            )
+            raise CaptureError(f"""the forward argument {name!r} has a 0 or 1 for each token, and nothing says whether 0
+            is padding: give record(attention_mask={name!r}), or a function of all arguments that returns the mask""")
 
 
 def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
@@ -133,11 +129,8 @@ def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
     others = [name for name, value in arguments.items() if _is_ids(value) and not OTHERS.search(name)]
     if len(others) == 1:
         return _numpy(arguments[others[0]], others[0])
-    raise CaptureError(
-        f"the token ids are not among the forward arguments ({', '.join(arguments) or 'none'}): name the "
-        "argument that "
-        "holds them, or give a function of all arguments, with record(input_ids=...)"
-    )
+    raise CaptureError(f"""the token ids are not among the forward arguments ({", ".join(arguments) or "none"}): name
+    the argument that holds them, or give a function of all arguments, with record(input_ids=...)""")
 
 
 def _is_ids(value: Any) -> bool:
@@ -161,10 +154,8 @@ def _optional(
 def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., Any]) -> NDArray[np.int64]:
     value = arguments.get(find) if isinstance(find, str) else find(arguments)
     if value is None:
-        raise CaptureError(
-            f"record({name}={find!r}) names no argument of the forward pass, which has "
-            f"{', '.join(arguments)}: correct it"
-        )
+        raise CaptureError(f"""record({name}={find!r}) names no argument of the forward pass, which has
+        {", ".join(arguments)}: correct it""")
     return _numpy(value, name)
 
 

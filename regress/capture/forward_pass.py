@@ -91,11 +91,8 @@ def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
     """Return one number for each sample, in the order of rows and columns."""
     array = _numbers(name, value)
     if array.shape != (len(layout.segments),):
-        raise CaptureError(
-            f"{name} has the shape {list(array.shape)}, but the batch holds {len(layout.segments)} "
-            "samples: give one value "
-            "for each, by row and column"
-        )
+        raise CaptureError(f"""{name} has the shape {list(array.shape)}, but the batch holds {len(layout.segments)}
+        samples: give one value for each, by row and column""")
     return array
 
 
@@ -123,12 +120,9 @@ def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
         out[:, T - array.shape[1] :] = array
         return np.where(layout.attention_mask, out, np.zeros((), array.dtype))
     if array.ndim != 1 or array.size != len(layout.segments):
-        raise CaptureError(
-            f"{name} has the shape {list(array.shape)}, but the batch has {B} rows of {T} tokens and "
-            f"{len(layout.segments)} samples: give [B, T] values (fewer columns count from the right), or "
-            "one for each "
-            "sample"
-        )
+        raise CaptureError(f"""{name} has the shape {list(array.shape)}, but the batch has {B} rows of {T} tokens and
+        {len(layout.segments)} samples: give [B, T] values (fewer columns count from the right), or one for each
+        sample""")
     out = np.zeros((B, T), array.dtype)
     for s in layout.segments:
         out[s.row, s.col : s.col + s.stop - s.start] = array[s.sample]
@@ -242,11 +236,8 @@ def token_values(
             step = max(64, LOGITS // max(logits.shape[-1], 1))
         targets = torch.from_numpy(ids[start : start + here.numel()]).to(flat.device)
         if targets.numel() and int(targets.max()) >= logits.shape[-1]:
-            raise CaptureError(
-                f"token id {int(targets.max())} lies outside of the {logits.shape[-1]} logits of the head: "
-                "check that "
-                "record(head=...) and the input ids belong to one model"
-            )
+            raise CaptureError(f"""token id {int(targets.max())} lies outside of the {logits.shape[-1]} logits of the
+            head: check that record(head=...) and the input ids belong to one model""")
         found = token_log_probs(logits, targets, temperature=temperature, entropy="no_grad")
         assert found.entropy is not None
         parts["log_probs"].append(found.log_probs.cpu())

@@ -29,15 +29,11 @@ def write_initial_weights(anatomy: Anatomy, world: World, folder: Any) -> dict[s
     root = anatomy.root
     save = getattr(root, "save_pretrained", None)
     if not callable(save) or not hasattr(root, "config"):
-        raise CaptureError(
-            f"initial_weights=True keeps a checkpoint of transformers, and {type(root).__name__} is not a model of it: "
-            "keep your own, and give it to regress oracle as --model"
-        )
+        raise CaptureError(f"""initial_weights=True keeps a checkpoint of transformers, and {type(root).__name__} is not
+        a model of it: keep your own, and give it to regress oracle as --model""")
     if getattr(root, "peft_config", None) or getattr(root, "_hf_peft_config_loaded", False):
-        raise CaptureError(
-            f"initial_weights=True keeps all weights of a model, and {type(root).__name__} trains an adapter (LoRA): "
-            "merge it, or record without initial_weights"
-        )
+        raise CaptureError(f"""initial_weights=True keeps all weights of a model, and {type(root).__name__} trains an
+        adapter (LoRA): merge it, or record without initial_weights""")
     if not isinstance(folder, Path):
         raise CaptureError(
             f"initial_weights=True writes into a folder of this machine, not {folder}: give one"
@@ -53,10 +49,8 @@ def write_initial_weights(anatomy: Anatomy, world: World, folder: Any) -> dict[s
 
 def _held(name: str, parameter: Tensor) -> Tensor:
     if parameter.is_meta:
-        raise CaptureError(
-            f"initial_weights=True finds no weights yet: {name} is on the meta device; enter record(...) after they "
-            "are loaded"
-        )
+        raise CaptureError(f"""initial_weights=True finds no weights yet: {name} is on the meta device; enter
+        record(...) after they are loaded""")
     found: Tensor = whole(parameter.detach())
     return found.cpu()
 

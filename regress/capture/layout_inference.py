@@ -60,11 +60,8 @@ def _check_shapes(found: Arrangement, shape: tuple[int, int]) -> None:
     for name in ("attention_mask", "position_ids"):
         value = getattr(found, name)
         if value is not None and value.shape != shape:
-            raise CaptureError(
-                f"{name} has the shape {list(value.shape)}, but input_ids has {list(shape)}: give "
-                f"record({name}=...) "
-                "a function of the forward arguments that returns one value for each token"
-            )
+            raise CaptureError(f"""{name} has the shape {list(value.shape)}, but input_ids has {list(shape)}: give
+            record({name}=...) a function of the forward arguments that returns one value for each token""")
 
 
 def _from_borders(
@@ -79,18 +76,12 @@ def _from_borders(
         or borders[-1] > columns
         or (np.diff(borders) < 0).any()
     ):
-        raise CaptureError(
-            f"cu_seq_lens {_short(borders)} are not rising borders of one packed row of {columns} tokens "
-            f"({rows} rows were "
-            "given): correct them, or name the right argument with record(cu_seq_lens=...)"
-        )
+        raise CaptureError(f"""cu_seq_lens {_short(borders)} are not rising borders of one packed row of {columns}
+        tokens ({rows} rows were given): correct them, or name the right argument with record(cu_seq_lens=...)""")
     stop = int(borders[-1])
     if found.attention_mask is not None and found.attention_mask[0, stop:].any():
-        raise CaptureError(
-            f"cu_seq_lens end at token {stop}, but the attention mask has tokens behind it: correct one of "
-            "the two, or "
-            "name the right argument with record(cu_seq_lens=...)"
-        )
+        raise CaptureError(f"""cu_seq_lens end at token {stop}, but the attention mask has tokens behind it: correct one
+        of the two, or name the right argument with record(cu_seq_lens=...)""")
     for start, end in zip(borders.tolist(), borders[1:].tolist(), strict=False):
         if end > start:
             _refuse_restarts(found, start, end)
@@ -104,11 +95,9 @@ def _refuse_restarts(found: Arrangement, start: int, end: int) -> None:
     own = found.position_ids[0, start:end]
     anew = np.flatnonzero((np.diff(own[:-1]) < 0) & (own[1:-1] == own[0]) & (np.diff(own[1:]) == 1)) + 1
     if anew.size:
-        raise CaptureError(
-            f"cu_seq_lens say that columns {start} to {end - 1} are one sample, and position_ids begin anew at column "
-            f"{start + int(anew[0])}: correct one of the two, or name the right argument with "
-            "record(cu_seq_lens=...) or record(position_ids=...)"
-        )
+        raise CaptureError(f"""cu_seq_lens say that columns {start} to {end - 1} are one sample, and position_ids begin
+        anew at column {start + int(anew[0])}: correct one of the two, or name the right argument with
+        record(cu_seq_lens=...) or record(position_ids=...)""")
 
 
 def _in_row(found: Arrangement, row: int) -> Iterator[tuple[int, int]]:
@@ -129,12 +118,9 @@ def _refuse_holes(row: int, mask: Ints, positions: Ints | None) -> None:
     if len(runs) < 2 or int(mask.max(initial=0)) > 1:
         return
     if positions is None or any(positions[start] != positions[runs[0][0]] for start, _ in runs):
-        raise CaptureError(
-            f"row {row} of the attention mask has {len(runs)} runs of ones, which may be {len(runs)} "
-            "packed samples or one "
-            "with holes: name position ids that restart with record(position_ids=...), or borders with "
-            "record(cu_seq_lens=...)"
-        )
+        raise CaptureError(f"""row {row} of the attention mask has {len(runs)} runs of ones, which may be {len(runs)}
+        packed samples or one with holes: name position ids that restart with record(position_ids=...), or borders with
+        record(cu_seq_lens=...)""")
 
 
 def _live(found: Arrangement, row: int) -> list[tuple[int, int]]:
@@ -178,17 +164,13 @@ def _restarts(positions: Ints, row: int, column: int, masked: bool) -> list[int]
     odd = cuts[positions[cuts] != positions[0]]
     if odd.size:
         at = int(odd[0])
-        raise CaptureError(
-            f"position_ids of row {row} go from {int(positions[at - 1])} to {int(positions[at])} at column "
-            f"{column + at}, which is neither the next position nor the start of a sample: name borders with "
-            "record(cu_seq_lens=...), or other position ids with record(position_ids=...)"
-        )
+        raise CaptureError(f"""position_ids of row {row} go from {int(positions[at - 1])} to {int(positions[at])} at
+        column {column + at}, which is neither the next position nor the start of a sample: name borders with
+        record(cu_seq_lens=...), or other position ids with record(position_ids=...)""")
     single = cuts[:-1][np.diff(cuts) == 1]
     if not masked and single.size:
-        raise CaptureError(
-            f"position_ids of row {row} restart at every token from column {column + int(single[0])} on, which may "
-            "be padding or samples of one token: name an attention mask with record(attention_mask=...)"
-        )
+        raise CaptureError(f"""position_ids of row {row} restart at every token from column {column + int(single[0])}
+        on, which may be padding or samples of one token: name an attention mask with record(attention_mask=...)""")
     return [column + int(cut) for cut in cuts]
 
 

@@ -153,10 +153,8 @@ def _inner_language_model(root: nn.Module) -> nn.Module:
         if not inside and _output_embeddings(module) is not None and _trains(module):
             found[name] = unwrapped(module)
     if len(found) > 1:
-        raise CaptureError(
-            f"{type(root).__name__} trains several language models ({', '.join(found)}): give record the one that is "
-            "under test"
-        )
+        raise CaptureError(f"""{type(root).__name__} trains several language models ({", ".join(found)}): give record
+        the one that is under test""")
     for name, module in found.items():
         own = {id(p) for p in module.parameters()}
         other = next((n for n, p in root.named_parameters() if p.requires_grad and id(p) not in own), None)

@@ -221,11 +221,8 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
     try:
         return of(value)
     except ValueError:
-        raise CaptureError(
-            f"{name} is placed as {value.placements}, a partial sum, which is not a part of the whole tensor: "
-            "reduce it over "
-            "the ranks before the optimizer steps"
-        ) from None
+        raise CaptureError(f"""{name} is placed as {value.placements}, a partial sum, which is not a part of the whole
+        tensor: reduce it over the ranks before the optimizer steps""") from None
 
 
 _SETTINGS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")

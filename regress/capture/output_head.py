@@ -130,17 +130,11 @@ def check_logits(own: Tensor, ours: Tensor, name: str) -> None:
     """
     last = own.detach().reshape(-1, own.shape[-1])[-1:]
     if ours.shape != last.shape:
-        raise CaptureError(
-            f"the head of {name} gives {ours.shape[-1]} logits, but the model returned {last.shape[-1]}: "
-            "give the function "
-            "that it applies to its last hidden state with record(head=...)"
-        )
+        raise CaptureError(f"""the head of {name} gives {ours.shape[-1]} logits, but the model returned
+        {last.shape[-1]}: give the function that it applies to its last hidden state with record(head=...)""")
     finite = torch.isfinite(last) & torch.isfinite(ours)
     gap = ((ours.double() - last.double()).abs() * finite).max().item()
     size = (last.double().abs() * finite).max().item()
     if gap > max(AGREE.get(dtype, 0.05) for dtype in (last.dtype, ours.dtype)) * max(size, 1e-30):
-        raise CaptureError(
-            f"the logits of {name} are not its head applied to the last hidden state (they differ by "
-            f"{gap:.3g}, the largest "
-            f"is {size:.3g}): give the function that it applies with record(head=...)"
-        )
+        raise CaptureError(f"""the logits of {name} are not its head applied to the last hidden state (they differ by
+        {gap:.3g}, the largest is {size:.3g}): give the function that it applies with record(head=...)""")

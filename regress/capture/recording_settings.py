@@ -75,10 +75,8 @@ def sample_key(value: Any) -> SampleKey:
             return str(group), run
     elif isinstance(plain := _plain(value), str | int | float):
         return str(plain), 0
-    raise CaptureError(
-        f"samples= tells the id {value!r}, but an id is a text, a number, or a pair of a group and a number: give one "
-        "for each sample, by row and column"
-    )
+    raise CaptureError(f"""samples= tells the id {value!r}, but an id is a text, a number, or a pair of a group and a
+    number: give one for each sample, by row and column""")
 
 
 def _plain(value: Any) -> Any:
@@ -90,18 +88,13 @@ def _plain(value: Any) -> Any:
 def as_keys(values: Any, count: int) -> list[SampleKey]:
     """Return ids as keys, one for each sample; raise `CaptureError` for another number of them, or what is none."""
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-        raise CaptureError(
-            f"samples= tells {values!r}, but the batch holds {count} samples: give a list of ids, one for each, by row "
-            "and column"
-        )
+        raise CaptureError(f"""samples= tells {values!r}, but the batch holds {count} samples: give a list of ids, one
+        for each, by row and column""")
     found = values.reshape(-1) if getattr(values, "ndim", 1) == 0 else values
     keys = [sample_key(value) for value in found]
     if len(keys) != count:
-        raise CaptureError(
-            f"samples= tells {len(keys)} ids, but the batch holds {count} samples: give one "
-            "for each, by "
-            "row and column"
-        )
+        raise CaptureError(f"""samples= tells {len(keys)} ids, but the batch holds {count} samples: give one for each,
+        by row and column""")
     return keys
 
 
@@ -116,9 +109,6 @@ def segment_keys(samples: Samples, arguments: Mapping[str, Any], count: int) -> 
     if callable(samples):
         return as_keys(samples(arguments), count)
     if samples not in arguments:
-        raise CaptureError(
-            f"record(samples={samples!r}) names no argument of the forward pass, which has "
-            f"{', '.join(arguments)}: correct "
-            "it, or give a function of them"
-        )
+        raise CaptureError(f"""record(samples={samples!r}) names no argument of the forward pass, which has
+        {", ".join(arguments)}: correct it, or give a function of them""")
     return as_keys(arguments[samples], count)

@@ -57,11 +57,9 @@ def placed_groups(seen: Sequence[SeenRows], ids: Ints) -> Iterator[Group]:
             waiting = []
     if waiting:
         shapes = ", ".join(str(list(one.shape)) for one in waiting[:4])
-        raise CaptureError(
-            f"logits of shape {shapes} became log-probs, and under no arrangement does each row train on the token of "
-            f"the ids {list(ids.shape)} that follows it: give the ids that the model was called with by "
-            "record(input_ids=...), or name the last hidden state by record(decoder=..., head=...)"
-        )
+        raise CaptureError(f"""logits of shape {shapes} became log-probs, and under no arrangement does each row train
+        on the token of the ids {list(ids.shape)} that follows it: give the ids that the model was called with by
+        record(input_ids=...), or name the last hidden state by record(decoder=..., head=...)""")
 
 
 def placed(parts: Sequence[SeenRows], ids: Ints) -> Group | None:

@@ -28,20 +28,15 @@ def joined(parts: Sequence[Arrangement], rank: int) -> tuple[Arrangement, int]:
     """Join slices of one batch; return the batch and the first column of one of them."""
     rows = {part.input_ids.shape[0] for part in parts}
     if len(rows) > 1:
-        raise CaptureError(
-            f"the ranks of sequence_group hold {sorted(rows)} rows, but slices of the same sequences have "
-            "as many: give "
-            "the group whose ranks share each sequence"
-        )
+        raise CaptureError(f"""the ranks of sequence_group hold {sorted(rows)} rows, but slices of the same sequences
+        have as many: give the group whose ranks share each sequence""")
     values = {name: _side_by_side(name, parts) for name in ("attention_mask", "position_ids")}
     borders = [part.cu_seq_lens for part in parts]
     if any(b is None or borders[0] is None or not np.array_equal(b, borders[0]) for b in borders) and any(
         b is not None for b in borders
     ):
-        raise CaptureError(
-            "the ranks of sequence_group tell different cu_seq_lens: give the borders of the whole row with "
-            "record(cu_seq_lens=...)"
-        )
+        raise CaptureError("""the ranks of sequence_group tell different cu_seq_lens: give the borders of the whole row
+        with record(cu_seq_lens=...)""")
     ids = np.concatenate([part.input_ids for part in parts], 1)
     offset = sum(part.input_ids.shape[1] for part in parts[:rank])
     whole = Arrangement(

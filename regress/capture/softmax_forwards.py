@@ -67,10 +67,8 @@ class SoftmaxForwards:
         root, asked = self.anatomy.root, self.settings
         for name in ("activations", "routing", "classify", "sequence_group"):
             if getattr(asked, name) not in (None, False):
-                raise CaptureError(
-                    f"record({name}=...) takes hooks on the last hidden state, and {type(root).__name__} is read from "
-                    "its logits: name both modules with record(decoder=..., head=...)"
-                )
+                raise CaptureError(f"""record({name}=...) takes hooks on the last hidden state, and
+                {type(root).__name__} is read from its logits: name both modules with record(decoder=..., head=...)""")
         modules = [module for module in root.modules() if isinstance(module, nn.Embedding)]
         tables: set[tuple[int, ...]] = {(each.num_embeddings, each.embedding_dim) for each in modules}
         self._looked_up = bool(modules)

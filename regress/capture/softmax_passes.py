@@ -108,11 +108,9 @@ class SoftmaxPass:
         level = min((one.level for one in read), default=0)
         chosen = [one for one in read if one.level == level]
         if level == RETURNED and any(_unexplained(one, self.dtype()) for one in chosen):
-            raise CaptureError(
-                "no softmax of the logits was seen, and their gradient is not that of a softmax: what turns them into "
-                "log-probs is compiled or of another language, and divides or bounds them before; run it uncompiled, "
-                "or name the last hidden state by record(decoder=..., head=...)"
-            )
+            raise CaptureError("""no softmax of the logits was seen, and their gradient is not that of a softmax: what
+            turns them into log-probs is compiled or of another language, and divides or bounds them before; run it
+            uncompiled, or name the last hidden state by record(decoder=..., head=...)""")
         return [*placed_groups(chosen, self.found.input_ids)]
 
     def following(self, rows: SeenRows) -> Ints | None:

@@ -104,18 +104,12 @@ def _add_to_pass(values: Mapping[str, Any], known: Sequence[str]) -> None:
     session = sessions[-1] if sessions else None
     if session is None:
         if active_recorder() is not None:
-            raise CaptureError(
-                "tap_batch without input_ids adds to a forward pass that record(...) sees, and none "
-                "records here: give "
-                "input_ids, or enclose training in record(...)"
-            )
+            raise CaptureError("""tap_batch without input_ids adds to a forward pass that record(...) sees, and none
+            records here: give input_ids, or enclose training in record(...)""")
         return
     if known:
-        raise CaptureError(
-            f"tap_batch({known[0]}=...) would contradict what record(...) computes of the same forward "
-            "pass: leave it out, "
-            "or give input_ids outside of record(...)"
-        )
+        raise CaptureError(f"""tap_batch({known[0]}=...) would contradict what record(...) computes of the same forward
+        pass: leave it out, or give input_ids outside of record(...)""")
     session.hold(values)
 
 

@@ -141,11 +141,8 @@ def _mesh_sizes(mesh: Any) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for index, name in enumerate(names):
         if name not in NAMES:
-            raise CaptureError(
-                f"mesh dimension {name!r} of the model's parameters says nothing about what its ranks "
-                "share: give extents "
-                f"with record(mesh={{...}}), of the dimensions {', '.join(DIMENSIONS)}"
-            )
+            raise CaptureError(f"""mesh dimension {name!r} of the model's parameters says nothing about what its ranks
+            share: give extents with record(mesh={{...}}), of the dimensions {", ".join(DIMENSIONS)}""")
         sizes[NAMES[name]] = sizes.get(NAMES[name], 1) * int(mesh.size(index))
     return sizes
 
@@ -183,16 +180,11 @@ def refuse_flat(root: nn.Module) -> None:
         if not isinstance(module, fsdp.FullyShardedDataParallel):
             continue
         if not getattr(module, "_use_orig_params", False):
-            raise CaptureError(
-                "FullyShardedDataParallel without use_orig_params hides the parameters in flat buffers: "
-                "build it with "
-                "use_orig_params=True, or use fully_shard"
-            )
+            raise CaptureError("""FullyShardedDataParallel without use_orig_params hides the parameters in flat buffers:
+            build it with use_orig_params=True, or use fully_shard""")
         if module.world_size > 1 and "NO_SHARD" not in str(module.sharding_strategy):
-            raise CaptureError(
-                "FullyShardedDataParallel cuts parameters out of one flat buffer, whose pieces are not blocks of a "
-                "tensor: use fully_shard, or ShardingStrategy.NO_SHARD while recording"
-            )
+            raise CaptureError("""FullyShardedDataParallel cuts parameters out of one flat buffer, whose pieces are not
+            blocks of a tensor: use fully_shard, or ShardingStrategy.NO_SHARD while recording""")
 
 
 def device_of(tensor: torch.Tensor) -> str:

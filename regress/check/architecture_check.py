@@ -200,10 +200,8 @@ def _built(name: str, config: PretrainedConfig) -> PreTrainedModel:
             alone(model, [torch.tensor([3, 4, 5])])
         except Exception as error:
             if not narrow:
-                raise ConfigError(
-                    f"{name} is not a causal language model that transformers builds and runs here ({reason(error)}): "
-                    "check its architecture, and what it needs installed"
-                ) from error
+                raise ConfigError(f"""{name} is not a causal language model that transformers builds and runs here
+                ({reason(error)}): check its architecture, and what it needs installed""") from error
         else:
             return model
     raise AssertionError
@@ -233,10 +231,8 @@ def _loaded(name: str, folder: Path, config: PretrainedConfig) -> PreTrainedMode
         found: PreTrainedModel = model.double().train()
         alone(found, [torch.tensor([3, 4, 5])])
     except Exception as error:
-        raise ConfigError(
-            f"{name}: its weights cannot be loaded ({reason(error)}): give a checkpoint with weights, or leave "
-            "--real-weights out"
-        ) from error
+        raise ConfigError(f"""{name}: its weights cannot be loaded ({reason(error)}): give a checkpoint with weights, or
+        leave --real-weights out""") from error
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{name} has no weight for {missing[0]}: give a complete checkpoint, or leave --real-weights out"

@@ -92,10 +92,8 @@ def arguments_of(
     try:
         parameters = inspect.signature(getattr(function, "forward", function)).parameters
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{name_of(function)} does not tell its arguments ({error}): wrap it in a function of log_probs, "
-            "old_log_probs, advantages, mask and what else it takes"
-        ) from error
+        raise ConfigError(f"""{name_of(function)} does not tell its arguments ({error}): wrap it in a function of
+        log_probs, old_log_probs, advantages, mask and what else it takes""") from error
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in {*terms, *given} - {*parameters}:
         if not (takes_any and name in given):
@@ -137,15 +135,11 @@ def _check(function: Callable[..., Any], found: list[Argument], terms: Mapping[s
     for term in TERMS:
         same = [argument.name for argument in found if argument.term == term]
         if len(same) > 1 and term in OF_TOKENS:
-            raise ConfigError(
-                f"{name_of(function)} has {' and '.join(same)}, which both look like {term}: say what one of them is "
-                f"by --term {same[-1]}=TERM, or give its value by --arg {same[-1]}=VALUE"
-            )
+            raise ConfigError(f"""{name_of(function)} has {" and ".join(same)}, which both look like {term}: say what
+            one of them is by --term {same[-1]}=TERM, or give its value by --arg {same[-1]}=VALUE""")
     if not any(argument.term == "log_probs" for argument in found):
-        raise ConfigError(
-            f"{name_of(function)} takes no log-probs of the policy: say which argument they are by "
-            "--term NAME=log_probs"
-        )
+        raise ConfigError(f"""{name_of(function)} takes no log-probs of the policy: say which argument they are by
+        --term NAME=log_probs""")
 
 
 def _without_old(found: tuple[Argument, ...]) -> tuple[Argument, ...]:

@@ -131,10 +131,8 @@ class Caller:
         loss = _loss(self.function(*by_place, **by_name), self.function)
         by_token = loss.numel() > 1
         if by_token and loss.shape != policy.shape:
-            raise ConfigError(
-                f"{name_of(self.function)} returns a loss of shape {list(loss.shape)}: return a number, or a loss for "
-                f"each token of shape {list(policy.shape)}"
-            )
+            raise ConfigError(f"""{name_of(self.function)} returns a loss of shape {list(loss.shape)}: return a number,
+            or a loss for each token of shape {list(policy.shape)}""")
         total = (loss * _laid_out(batch, batch.mask, form)).sum() if by_token else loss.sum()
         found: tuple[Tensor | None, ...] = (None,)
         if total.requires_grad:
@@ -212,10 +210,8 @@ def _loss(found: Any, function: Callable[..., Any]) -> Tensor:
     elif not isinstance(found, Tensor):
         found = getattr(found, "loss", found)
     if not isinstance(found, Tensor):
-        raise ConfigError(
-            f"{name_of(function)} returns {type(found).__name__}: return the loss as a tensor, alone or first of "
-            "several"
-        )
+        raise ConfigError(f"""{name_of(function)} returns {type(found).__name__}: return the loss as a tensor, alone or
+        first of several""")
     return found
 
 

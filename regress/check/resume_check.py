@@ -96,10 +96,8 @@ def check_resume(
         ConfigError: if no argument has a place for the folder, or the script fails when it is not stopped.
     """
     if not any(PLACE in part for part in command):
-        raise ConfigError(
-            f"no argument tells where the script writes: put {PLACE} there, such as --output-dir {PLACE}, so that each "
-            "run has a folder of its own"
-        )
+        raise ConfigError(f"""no argument tells where the script writes: put {PLACE} there, such as --output-dir
+        {PLACE}, so that each run has a folder of its own""")
     said, runner = " ".join(command), _Runner(command, folder, timeout)
     whole, repeated = runner.through("through"), runner.through("through-again")
     if len(whole) < 2:
@@ -220,10 +218,8 @@ class _Runner:
             try:
                 said, _ = process.communicate(timeout=self.timeout)
             except subprocess.TimeoutExpired:
-                raise ConfigError(
-                    f"{' '.join(command)} ran for more than {self.timeout:g} s: give it fewer steps, or a longer "
-                    "--timeout"
-                ) from None
+                raise ConfigError(f"""{" ".join(command)} ran for more than {self.timeout:g} s: give it fewer steps, or
+                a longer --timeout""") from None
             finally:
                 _end(process)
         return subprocess.CompletedProcess(command, process.returncode, said), [*_steps(log)]

@@ -126,10 +126,8 @@ def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -
     for spans in layouts:
         claimed = max(spans.shape[0] * spans.shape[1], *(stop for _, _, stop, _, _ in spans.segments), 0)
         if claimed > most:
-            raise CompareError(
-                f"the token layout of {key} claims {claimed} tokens, far more than its tensors have elements; record "
-                "it again"
-            )
+            raise CompareError(f"""the token layout of {key} claims {claimed} tokens, far more than its tensors have
+            elements; record it again""")
 
 
 def has_rows_of_loss_tokens(record: Header) -> bool:

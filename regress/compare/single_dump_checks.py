@@ -98,10 +98,8 @@ def check_dump(path: str) -> Judged:
             if not number:
                 found += update.weights(records)
     if not found:
-        raise CompareError(
-            f"nothing in {path} could be checked: record batch_inputs, forward_data, is_loss_debug and loss, with "
-            "their token layouts"
-        )
+        raise CompareError(f"""nothing in {path} could be checked: record batch_inputs, forward_data, is_loss_debug and
+        loss, with their token layouts""")
     judged.verdicts = in_order(found)
     return judged
 

@@ -317,11 +317,9 @@ def fresh(context: CheckContext) -> tuple[bytes, str]:
     if data is None and content_fault(found := context.object_of(CURRICULUM_STATE)) is None:
         data = text_of(found)
     if data is None:
-        raise DoctorError(
-            f"{context.target.checkpoint or context.target.root} holds no state of a curriculum, so its stage is "
-            "unknown, and starting at the first would be a guess; give a checkpoint of a run with "
-            "curriculum.enable=true"
-        )
+        raise DoctorError(f"""{context.target.checkpoint or context.target.root} holds no state of a curriculum, so its
+        stage is unknown, and starting at the first would be a guess; give a checkpoint of a run with
+        curriculum.enable=true""")
     state = parsed(data)
     name = state["stages"][state["current_stage"]].get("name")
     return data, f"stage {state['current_stage']} ({clean(str(name))}), that of {context.target.checkpoint}"
@@ -393,7 +391,5 @@ def _explained_os_errors(root: Path, more: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DoctorError(
-            f"{error.filename or root} cannot be written ({error.strerror or error}){more}; "
-            "free space there or mend the permissions"
-        ) from error
+        raise DoctorError(f"""{error.filename or root} cannot be written ({error.strerror or error}){more}; free space
+        there or mend the permissions""") from error

@@ -99,10 +99,8 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
 def _require_local(verb: str, options: Mapping[str, Any]) -> None:
     for path in (options["checkpoint"], *options["arguments"]):
         if path is not None and is_remote(path.partition("=")[0]):
-            raise DoctorError(
-                f"--{verb.replace('_', '-')} changes files, and {path} lies in a store, where the doctor "
-                "changes nothing; copy the run to this machine, name the copy, and upload it again"
-            )
+            raise DoctorError(f"""--{verb.replace("_", "-")} changes files, and {path} lies in a store, where the doctor
+            changes nothing; copy the run to this machine, name the copy, and upload it again""")
 
 
 def _examine(context: CheckContext) -> Found:

@@ -53,10 +53,8 @@ def fetch(url: str, folder: Path, *, whole: bool) -> tuple[Path, str | None, tup
     found = names.checkpoints(place)[::-1]
     files = [place / name for name in _OF_RUN if (place / name).is_file()]
     if not found and not files:
-        raise DoctorError(
-            f"CHECKPOINT {place} is neither a checkpoint nor the directory of a run: it holds no checkpoint-<step> "
-            f"with {MANIFEST}, and no metrics.jsonl; correct the URL"
-        )
+        raise DoctorError(f"""CHECKPOINT {place} is neither a checkpoint nor the directory of a run: it holds no
+        checkpoint-<step> with {MANIFEST}, and no metrics.jsonl; correct the URL""")
     root = folder / (place.name or "run")
     for path in files:
         _write(root / path.name, path, whole=True)
@@ -194,15 +192,11 @@ def find_target(path: str | None, output_dir: str | None, project_root: str, *, 
     if len(runs) == 1:
         return _of_run(runs[0])
     if not runs:
-        raise DoctorError(
-            f"{start} holds no run: no checkpoint-<step>, metrics.jsonl or outputs/<name>; name the checkpoint or the "
-            "output directory: regress doctor PATH"
-        )
+        raise DoctorError(f"""{start} holds no run: no checkpoint-<step>, metrics.jsonl or outputs/<name>; name the
+        checkpoint or the output directory: regress doctor PATH""")
     several = ", ".join(str(run) for run in runs[:4])
-    raise DoctorError(
-        f"{start} holds {len(runs)} runs ({several}{', ...' if len(runs) > 4 else ''}); name the one to examine: "
-        "regress doctor PATH"
-    )
+    raise DoctorError(f"""{start} holds {len(runs)} runs ({several}{", ..." if len(runs) > 4 else ""}); name the one to
+    examine: regress doctor PATH""")
 
 
 def _named(path: str) -> Target:
@@ -210,10 +204,8 @@ def _named(path: str) -> Target:
     if parse_name(folder.name) is None and (checkpoints(folder) or _looks_like_run(folder)):
         return _of_run(folder)
     if parse_name(folder.name) is None and not any((folder / name).exists() for name in _OF_CHECKPOINT):
-        raise DoctorError(
-            f"{path} is neither a checkpoint nor the output directory of a run: it holds no "
-            "regress_state.json, trainer_state.json, weights, checkpoint-<step> or metrics.jsonl; correct the path"
-        )
+        raise DoctorError(f"""{path} is neither a checkpoint nor the output directory of a run: it holds no
+        regress_state.json, trainer_state.json, weights, checkpoint-<step> or metrics.jsonl; correct the path""")
     others = [name for name in checkpoints(folder.parent) if name != folder.name]
     return Target(folder.parent, folder.name, True, tuple(others))
 

@@ -84,10 +84,8 @@ def _joined(folder: Location, files: Iterable[tuple[Location, dict[str, Array]]]
     for path, entries in files:
         for name, array in entries.items():
             if name in owner:
-                raise DumpError(
-                    f"{folder} holds the tensor {name} twice, in {owner[name].name} and in {path.name}: give one file, "
-                    "or keep the files of one checkpoint in the folder"
-                )
+                raise DumpError(f"""{folder} holds the tensor {name} twice, in {owner[name].name} and in {path.name}:
+                give one file, or keep the files of one checkpoint in the folder""")
             found[name], owner[name] = array, path
     return found
 
@@ -102,10 +100,8 @@ def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[
         tensors = tensors_in(path)
         lost = [name for name, where in shards.items() if where == shard and name not in tensors]
         if lost:
-            raise DumpError(
-                f"{path} lacks {len(lost)} of the tensors that {index.name} promises ({lost[0]}): copy the checkpoint "
-                "again, or save its index anew"
-            )
+            raise DumpError(f"""{path} lacks {len(lost)} of the tensors that {index.name} promises ({lost[0]}): copy the
+            checkpoint again, or save its index anew""")
         unknown = next((name for name in tensors if name not in shards), None)
         if unknown is not None:
             raise DumpError(

@@ -43,10 +43,8 @@ def plain(value: Any, where: str, depth: int = 0) -> Json:
         return {_key(k, where): plain(v, f"{where}[{k!r}]", depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
-    raise DumpError(
-        f"{where} is a {type(value).__name__}, but metadata holds only plain JSON values: "
-        "pass tensors as tensors and convert the rest"
-    )
+    raise DumpError(f"""{where} is a {type(value).__name__}, but metadata holds only plain JSON values: pass tensors as
+    tensors and convert the rest""")
 
 
 def _bounded(value: int, where: str) -> int:

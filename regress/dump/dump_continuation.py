@@ -103,10 +103,8 @@ def continued(folder: Location, format: Format, start: StartingPlace) -> dict[st
             others.append(path)
     found = Position.of({name: entry.stamp for name, entry in kept.items()})
     if found != start.position:
-        raise DumpError(
-            f"{folder} holds {found.files} records from before {start.stated}, which knows of "
-            f"{start.position.files}{_unequal(found, start.position)}; restore them, or choose another dump directory"
-        )
+        raise DumpError(f"""{folder} holds {found.files} records from before {start.stated}, which knows of
+        {start.position.files}{_unequal(found, start.position)}; restore them, or choose another dump directory""")
     try:
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).unlink()
@@ -124,10 +122,8 @@ def _unequal(found: Position, known: Position) -> str:
 
 def _entry(path: Location, format: Format, start: StartingPlace) -> Entry:
     if path.suffix != f".{format.name}":
-        raise DumpError(
-            f"{path} was recorded as {path.suffix.removeprefix('.')} before {start.stated} and would be continued as "
-            f"{format.name}; keep the dump format, or choose another dump directory"
-        )
+        raise DumpError(f"""{path} was recorded as {path.suffix.removeprefix(".")} before {start.stated} and would be
+        continued as {format.name}; keep the dump format, or choose another dump directory""")
     (record,) = read_all(path)
     stamp = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
     return Entry(record.type, record.where, stamp, file_sums(path))

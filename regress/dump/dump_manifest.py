@@ -163,18 +163,14 @@ def read_manifest(folder: Location) -> Manifest:
             raise DumpError(f"{folder} is not a folder, but a dump is one: check the path") from None
         inside = dump_inside(folder)
         remedy = f"give {inside}, the dump inside of it" if inside else "record again or correct the path"
-        raise DumpError(
-            f"{folder} is not a complete dump: it has no {MANIFEST}, which is written last, so the run was "
-            f"interrupted or the path is not that of a dump directory; {remedy}"
-        ) from None
+        raise DumpError(f"""{folder} is not a complete dump: it has no {MANIFEST}, which is written last, so the run was
+        interrupted or the path is not that of a dump directory; {remedy}""") from None
     except OSError as error:
         raise unreadable(path, error) from error
     except (KeyError, ValueError, TypeError, DumpError) as error:
         if (folder / _CASE).is_file():
-            raise DumpError(
-                f"{folder} is a golden case, and a dump was asked for: give the dump of a run; compare, explain and "
-                f"dump check take the case as golden:{folder.name}"
-            ) from None
+            raise DumpError(f"""{folder} is a golden case, and a dump was asked for: give the dump of a run; compare,
+            explain and dump check take the case as golden:{folder.name}""") from None
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise DumpError(f"{path} is damaged ({why}): copy the dump again or record again") from None
 

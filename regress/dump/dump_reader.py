@@ -197,10 +197,8 @@ class DumpReader:
         except OSError as error:
             raise unreadable(path, error) from error
         if found is not None:
-            raise DumpError(
-                f"{path} has {found[1] - found[0]} bytes from {found[0]} on that do not match the size and hash in "
-                f"{MANIFEST}; {CUT_OFF}"
-            )
+            raise DumpError(f"""{path} has {found[1] - found[0]} bytes from {found[0]} on that do not match the size and
+            hash in {MANIFEST}; {CUT_OFF}""")
 
     def spans(self, name: str, tensors: Collection[str] | None = None) -> list[Span]:
         """Return the parts of a file that hold its description and its tensors, or some of them, for `verify`."""

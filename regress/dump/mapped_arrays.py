@@ -41,10 +41,8 @@ class Region:
         size = math.prod(self.shape) * self.dtype.itemsize
         data = map_file(self.path)
         if self.offset + size > data.size:
-            raise DumpError(
-                f"{self.path} has {data.size} bytes, but a tensor should lie in {self.offset}:{self.offset + size}; "
-                "it was cut off: copy or record it again"
-            )
+            raise DumpError(f"""{self.path} has {data.size} bytes, but a tensor should lie in
+            {self.offset}:{self.offset + size}; it was cut off: copy or record it again""")
         return data[self.offset : self.offset + size].view(self.dtype).reshape(self.shape)
 
 

@@ -230,10 +230,8 @@ def _parsed(path: Path) -> tuple[list[Row], int, int]:
         if row is not None:
             rows.append(row)
         elif line.strip() and start + len(line) < len(data):
-            raise DumpError(
-                f"{path}: line {number} is not a row of metrics, and it is not the last one, so no kill explains it; "
-                "restore the file or remove the line"
-            )
+            raise DumpError(f"""{path}: line {number} is not a row of metrics, and it is not the last one, so no kill
+            explains it; restore the file or remove the line""")
         elif line.strip():
             break
         whole = start + len(line)

@@ -137,8 +137,6 @@ def matching(items: Mapping[str, T], pattern: str, key: str) -> dict[str, T]:
         raise ConfigError(f"{key} {pattern!r} is not a regular expression ({error}): correct it") from None
     if not found:
         near = get_close_matches(pattern.replace("\\", ""), items, n=3, cutoff=0.0)
-        raise ConfigError(
-            f"{key} {pattern!r} matches none of the {len(items)} names: "
-            f"the nearest are {', '.join(near)}, and .* matches all"
-        )
+        raise ConfigError(f"""{key} {pattern!r} matches none of the {len(items)} names: the nearest are
+        {", ".join(near)}, and .* matches all""")
     return found

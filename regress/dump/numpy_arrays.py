@@ -54,10 +54,8 @@ def to_numpy(value: Any, name: str) -> Array:
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value, name)
     if not isinstance(value, np.ndarray | np.generic | bool | int | float):
-        raise DumpError(
-            f"tensor {name!r} is a {type(value).__name__}, but a dump holds tensors and numbers: "
-            "convert it to a tensor, or pass it in meta"
-        )
+        raise DumpError(f"""tensor {name!r} is a {type(value).__name__}, but a dump holds tensors and numbers: convert
+        it to a tensor, or pass it in meta""")
     array = np.array(value, order="C", copy=True)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     _check_dtype(dtype_name(array.dtype), name)
@@ -129,7 +127,5 @@ def canonical_nans(array: Array) -> Array:
 
 def _check_dtype(dtype: str, name: str) -> None:
     if dtype not in DTYPES:
-        raise DumpError(
-            f"tensor {name!r} has element type {dtype}, but a dump holds only {', '.join(DTYPES)}: "
-            "convert it before the tap"
-        )
+        raise DumpError(f"""tensor {name!r} has element type {dtype}, but a dump holds only {", ".join(DTYPES)}: convert
+        it before the tap""")

@@ -255,10 +255,8 @@ def open_url(url: str) -> RemotePath:
         )
     harmless = _NAMED if protocol.lower() in _WITH_NAMES else _NAMELESS
     if shown != url and not harmless.fullmatch(rest) and not _NAMELESS.fullmatch(rest):
-        raise DumpError(
-            f"{shown} holds a password or a signature, which manifests and logs would repeat: give it in the "
-            "environment or in ~/.config/fsspec"
-        )
+        raise DumpError(f"""{shown} holds a password or a signature, which manifests and logs would repeat: give it in
+        the environment or in ~/.config/fsspec""")
     url = url.rstrip("/")
     try:
         files, path = url_to_fs(url)
@@ -268,8 +266,6 @@ def open_url(url: str) -> RemotePath:
             f"{shown} cannot be opened ({why}): install the package that the protocol {protocol} needs"
         ) from error
     except Exception as error:
-        raise DumpError(
-            f"{shown} cannot be opened ({reason(error)}): correct the protocol {protocol}, or its configuration "
-            "in the environment and ~/.config/fsspec"
-        ) from error
+        raise DumpError(f"""{shown} cannot be opened ({reason(error)}): correct the protocol {protocol}, or its
+        configuration in the environment and ~/.config/fsspec""") from error
     return RemotePath(url, files, path.rstrip("/"))

@@ -69,11 +69,9 @@ def refuse_pickles(path: Location) -> None:
         found = [file for folder in folders for file in children(folder) if file.suffix == PICKLE]
         found = [file for file in found if parse_stem(file.stem) is not None]
     if found:
-        raise DumpError(
-            f"{found[0]} is a rollout that ROLL has pickled: a pickle may run code and is never loaded, so record the "
-            "rollouts anew with rollout_mock.mode=dump, or export them from ROLL as jsonl trajectories (see the dump "
-            "format in the documentation)"
-        )
+        raise DumpError(f"""{found[0]} is a rollout that ROLL has pickled: a pickle may run code and is never loaded, so
+        record the rollouts anew with rollout_mock.mode=dump, or export them from ROLL as jsonl trajectories (see the
+        dump format in the documentation)""")
 
 
 def _records(path: Location, format: str) -> Iterator[tuple[Location, Record]]:
@@ -82,10 +80,8 @@ def _records(path: Location, format: str) -> Iterator[tuple[Location, Record]]:
     elif any(map(is_dump_file, children(path))):
         yield from _from_folder(path, format)
     elif not (path / MANIFEST).is_file() and (path / "trajectory").is_dir():
-        raise DumpError(
-            f"{path} has no {MANIFEST}, so the run that wrote it was interrupted: record again, "
-            f"or give {path / 'trajectory'} to replay the steps it left whole"
-        )
+        raise DumpError(f"""{path} has no {MANIFEST}, so the run that wrote it was interrupted: record again, or give
+        {path / "trajectory"} to replay the steps it left whole""")
     else:
         yield from _from_dump(DumpReader(path, only="trajectory"), format)
 

@@ -194,10 +194,8 @@ class Recorder(Collector):
         path = self.folder / (folder or record.type) / f"{record.where.stem}.{self._format.name}"
         with self._lock:
             if path in self._entries:
-                raise DumpError(
-                    f"{path} would be written twice: tap all values of one record before leaving its "
-                    "coordinates, and number the optimizer updates of a step with at(update=...)"
-                )
+                raise DumpError(f"""{path} would be written twice: tap all values of one record before leaving its
+                coordinates, and number the optimizer updates of a step with at(update=...)""")
             self._entries[path] = (record.type, record.where)
         if self._alone or self.failure is None:
             self._writer.put(path, record)
@@ -266,10 +264,8 @@ def _refuse_others(folder: Location, files: Collection[str]) -> None:
 
 def _refuse_twice(old: Record, new: Record) -> None:
     for name in new.tensors.keys() & old.tensors.keys():
-        raise DumpError(
-            f"tensor {name!r} was tapped twice for {old.type} at {old.where.stem}: "
-            "give it another name, or say with at(micro=...) or at(update=...) how the two differ"
-        )
+        raise DumpError(f"""tensor {name!r} was tapped twice for {old.type} at {old.where.stem}: give it another name,
+        or say with at(micro=...) or at(update=...) how the two differ""")
     for key in new.meta.keys() & old.meta.keys():
         if _contradicts(old.meta[key], new.meta[key]):
             raise DumpError(
@@ -291,10 +287,8 @@ def _prepare(folder: Location, overwrite: bool, overwrite_key: str) -> None:
         earlier = [path for path in below if is_dump_file(path)]
         earlier += [path for path in (folder / MANIFEST,) if path.exists()]
         if earlier and not overwrite:
-            raise DumpError(
-                f"{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix: "
-                f"choose another dump directory, delete this one, or ask for overwriting ({overwrite_key})"
-            )
+            raise DumpError(f"""{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix:
+            choose another dump directory, delete this one, or ask for overwriting ({overwrite_key})""")
         leftovers = [path for path in below if path.name.startswith(TEMPORARY)]
         for path in (*reversed(earlier), *leftovers):  # manifest first: half a dump must not look complete
             path.unlink()

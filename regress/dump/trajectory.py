@@ -259,7 +259,5 @@ def _parts(record: Record) -> Iterable[Rollout]:
 
 
 def _two_of_one(step: int, group_id: str, run_id: int) -> DumpError:
-    return DumpError(
-        f"step {step} has two trajectories with group_id {group_id!r} and run_id {run_id}, but these identify a "
-        "sample: number the runs of a group"
-    )
+    return DumpError(f"""step {step} has two trajectories with group_id {group_id!r} and run_id {run_id}, but these
+    identify a sample: number the runs of a group""")

@@ -105,10 +105,8 @@ def refuse_beyond(module: torch.nn.Module, name: str, given: Mapping[str, Any]) 
     """
     for key in _BEYOND:
         if given.get(key) is not None:
-            raise ConfigError(
-                f"{name} computes plain attention, and {type(module).__name__} asks for {key} besides; set "
-                "model.attn_implementation=eager and parallel.cp=1"
-            )
+            raise ConfigError(f"""{name} computes plain attention, and {type(module).__name__} asks for {key} besides;
+            set model.attn_implementation=eager and parallel.cp=1""")
 
 
 def visible(layout: TokenLayout, queries: Tensor, keys: Tensor) -> Tensor:

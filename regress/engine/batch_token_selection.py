@@ -98,18 +98,14 @@ def kept_by_rejection(tokens: LossTokens, objective: Objective) -> Tensor | None
 def _given(tokens: LossTokens, name: str) -> Tensor:
     values: Tensor | None = getattr(tokens, name)
     if values is None:
-        raise ReplayError(
-            f"algorithm.sampler_correction and algorithm.rejection need {name}, but some of the trajectories have "
-            "none; set algorithm.sampler_correction=none and algorithm.rejection=null"
-        )
+        raise ReplayError(f"""algorithm.sampler_correction and algorithm.rejection need {name}, but some of the
+        trajectories have none; set algorithm.sampler_correction=none and algorithm.rejection=null""")
     return values
 
 
 def recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
     """Return the sampler's log-probs; `ReplayError` if some of the trajectories have none."""
     if log_probs is None:
-        raise ReplayError(
-            "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have "
-            "none; set algorithm.old_log_probs=recompute"
-        )
+        raise ReplayError("""algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories
+        have none; set algorithm.old_log_probs=recompute""")
     return log_probs

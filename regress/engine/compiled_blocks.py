@@ -48,17 +48,13 @@ class CompiledBlocks:
         self.backend = backend
         recurrent = next(iter(recurrent_layers(model)), None)
         if recurrent is not None:
-            raise ConfigError(
-                f"model.compile={backend} would compile {type(recurrent).__name__}, which runs sample by sample, anew "
-                "for every layout; set model.compile=null"
-            )
+            raise ConfigError(f"""model.compile={backend} would compile {type(recurrent).__name__}, which runs sample by
+            sample, anew for every layout; set model.compile=null""")
         self._try_out(model)
         blocks = list(blocks_of(model).values())
         if not blocks:
-            raise ConfigError(
-                f"model.compile={backend}: {type(model).__name__} names no transformer blocks (_no_split_modules); "
-                "set model.compile=null"
-            )
+            raise ConfigError(f"""model.compile={backend}: {type(model).__name__} names no transformer blocks
+            (_no_split_modules); set model.compile=null""")
         # dynamic: microbatches differ in size, and torch would compile the first one's for itself, then all again
         compiled: Mapping[type, Any] = {
             kind: torch.compile(kind.forward, backend=backend, dynamic=True, options=_options(backend))
@@ -80,16 +76,12 @@ class CompiledBlocks:
                 warnings.simplefilter("ignore")  # the compiler's own, about its access to tensors
                 yield
         except FailOnRecompileLimitHit as error:
-            raise RegressError(
-                f"model.compile={self.backend}: a block was compiled {LIMIT} times and still meets new shapes; "
-                "give all microbatches one shape (batching.pad_to_length, batching.micro_batch_size) or set "
-                "model.compile=null"
-            ) from error
+            raise RegressError(f"""model.compile={self.backend}: a block was compiled {LIMIT} times and still meets new
+            shapes; give all microbatches one shape (batching.pad_to_length, batching.micro_batch_size) or set
+            model.compile=null""") from error
         except TorchDynamoException as error:
-            raise RegressError(
-                f"model.compile={self.backend}: torch cannot compile a block ({reason(error)}); try another backend or "
-                "set model.compile=null"
-            ) from error
+            raise RegressError(f"""model.compile={self.backend}: torch cannot compile a block ({reason(error)}); try
+            another backend or set model.compile=null""") from error
         finally:
             for block, _ in self._forwards:
                 del block.forward
@@ -99,10 +91,8 @@ class CompiledBlocks:
         try:
             torch.compile(torch.sin, backend=self.backend)(torch.zeros(2, device=model.device))
         except Exception as error:  # backends raise errors of any type
-            raise ConfigError(
-                f"model.compile={self.backend} cannot compile on this machine ({reason(error)}); inductor needs a C++ "
-                "compiler, eager and aot_eager need none"
-            ) from error
+            raise ConfigError(f"""model.compile={self.backend} cannot compile on this machine ({reason(error)});
+            inductor needs a C++ compiler, eager and aot_eager need none""") from error
 
 
 def _options(backend: str) -> dict[str, Any] | None:

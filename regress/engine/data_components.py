@@ -80,10 +80,8 @@ def _dataset(config: Config, stages: tuple[Stage, ...]) -> Dataset:
         return make_dataset(task, chosen.train_size, chosen.eval_size)
     levels = levels_of(stages) if stages else (chosen.level,)
     if levels is None:
-        raise ConfigError(
-            f"curriculum.stages: a stage takes any level, but task.name={chosen.name} makes problems level by level; "
-            "name the levels of every stage"
-        )
+        raise ConfigError(f"""curriculum.stages: a stage takes any level, but task.name={chosen.name} makes problems
+        level by level; name the levels of every stage""")
     assert chosen.name is not None
     tasks = [make_task(chosen.name, level, chosen.params, config.seed) for level in levels]
     return make_graded_dataset(tasks, chosen.train_size, chosen.eval_size)
@@ -111,10 +109,8 @@ def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None
     if path is not None:
         return load_tokenizer(path, chat=texts)
     if not texts:
-        raise ConfigError(
-            f"task.dataset_path={config.task.dataset_path} holds prompts as token ids, which only their own tokenizer "
-            "can read; set tokenizer.path"
-        )
+        raise ConfigError(f"""task.dataset_path={config.task.dataset_path} holds prompts as token ids, which only their
+        own tokenizer can read; set tokenizer.path""")
     found = dataset.texts()
     if environment is not None:
         found += environment_texts(environment, dataset.train + dataset.evaluation)
@@ -125,10 +121,8 @@ def _given_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a run without a task, which neither writes prompts nor samples."""
     path = tokenizer_path(config)
     if path is None:
-        raise TaskError(
-            "task.name=null leaves no text that a tokenizer could be made from; set tokenizer.path to that of the "
-            "recorded run"
-        )
+        raise TaskError("""task.name=null leaves no text that a tokenizer could be made from; set tokenizer.path to that
+        of the recorded run""")
     return load_tokenizer(path, chat=False, sampling=False)
 
 

@@ -73,10 +73,9 @@ class Dialogue:
             return None, []
         ids = turn_ids(self._tokenizer, problem, self._role, said)
         if self._tokenizer.unk_token_id in ids:
-            raise TaskError(
-                f"task.environment: {self._environment.name!r} said {said!r}, which the tokenizer cannot write; keep "
-                "to the characters of the task's prompts and answers, or give a tokenizer.path that knows more"
-            )
+            raise TaskError(f"""task.environment: {self._environment.name!r} said {said!r}, which the tokenizer cannot
+            write; keep to the characters of the task's prompts and answers, or give a tokenizer.path that knows
+            more""")
         return said, ids
 
     def correction(self, problem: Problem) -> list[int]:
@@ -104,10 +103,9 @@ class Dialogue:
                 break
             said, reply = self.reply(problem, completion, turns)
             if said is None:
-                raise TaskError(
-                    f"task.environment: {self._environment.name!r} does not reply to {completion!r}, with which the "
-                    f"solution of {problem.prompt!r} (task {problem.task!r}) begins; set the environment of the task"
-                )
+                raise TaskError(f"""task.environment: {self._environment.name!r} does not reply to {completion!r}, with
+                which the solution of {problem.prompt!r} (task {problem.task!r}) begins; set the environment of the
+                task""")
             turns.append(Turn(completion, said))
             tokens, mask = tokens + reply, mask + [0] * len(reply)
         return tokens, mask
@@ -125,10 +123,8 @@ def _role(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
             failures.append(reason(error))
         else:
             return role
-    raise ConfigError(
-        f"tokenizer.path: the chat template can write the turn of neither a tool ({failures[0]}) nor the user "
-        f"({failures[1]}) after a completion, as task.max_turns asks; correct chat_template or set task.max_turns=1"
-    )
+    raise ConfigError(f"""tokenizer.path: the chat template can write the turn of neither a tool ({failures[0]}) nor the
+    user ({failures[1]}) after a completion, as task.max_turns asks; correct chat_template or set task.max_turns=1""")
 
 
 @dataclass

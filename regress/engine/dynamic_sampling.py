@@ -99,11 +99,9 @@ class FilteredRollouts:
                     replace(one, extra={**one.extra, NOTE: note}) for one in kept if one.group_id in chosen
                 ]
             if batches == data.max_generation_batches:
-                raise TaskError(
-                    f"data.max_generation_batches={batches}: of {len(prompts)} groups of step {step} only "
-                    f"{len(groups)} have different rewards of {data.filter_metric!r} after that many batches; raise "
-                    "it, take prompts that are sometimes solved, or set data.filter_groups=false"
-                )
+                raise TaskError(f"""data.max_generation_batches={batches}: of {len(prompts)} groups of step {step} only
+                {len(groups)} have different rewards of {data.filter_metric!r} after that many batches; raise it, take
+                prompts that are sometimes solved, or set data.filter_groups=false""")
             asked = self.prompts.further(step, batches)
 
 
@@ -127,11 +125,9 @@ class ReplayedGroups:
         if split == TRAIN:
             for group, differs in varied(found, self.config).items():
                 if not differs:
-                    raise ReplayError(
-                        f"group {group!r} of step {step} was recorded with equal rewards of "
-                        f"{self.config.data.filter_metric!r}, which data.filter_groups=true leaves out; set it to "
-                        "false, or record with it"
-                    )
+                    raise ReplayError(f"""group {group!r} of step {step} was recorded with equal rewards of
+                    {self.config.data.filter_metric!r}, which data.filter_groups=true leaves out; set it to false, or
+                    record with it""")
         return found
 
     def _recorded(self, step: int, prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -33,10 +33,8 @@ def check_earlier(config: Config, earlier: Earlier) -> None:
     """
     asked = config.trainer.resume_from_checkpoint
     if earlier == "replace" and asked is not None:
-        raise RegressError(
-            f"--overwrite would replace the run that trainer.resume_from_checkpoint={asked} goes on with; leave one of "
-            "them away"
-        )
+        raise RegressError(f"""--overwrite would replace the run that trainer.resume_from_checkpoint={asked} goes on
+        with; leave one of them away""")
     if earlier != "refuse":
         return
     folder, saved = Path(config.output_dir), _checkpoints(config)
@@ -47,10 +45,8 @@ def check_earlier(config: Config, earlier: Earlier) -> None:
         return
     named = ", ".join([*found, *(path.name for path in saved[-1:])])
     remedy = "go on with it (trainer.resume_from_checkpoint=latest), " if saved else ""
-    raise RegressError(
-        f"output_dir={str(folder)!r} holds a run already ({named}), and two runs must not mix; replace it "
-        f"(--overwrite), {remedy}or choose another output_dir"
-    )
+    raise RegressError(f"""output_dir={str(folder)!r} holds a run already ({named}), and two runs must not mix; replace
+    it (--overwrite), {remedy}or choose another output_dir""")
 
 
 def remove_earlier(config: Config) -> None:

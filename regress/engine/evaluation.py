@@ -87,10 +87,8 @@ class Evaluation:
             ReplayError: for a recorded trajectory without its text.
         """
         if not self._prompts:
-            raise ConfigError(
-                f"evaluation.every_n_steps={self._config.evaluation.every_n_steps} finds no held-out prompts; set "
-                "task.eval_size to at least 1 or evaluation.every_n_steps=0."
-            )
+            raise ConfigError(f"""evaluation.every_n_steps={self._config.evaluation.every_n_steps} finds no held-out
+            prompts; set task.eval_size to at least 1 or evaluation.every_n_steps=0.""")
         greedy = _judged(self._prompts, self._worker.rollout(step, self._prompts, VAL))
         sampled: list[list[Judged]] = []
         count = self._config.evaluation.samples_per_prompt
@@ -152,10 +150,8 @@ class Table:
                 self._writer.write(row, step=outcome.step)
             self.sequence = self._writer.sequence
         except OSError as error:
-            raise RegressError(
-                f"{self.path} cannot be written ({reason(error)}); free space there, or set output_dir to a "
-                "directory in which you may write"
-            ) from error
+            raise RegressError(f"""{self.path} cannot be written ({reason(error)}); free space there, or set output_dir
+            to a directory in which you may write""") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -212,10 +208,8 @@ def _judged(prompts: Sequence[Prompt], trajectories: Sequence[Trajectory]) -> li
 
 def _is_right(problem: Problem, found: Trajectory) -> bool:
     if found.response is None:
-        raise ReplayError(
-            f"the recorded trajectory of group {found.group_id!r} run {found.run_id} has no response text to judge; "
-            "set evaluation.every_n_steps=0 or record with regress"
-        )
+        raise ReplayError(f"""the recorded trajectory of group {found.group_id!r} run {found.run_id} has no response
+        text to judge; set evaluation.every_n_steps=0 or record with regress""")
     return is_correct(problem, found.response)
 
 

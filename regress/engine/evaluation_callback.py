@@ -65,10 +65,8 @@ class EnhancedInferenceCallback(TrainerCallback):
             TaskError: if there are two ways to evaluate.
         """
         if evaluate is not None and verify is not None:
-            raise TaskError(
-                "EnhancedInferenceCallback evaluates either by evaluate=function(model, samples) or by "
-                "verify=function(sample, completion); leave one of them away"
-            )
+            raise TaskError("""EnhancedInferenceCallback evaluates either by evaluate=function(model, samples) or by
+            verify=function(sample, completion); leave one of them away""")
         if eval_every_n_steps < 1 or max_samples < 1:
             raise TaskError(
                 "EnhancedInferenceCallback: eval_every_n_steps and max_samples must be at least 1"
@@ -126,10 +124,8 @@ class EnhancedInferenceCallback(TrainerCallback):
             run = self._evaluate or self._completed
             rates = [float(rate) for rate in run(model, self._chosen)]
         if len(rates) != len(self._chosen) or not all(0.0 <= rate <= 1.0 for rate in rates):
-            raise TaskError(
-                f"the evaluation of {len(self._chosen)} samples returned {rates[:8]}; it must return one pass rate "
-                "from 0 to 1 for each sample, 0 for a failure"
-            )
+            raise TaskError(f"""the evaluation of {len(self._chosen)} samples returned {rates[:8]}; it must return one
+            pass rate from 0 to 1 for each sample, 0 for a failure""")
         mean = statistics.fmean(rates)
         self._history.append({"step": float(step), "pass_rate": mean, "samples": float(len(rates))})
         return {
@@ -165,10 +161,8 @@ class EnhancedInferenceCallback(TrainerCallback):
         if samples is None:
             samples = _evaluation_data(self)
         if samples is None or len(samples) == 0:
-            raise TaskError(
-                "EnhancedInferenceCallback has no evaluation data, and makes none up; give samples=, or the trainer an "
-                "eval_dataset"
-            )
+            raise TaskError("""EnhancedInferenceCallback has no evaluation data, and makes none up; give samples=, or
+            the trainer an eval_dataset""")
         indices = random.Random(self._seed).sample(range(len(samples)), min(self._max_samples, len(samples)))
         chosen = [samples[index] for index in sorted(indices)]
         if self._evaluate is None and self._verify is _equals_answer:
@@ -211,11 +205,9 @@ def _require_answers(samples: Sequence[Any]) -> None:
             if isinstance(lacks, Mapping)
             else f"is a {type(lacks).__name__}"
         )
-        raise TaskError(
-            "EnhancedInferenceCallback compares the completion of each sample's prompt with its answer, and a sample "
-            f"of the evaluation data {what}; give verify=function(sample, completion) and prompt=function(sample), or "
-            "evaluate=function(model, samples)"
-        )
+        raise TaskError(f"""EnhancedInferenceCallback compares the completion of each sample's prompt with its answer,
+        and a sample of the evaluation data {what}; give verify=function(sample, completion) and
+        prompt=function(sample), or evaluate=function(model, samples)""")
 
 
 def _evaluation_data(callback: TrainerCallback) -> Any:

@@ -251,10 +251,8 @@ class Trainer:
         minis = self._cut(trajectories, masks)
         sizes = [len(mini.tokens) for mini in minis]
         if len(known.advantages) != sum(sizes):
-            raise ReplayError(
-                f"the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)}; leave "
-                "algorithm.mask_truncated_completions as it was when it was sampled"
-            )
+            raise ReplayError(f"""the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)};
+            leave algorithm.mask_truncated_completions as it was when it was sampled""")
         tokens = [mini.tokens for mini in minis]
         for name, value in vars(known).items():
             if value is not None:

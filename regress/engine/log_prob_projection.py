@@ -162,10 +162,8 @@ def require_plain_logits(model: PreTrainedModel) -> None:
     finally:
         handle.remove()
     if not torch.equal(projected, logits.to(projected.dtype)):
-        raise ConfigError(
-            f"batching.log_prob_chunk_size: {type(model).__name__} changes its logits after the output projection, "
-            "which chunks leave out; set batching.log_prob_chunk_size=null"
-        )
+        raise ConfigError(f"""batching.log_prob_chunk_size: {type(model).__name__} changes its logits after the output
+        projection, which chunks leave out; set batching.log_prob_chunk_size=null""")
 
 
 def _rows(hidden: Tensor, index: Tensor) -> Tensor:

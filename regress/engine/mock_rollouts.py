@@ -34,17 +34,14 @@ class Foreign:
         data, mini = self.config.data, self.config.trainer.mini_batch_size
         longest = max(found.trajectories, key=lambda trajectory: len(trajectory.tokens))
         if len(longest.tokens) > data.max_seq_length:
-            raise ReplayError(
-                f"{found.path}: group {longest.group_id!r} run {longest.run_id} has {len(longest.tokens)} tokens but "
-                f"data.max_seq_length is {data.max_seq_length}; set it to at least {len(longest.tokens)}"
-            )
+            raise ReplayError(f"""{found.path}: group {longest.group_id!r} run {longest.run_id} has
+            {len(longest.tokens)} tokens but data.max_seq_length is {data.max_seq_length}; set it to at least
+            {len(longest.tokens)}""")
         samples = data.prompts_per_step * data.group_size
         if mini is not None and len(found.trajectories) != samples:
-            raise ReplayError(
-                f"{found.path} holds {len(found.trajectories)} trajectories, but trainer.mini_batch_size={mini} cuts "
-                f"the {samples} of data.prompts_per_step={data.prompts_per_step} and data.group_size="
-                f"{data.group_size}; set these two as in the recording, or trainer.mini_batch_size=null"
-            )
+            raise ReplayError(f"""{found.path} holds {len(found.trajectories)} trajectories, but
+            trainer.mini_batch_size={mini} cuts the {samples} of data.prompts_per_step={data.prompts_per_step} and
+            data.group_size={data.group_size}; set these two as in the recording, or trainer.mini_batch_size=null""")
 
 
 @dataclass(frozen=True)
@@ -102,10 +99,8 @@ class MockRolloutWorker:
         self._check_curriculum(found, split)
         self._check_split(found, split)
         if not any(any(trajectory.loss_mask) for trajectory in found.trajectories):
-            raise ReplayError(
-                f"{path}: not one token of the recording is in its loss_mask, so nothing could be learned or compared; "
-                "record it again"
-            )
+            raise ReplayError(f"""{path}: not one token of the recording is in its loss_mask, so nothing could be
+            learned or compared; record it again""")
         if self._expect.foreign is not None:
             self._expect.foreign.check(found)
             for trajectory in found.trajectories:
@@ -119,10 +114,8 @@ class MockRolloutWorker:
         unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in expected}
         if unused:
             group, run = min(unused)
-            raise ReplayError(
-                f"{path}: {len(unused)} of {len(recorded)} recorded trajectories are not asked for, such as group "
-                f"{group!r} run {run}; set data.prompts_per_step, data.group_size and seed as in the recorded run"
-            )
+            raise ReplayError(f"""{path}: {len(unused)} of {len(recorded)} recorded trajectories are not asked for, such
+            as group {group!r} run {run}; set data.prompts_per_step, data.group_size and seed as in the recorded run""")
         if self.announce:
             run_log.loaded(step, path, len(expected))
         return [recorded[prompt.group_id, run] for prompt, run in expected]
@@ -152,10 +145,8 @@ class MockRolloutWorker:
         if any(type(value) is not int for value in vars(place).values()) or not (
             0 <= place.stage < len(self._expect.stages) and 0 <= place.start_step <= step
         ):
-            raise ReplayError(
-                f"{found.path} was sampled from {dict(recorded)}, and curriculum.stages has {len(self._expect.stages)} "
-                "stages; set them as in the recorded run"
-            )
+            raise ReplayError(f"""{found.path} was sampled from {dict(recorded)}, and curriculum.stages has
+            {len(self._expect.stages)} stages; set them as in the recorded run""")
         return place
 
     def _check_curriculum(self, found: RecordedStep, split: str) -> None:
@@ -165,61 +156,47 @@ class MockRolloutWorker:
             and "curriculum" in found.meta
             and not (self._expect.stages or self._expect.foreign)
         ):
-            raise ReplayError(
-                f"{found.path} was recorded with a curriculum, which decides its prompts; set curriculum as in the "
-                "recorded run"
-            )
+            raise ReplayError(f"""{found.path} was recorded with a curriculum, which decides its prompts; set curriculum
+            as in the recorded run""")
 
     def _recorded(self, step: int, split: str) -> RecordedStep:
         steps = self._steps[split]
         if step not in steps:
-            raise ReplayError(
-                f"[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} "
-                f"(it holds the steps {spans(steps)}); record that step first, lower max_steps, or check the "
-                f"path and that the recording was made in {split} mode"
-            )
+            raise ReplayError(f"""[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} (it
+            holds the steps {spans(steps)}); record that step first, lower max_steps, or check the path and that the
+            recording was made in {split} mode""")
         return steps[step]
 
     def _check_meta(self, found: RecordedStep) -> None:
         recorded = found.meta.get("tokenizer")
         if recorded is not None and recorded != self._expect.tokenizer:
-            raise ReplayError(
-                f"{found.path}: recorded with tokenizer {str(recorded)[:12]} but this run uses "
-                f"{self._expect.tokenizer[:12]}; give the recorded run's tokenizer.path or task"
-            )
+            raise ReplayError(f"""{found.path}: recorded with tokenizer {str(recorded)[:12]} but this run uses
+            {self._expect.tokenizer[:12]}; give the recorded run's tokenizer.path or task""")
         environment = found.meta.get("environment")
         if self._expect.environment is None or not isinstance(environment, Mapping):
             return
         for name in sorted({*environment, *self._expect.environment}):
             then, now = environment.get(name), self._expect.environment.get(name)
             if then != now:
-                raise ReplayError(
-                    f"{found.path}: recorded with {name}={then!r} but it is {now!r} now, which may change arithmetic; "
-                    "set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the same"
-                )
+                raise ReplayError(f"""{found.path}: recorded with {name}={then!r} but it is {now!r} now, which may
+                change arithmetic; set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the
+                same""")
 
     def _check_split(self, found: RecordedStep, split: str) -> None:
         for trajectory in found.trajectories:
             if trajectory.is_val != (split != TRAIN):
                 kind = "evaluation" if trajectory.is_val else "training"
-                raise ReplayError(
-                    f"{found.path}: group {trajectory.group_id!r} run {trajectory.run_id} was recorded in {kind} but "
-                    f"{split} mode asks for it; give the other folder"
-                )
+                raise ReplayError(f"""{found.path}: group {trajectory.group_id!r} run {trajectory.run_id} was recorded
+                in {kind} but {split} mode asks for it; give the other folder""")
 
     def _check(self, path: Location, prompt: Prompt, run: int, found: Trajectory | None, split: str) -> None:
         where = f"{path}: group {prompt.group_id!r} run {run}"
         if found is None:
-            raise ReplayError(
-                f"{where} is asked for but was not recorded; "
-                "set data.prompts_per_step, data.group_size, max_steps and seed as in the recorded run, or "
-                "task.name=null to take the prompts from the recording"
-            )
+            raise ReplayError(f"""{where} is asked for but was not recorded; set data.prompts_per_step, data.group_size,
+            max_steps and seed as in the recorded run, or task.name=null to take the prompts from the recording""")
         if found.tokens[: found.prompt_length] != list(prompt.tokens):
-            raise ReplayError(
-                f"{where} was recorded for another prompt than {prompt.problem.prompt!r}; "
-                "set task, seed and tokenizer as in the recorded run"
-            )
+            raise ReplayError(f"""{where} was recorded for another prompt than {prompt.problem.prompt!r}; set task, seed
+            and tokenizer as in the recorded run""")
         self._check_numbers(where, found, split)
 
     def _check_numbers(self, where: str, found: Trajectory, split: str) -> None:
@@ -228,38 +205,26 @@ class MockRolloutWorker:
         if split == SAMPLES:
             key, temperature = "evaluation.temperature", self._expect.samples_temperature
         if found.temperature is not None and found.temperature != temperature:
-            raise ReplayError(
-                f"{where} was sampled at temperature {found.temperature} but {key} is {temperature}; set it as in the "
-                "recorded run"
-            )
+            raise ReplayError(f"""{where} was sampled at temperature {found.temperature} but {key} is {temperature}; set
+            it as in the recorded run""")
         if max(found.tokens) >= self._expect.vocabulary:
-            raise ReplayError(
-                f"{where} holds token {max(found.tokens)} but the model knows {self._expect.vocabulary} tokens; "
-                "give the model of the recorded run"
-            )
+            raise ReplayError(f"""{where} holds token {max(found.tokens)} but the model knows {self._expect.vocabulary}
+            tokens; give the model of the recorded run""")
         self._check_content(where, found)
         length = len(found.tokens) - found.prompt_length
         if length > self._expect.max_completion_length:
-            raise ReplayError(
-                f"{where} has {length} completion tokens but data.max_completion_length is "
-                f"{self._expect.max_completion_length}; set it as in the recorded run"
-            )
+            raise ReplayError(f"""{where} has {length} completion tokens but data.max_completion_length is
+            {self._expect.max_completion_length}; set it as in the recorded run""")
 
     def _check_content(self, where: str, found: Trajectory) -> None:
         if len(found.tokens) == found.prompt_length:
             raise ReplayError(f"{where} has no completion; record the step again")
         if self._expect.log_probs and found.log_probs is None:
-            raise ReplayError(
-                f"{where} has no sampler log-probs, which algorithm.old_log_probs=sampler and algorithm."
-                "sampler_correction need; set them to recompute and none, or record with regress"
-            )
+            raise ReplayError(f"""{where} has no sampler log-probs, which algorithm.old_log_probs=sampler and
+            algorithm.sampler_correction need; set them to recompute and none, or record with regress""")
         if found.log_probs is not None and float(found.log_probs.max()) > LOG_PROB_LIMIT:
-            raise ReplayError(
-                f"{where} has the sampler log-prob {float(found.log_probs.max()):.3g}, more than a probability of 1; "
-                "record the step again"
-            )
+            raise ReplayError(f"""{where} has the sampler log-prob {float(found.log_probs.max()):.3g}, more than a
+            probability of 1; record the step again""")
         if self._expect.finish_reasons and found.finish_reason is None:
-            raise ReplayError(
-                f"{where} does not say whether it was truncated, which algorithm.mask_truncated_completions needs; "
-                "set that to false, or record with regress"
-            )
+            raise ReplayError(f"""{where} does not say whether it was truncated, which
+            algorithm.mask_truncated_completions needs; set that to false, or record with regress""")

@@ -91,8 +91,6 @@ def _downloaded(name: str, key: str, lacks: str | None, weights: bool) -> Path:
         ) as error:  # the hub's client raises its own errors, those of its transport and of files
             why = reason(error)
     holds = "no model of this name" if lacks is None else f"only a part of it (no {lacks})"
-    raise ConfigError(
-        f"{key}={name!r}: there is no such directory, the hub's cache ({hub_cache()}) holds {holds}, and it cannot be "
-        f"downloaded ({why}); run hf download {name} where there is a network, or give a directory written by "
-        "save_pretrained"
-    )
+    raise ConfigError(f"""{key}={name!r}: there is no such directory, the hub's cache ({hub_cache()}) holds {holds}, and
+    it cannot be downloaded ({why}); run hf download {name} where there is a network, or give a directory written by
+    save_pretrained""")

@@ -152,10 +152,8 @@ def _loaded(config: ModelConfig, key: str) -> PreTrainedModel:
         LOGGER.info("%s=%s is %s", key, config.path, path)
     if not is_adapter(path):
         if config.lora.base_path is not None:
-            raise ConfigError(
-                f"model.lora.base_path={config.lora.base_path!r} names the model under an adapter, and "
-                f"{key}={config.path!r} is not an adapter; set it to null"
-            )
+            raise ConfigError(f"""model.lora.base_path={config.lora.base_path!r} names the model under an adapter, and
+            {key}={config.path!r} is not an adapter; set it to null""")
         return load_checkpoint(path, config.config, _implementations(config), key)
     base = base_of(path, config.lora.base_path, key)
     named = (
@@ -210,10 +208,8 @@ def _check_keys(config: ModelConfig, known: PretrainedConfig) -> None:
     names = {*known.to_dict(), *known.attribute_map}
     for key, value in config.config.items():
         if key not in names:
-            raise ConfigError(
-                f"model.config.{key}={value!r}: the {config.family} configuration of transformers has no such key; "
-                f"the nearest is {nearest(key, sorted(names))}"
-            )
+            raise ConfigError(f"""model.config.{key}={value!r}: the {config.family} configuration of transformers has no
+            such key; the nearest is {nearest(key, sorted(names))}""")
         if key == "tie_word_embeddings":
             raise ConfigError(
                 f"model.config.{key}={value!r} is decided by another key; set model.tie_word_embeddings instead"
@@ -247,14 +243,10 @@ def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
 
 def _unfit(stated: str, error: Exception, operation: Operation | None = None) -> ConfigError:
     if operation is not None:
-        return ConfigError(
-            f"{stated}: {operation} does not exist in float64 ({reason(error)}); give a model without it, or set "
-            "model.dtype=float32"
-        )
-    return ConfigError(
-        f"{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit each other and "
-        "this machine, such as a hidden size that the number of attention heads divides"
-    )
+        return ConfigError(f"""{stated}: {operation} does not exist in float64 ({reason(error)}); give a model without
+        it, or set model.dtype=float32""")
+    return ConfigError(f"""{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit
+    each other and this machine, such as a hidden size that the number of attention heads divides""")
 
 
 def _implementations(config: ModelConfig) -> dict[str, str]:

@@ -58,17 +58,14 @@ def require_computed(model: PreTrainedModel, config: Config, key: str) -> None:
     except ConfigError:
         raise
     except Exception as error:  # whatever a model makes of arguments that it does not know
-        raise ConfigError(
-            f"{key}: {type(model).__name__} does not take the masks and positions of the engine ({reason(error)}); "
-            "give a causal language model whose forward takes attention masks of [B, 1, T, T] and position_ids"
-        ) from error
+        raise ConfigError(f"""{key}: {type(model).__name__} does not take the masks and positions of the engine
+        ({reason(error)}); give a causal language model whose forward takes attention masks of [B, 1, T, T] and
+        position_ids""") from error
     largest = max(1.0, *(float(values.abs().max()) for values in alone))
     gap = max(float((a - b).abs().max()) for a, b in zip(alone, together, strict=True))
     if not gap <= torch.finfo(model.dtype).eps ** 0.5 * largest:
-        raise ConfigError(
-            f"batching.layout={layout}: log-probs of two samples that {type(model).__name__} computes together differ "
-            f"by {gap:.2g} from those of each sample alone, as {_CAUSES[layout]}"
-        )
+        raise ConfigError(f"""batching.layout={layout}: log-probs of two samples that {type(model).__name__} computes
+        together differ by {gap:.2g} from those of each sample alone, as {_CAUSES[layout]}""")
 
 
 @contextmanager
@@ -88,10 +85,8 @@ def in_float64(model: PreTrainedModel, stated: str) -> Iterator[None]:
         yield
     if watch.narrow:
         first = watch.narrow[0]
-        raise ConfigError(
-            f"{stated}: {first} gives {first.dtype} inside of the float64 model, and true float64 does not reach it; "
-            "change that line to keep the dtype of what it gets, or compare runs in float32"
-        )
+        raise ConfigError(f"""{stated}: {first} gives {first.dtype} inside of the float64 model, and true float64 does
+        not reach it; change that line to keep the dtype of what it gets, or compare runs in float32""")
 
 
 def _tokens(model: PreTrainedModel, length: int, start: int) -> list[int]:

@@ -53,10 +53,8 @@ def update(optimizer: torch.optim.Optimizer) -> None:
     except RuntimeError as error:  # such as a learning rate that is no float32
         group = optimizer.param_groups[0]
         settings = ", ".join(f"{name} {group[name]:g}" for name in ("lr", "eps", "weight_decay"))
-        raise RegressError(
-            f"the optimizer cannot make an update with {settings} ({reason(error)}); set the learning rate "
-            "and the rest of section optimizer to usual sizes"
-        ) from error
+        raise RegressError(f"""the optimizer cannot make an update with {settings} ({reason(error)}); set the learning
+        rate and the rest of section optimizer to usual sizes""") from error
 
 
 def build_scheduler(

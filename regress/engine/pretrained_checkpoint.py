@@ -50,10 +50,8 @@ def load_checkpoint(
                 **having_attention(hf, implementations),
             )
     except UnpicklingError as error:  # torch's own message recommends executing it
-        raise ConfigError(
-            f"{stated}: the checkpoint is a pickle that holds code, which was not executed; "
-            "give one whose weights are in model.safetensors"
-        ) from error
+        raise ConfigError(f"""{stated}: the checkpoint is a pickle that holds code, which was not executed; give one
+        whose weights are in model.safetensors""") from error
     except Exception as error:  # transformers raises whatever its parsers raise
         raise _unreadable(stated, error) from error
     model: PreTrainedModel = loaded[0]
@@ -87,10 +85,8 @@ def checkpoint_config(path: Path, key: str = "model.path") -> PretrainedConfig:
 
 
 def _unreadable(stated: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{stated}: the checkpoint cannot be loaded ({reason(error)}); "
-        "give a causal language model written by save_pretrained"
-    )
+    return ConfigError(f"""{stated}: the checkpoint cannot be loaded ({reason(error)}); give a causal language model
+    written by save_pretrained""")
 
 
 def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
@@ -121,16 +117,12 @@ def _override(hf: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
 def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:
     if found["mismatched_keys"]:
         name, saved, shape = min(found["mismatched_keys"])
-        raise ConfigError(
-            f"{stated}: the checkpoint holds {name} of shape {list(saved)} and its config.json asks for "
-            f"{list(shape)}; give weights and config.json of the same model"
-        )
+        raise ConfigError(f"""{stated}: the checkpoint holds {name} of shape {list(saved)} and its config.json asks for
+        {list(shape)}; give weights and config.json of the same model""")
     if found["missing_keys"]:
         missing = found["missing_keys"]
-        raise ConfigError(
-            f"{stated}: the checkpoint lacks {min(missing)} ({len(missing)} missing in all) of the model that its "
-            "config.json describes; give weights and config.json of the same model"
-        )
+        raise ConfigError(f"""{stated}: the checkpoint lacks {min(missing)} ({len(missing)} missing in all) of the model
+        that its config.json describes; give weights and config.json of the same model""")
 
 
 @contextmanager

@@ -103,10 +103,8 @@ class PromptSource:
         longest = max(self._tokens, key=lambda task_id: len(self._tokens[task_id]))
         length, limit = len(self._tokens[longest]), config.data.max_prompt_length
         if length > limit:
-            raise ConfigError(
-                f"data.max_prompt_length={limit}: the prompt of problem {longest} takes {length} tokens; "
-                f"set data.max_prompt_length to at least {length} or make the task easier"
-            )
+            raise ConfigError(f"""data.max_prompt_length={limit}: the prompt of problem {longest} takes {length} tokens;
+            set data.max_prompt_length to at least {length} or make the task easier""")
 
     def set_stages(
         self, stages: Sequence[Sequence[Problem]], place: Callable[[int], CurriculumPosition]
@@ -215,27 +213,21 @@ class PromptSource:
         """Refuse a limit that every answer exceeds: no completion could ever be right."""
         lengths = [len(self._right(problem)[0]) for problem in _all(self._dataset)]
         if min(lengths) > limit:
-            raise ConfigError(
-                f"data.max_completion_length={limit}: every answer of the task takes more tokens, from {min(lengths)} "
-                f"to {max(lengths)} with its end; set data.max_completion_length={max(lengths)}"
-            )
+            raise ConfigError(f"""data.max_completion_length={limit}: every answer of the task takes more tokens, from
+            {min(lengths)} to {max(lengths)} with its end; set data.max_completion_length={max(lengths)}""")
 
 
 def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
     if problem.tokens is not None:
         if max(problem.tokens) >= len(tokenizer):
-            raise ConfigError(
-                f"task.dataset_path: a prompt holds the token id {max(problem.tokens)}, and the tokenizer knows "
-                f"{len(tokenizer)} tokens; give the tokenizer that made them as tokenizer.path"
-            )
+            raise ConfigError(f"""task.dataset_path: a prompt holds the token id {max(problem.tokens)}, and the
+            tokenizer knows {len(tokenizer)} tokens; give the tokenizer that made them as tokenizer.path""")
         return problem.tokens
     try:
         tokens = tuple(prompt_ids(tokenizer, problem.prompt))
     except Exception as error:  # a chat template is a program and may raise anything
-        raise ConfigError(
-            f"tokenizer.path: the chat template cannot write the prompt {problem.prompt!r} ({reason(error)}); "
-            "correct chat_template"
-        ) from error
+        raise ConfigError(f"""tokenizer.path: the chat template cannot write the prompt {problem.prompt!r}
+        ({reason(error)}); correct chat_template""") from error
     if not tokens:
         raise ConfigError(
             f"tokenizer.path: the chat template writes nothing for the prompt {problem.prompt!r}; correct chat_template"
@@ -249,15 +241,11 @@ def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Pr
     for problem in problems:
         earlier = seen.setdefault(tokens[problem.task_id], problem)
         if earlier is not problem and earlier.prompt == problem.prompt:
-            raise ConfigError(
-                f"the prompt {problem.prompt!r} is there twice, so that it could be trained on and evaluated with; "
-                "take it out of task.eval_path or task.dataset_path, or let the task make other prompts"
-            )
+            raise ConfigError(f"""the prompt {problem.prompt!r} is there twice, so that it could be trained on and
+            evaluated with; take it out of task.eval_path or task.dataset_path, or let the task make other prompts""")
         if earlier is not problem:
-            raise ConfigError(
-                f"tokenizer.path: the prompts {earlier.prompt!r} and {problem.prompt!r} become the same tokens; "
-                "correct chat_template, or give a tokenizer that knows their characters"
-            )
+            raise ConfigError(f"""tokenizer.path: the prompts {earlier.prompt!r} and {problem.prompt!r} become the same
+            tokens; correct chat_template, or give a tokenizer that knows their characters""")
 
 
 def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:
@@ -265,10 +253,8 @@ def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:
     answer = problem.completions[-1]
     written = completion_text(tokenizer, completion_ids(tokenizer, answer))
     if not is_correct(problem, written):
-        raise ConfigError(
-            f"tokenizer.path: the tokenizer turns the answer {answer!r} into {written!r}, so no completion "
-            f"could be right; give a tokenizer that knows the characters of task {problem.task}"
-        )
+        raise ConfigError(f"""tokenizer.path: the tokenizer turns the answer {answer!r} into {written!r}, so no
+        completion could be right; give a tokenizer that knows the characters of task {problem.task}""")
 
 
 def _all(dataset: Dataset) -> Sequence[Problem]:

@@ -68,10 +68,8 @@ def _read(path: Path, stated: str) -> dict[str, Array]:
     except (CheckpointError, DumpError) as error:
         raise ConfigError(f"{stated}: {error}") from error
     if record.type != "optimizer":
-        raise ConfigError(
-            f"{stated}: the file holds {record.type}, not the state of an optimizer; give one of a dump with "
-            "debug.dump_options.optimizer=true, or optimizer.safetensors of a checkpoint"
-        )
+        raise ConfigError(f"""{stated}: the file holds {record.type}, not the state of an optimizer; give one of a dump
+        with debug.dump_options.optimizer=true, or optimizer.safetensors of a checkpoint""")
     return record.tensors
 
 
@@ -79,20 +77,16 @@ def _check_names(tensors: Mapping[str, Array], parameters: dict[str, nn.Paramete
     expected = {f"{name}/{key}" for name in parameters for key in STATES}
     for verb, names in (("lacks", expected - tensors.keys()), ("has additional", tensors.keys() - expected)):
         if names:
-            raise ConfigError(
-                f"{stated}: the file {verb} {min(names)} ({len(names)} in all), but it has to hold {', '.join(STATES)} "
-                "of every parameter of the policy; give the state of the same model, dumped whole "
-                "(debug.target_param_pattern=.*)"
-            )
+            raise ConfigError(f"""{stated}: the file {verb} {min(names)} ({len(names)} in all), but it has to hold
+            {", ".join(STATES)} of every parameter of the policy; give the state of the same model, dumped whole
+            (debug.target_param_pattern=.*)""")
 
 
 def _state(array: Array, name: str, key: str, parameter: nn.Parameter, stated: str) -> Tensor:
     shape = () if key == "step" else tuple(parameter.shape)
     if array.shape != shape:
-        raise ConfigError(
-            f"{stated}: {name}/{key} has shape {list(array.shape)} and the policy asks for {list(shape)}; give the "
-            "state of the same model"
-        )
+        raise ConfigError(f"""{stated}: {name}/{key} has shape {list(array.shape)} and the policy asks for
+        {list(shape)}; give the state of the same model""")
     wide = torch.from_numpy(array.astype("float64"))
     if not bool(wide.isfinite().all()) or (key != "exp_avg" and bool((wide < 0).any())):
         rule = "finite numbers" if key == "exp_avg" else "finite numbers that are not negative"

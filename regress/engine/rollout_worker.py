@@ -121,11 +121,9 @@ class SampledRollouts(ABC):
                 talks = self._converse([prompt for prompt, _ in chunk], params, keys)
             except UndefinedDistribution as error:
                 prompt, run = chunk[error.row]
-                raise RegressError(
-                    f"nothing can be sampled for group {prompt.group_id!r} run {run} in {split} step {step}, because "
-                    "the policy's logits are not finite; check the weights of model.path, lower the learning rates, "
-                    "or raise optimizer.eps or rollout_worker.temperature"
-                ) from error
+                raise RegressError(f"""nothing can be sampled for group {prompt.group_id!r} run {run} in {split} step
+                {step}, because the policy's logits are not finite; check the weights of model.path, lower the learning
+                rates, or raise optimizer.eps or rollout_worker.temperature""") from error
             trajectories += [
                 self._trajectory(prompt, run, talk, split)
                 for (prompt, run), talk in zip(chunk, talks, strict=True)

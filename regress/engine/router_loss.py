@@ -79,10 +79,8 @@ class RouterLoss:
     def __post_init__(self) -> None:
         routers = _routers(self.policy)
         if not routers:
-            raise ConfigError(
-                f"model.router_coef={self.coefficient:g}: {type(self.policy.model).__name__} has no routers; set it "
-                "to 0 or take a mixture-of-experts model"
-            )
+            raise ConfigError(f"""model.router_coef={self.coefficient:g}: {type(self.policy.model).__name__} has no
+            routers; set it to 0 or take a mixture-of-experts model""")
         self.experts = int(self.policy.model.config.num_experts)
         for router in routers:
             router.register_forward_hook(self._routed)

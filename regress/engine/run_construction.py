@@ -290,10 +290,8 @@ def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config
     """Refuse modules inside a compiled block, which exist only as parts of one function."""
     inside = [name for name in found for block in blocks if name.startswith(f"{block}.")]
     if inside:
-        raise ConfigError(
-            f"debug.target_module_pattern names {inside[0]}, which does not run by itself under model.compile="
-            f"{config.model.compile}; name whole blocks, or set model.compile=null"
-        )
+        raise ConfigError(f"""debug.target_module_pattern names {inside[0]}, which does not run by itself under
+        model.compile={config.model.compile}; name whole blocks, or set model.compile=null""")
 
 
 def _optimizer(config: Config, policy: LocalPolicy, *, fresh: bool) -> Optimizer:

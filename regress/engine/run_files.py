@@ -38,10 +38,8 @@ class Outputs(AbstractContextManager["Outputs"]):
             recover(folder, (FINAL, METRICS, STATE).__contains__, Path.is_dir)
             for name, fits in ((METRICS, Path.is_file), (FINAL, Path.is_dir)):
                 if (folder / name).exists() and not fits(folder / name):
-                    raise RegressError(
-                        f"{folder / name} is not what a run writes under this name; move it away or choose another "
-                        "output_dir"
-                    )
+                    raise RegressError(f"""{folder / name} is not what a run writes under this name; move it away or
+                    choose another output_dir""")
             probe = folder / f".{METRICS}"
             probe.touch()
             probe.unlink()
@@ -56,10 +54,8 @@ class Outputs(AbstractContextManager["Outputs"]):
         """
         for name, parameter in model.named_parameters():
             if not parameter.isfinite().all():
-                raise RegressError(
-                    f"{name} holds values that are not finite, so the model is not saved; lower the learning rates or "
-                    "raise optimizer.eps"
-                )
+                raise RegressError(f"""{name} holds values that are not finite, so the model is not saved; lower the
+                learning rates or raise optimizer.eps""")
         unfinished = self.folder / UNFINISHED
         with writing(self.folder):
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -65,11 +65,9 @@ def build_reference(config: Config, tokenizer: Vocabulary, policy: LocalPolicy) 
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.architecture)]
     if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:
         name = min(name for name, _ in shapes[0].items() ^ shapes[1].items())
-        raise ConfigError(
-            f"reference.path={config.reference.path!r}: its parameter {name} is not that of the policy, which "
-            "reference.sync_every_n_steps would mix into it; give a checkpoint of the policy's architecture or set "
-            "reference.sync_every_n_steps=null"
-        )
+        raise ConfigError(f"""reference.path={config.reference.path!r}: its parameter {name} is not that of the policy,
+        which reference.sync_every_n_steps would mix into it; give a checkpoint of the policy's architecture or set
+        reference.sync_every_n_steps=null""")
     return model
 
 
@@ -111,10 +109,8 @@ def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None
     tokens = model.get_input_embeddings()
     tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
     if any(positions <= table.num_embeddings <= positions + 2 for table in tables):  # none: rotary positions
-        raise ConfigError(
-            f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions ({name}); lower "
-            f"data.max_seq_length or give a {key} with more"
-        )
+        raise ConfigError(f"""data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions
+        ({name}); lower data.max_seq_length or give a {key} with more""")
 
 
 def _named(config: Config, key: str) -> str:
@@ -131,11 +127,9 @@ def _require_served_attention(model: PreTrainedModel, config: Config, key: str) 
     known = {FULL, SLIDING, *([KIND] if recurrent_layers(model) else [])}
     others = layer_kinds(model.config) - known
     if others:
-        raise ConfigError(
-            f"{_named(config, key)}: the engine has no masks for its layers of the kind {', '.join(sorted(others))}, "
-            "so trainer and sampler would compute different functions; set it to a model with full or sliding "
-            "attention, such as qwen2"
-        )
+        raise ConfigError(f"""{_named(config, key)}: the engine has no masks for its layers of the kind
+        {", ".join(sorted(others))}, so trainer and sampler would compute different functions; set it to a model with
+        full or sliding attention, such as qwen2""")
     window, longest = sliding_window(model.config), config.data.max_seq_length
     if window is None or window >= longest:
         return
@@ -145,8 +139,6 @@ def _require_served_attention(model: PreTrainedModel, config: Config, key: str) 
         (f"model.attn_implementation={implementation}", implementation not in MASKED),
     ):
         if plain and config.model.attention is None:
-            raise ConfigError(
-                f"{chosen} has no sliding window, and that of the {key} is {window}, shorter than "
-                f"data.max_seq_length={longest}; set parallel.cp=1 and model.attn_implementation=eager, or shorten the "
-                "sequences"
-            )
+            raise ConfigError(f"""{chosen} has no sliding window, and that of the {key} is {window}, shorter than
+            data.max_seq_length={longest}; set parallel.cp=1 and model.attn_implementation=eager, or shorten the
+            sequences""")

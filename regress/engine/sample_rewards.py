@@ -36,10 +36,9 @@ def rewards_of(
             continue
         lacking = [name for name in weights if name not in trajectory.rewards]
         if lacking:
-            raise ReplayError(
-                f"sample {trajectory.key} has no reward {lacking[0]!r} of task.rewards, each of which the objective "
-                "normalizes by itself; set algorithm.advantage=grpo and algorithm.reward_aggregation=sum_then_normalize"
-            )
+            raise ReplayError(f"""sample {trajectory.key} has no reward {lacking[0]!r} of task.rewards, each of which
+            the objective normalizes by itself; set algorithm.advantage=grpo and
+            algorithm.reward_aggregation=sum_then_normalize""")
     missing = math.nan
     table = [[float(one.rewards.get(name, missing)) for name in weights] for one in trajectories]
     return table, list(weights.values())

@@ -92,17 +92,13 @@ def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True
         tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().partition("\n")[0]
-        raise TaskError(
-            f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: "
-            f"{reason}); give a directory made by save_pretrained"
-        ) from error
+        raise TaskError(f"""tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}:
+        {reason}); give a directory made by save_pretrained""") from error
     if sampling:
         _check_ends(tokenizer, folder)
     if chat and not tokenizer.chat_template:
-        raise TaskError(
-            f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template, or give the "
-            "prompts as token ids"
-        )
+        raise TaskError(f"""tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template, or give
+        the prompts as token ids""")
     return tokenizer
 
 
@@ -124,10 +120,8 @@ def _check_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             f"tokenizer.path: the tokenizer in {folder} has no eos token; set eos_token and save again"
         )
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise TaskError(
-            f"tokenizer.path: the tokenizer in {folder} pads with {tokenizer.pad_token!r} and ends with "
-            f"{tokenizer.eos_token!r}, but the two must be different tokens; set pad_token and save again"
-        )
+        raise TaskError(f"""tokenizer.path: the tokenizer in {folder} pads with {tokenizer.pad_token!r} and ends with
+        {tokenizer.eos_token!r}, but the two must be different tokens; set pad_token and save again""")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

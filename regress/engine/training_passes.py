@@ -230,10 +230,8 @@ def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> R
     """
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
-            return NotFinite(
-                f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
-                "look at its terms with debug.dump_options.is_loss_debug=true"
-            )
+            return NotFinite(f"""{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; look at
+            its terms with debug.dump_options.is_loss_debug=true""")
     return None
 
 

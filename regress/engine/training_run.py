@@ -196,7 +196,5 @@ def _memory_errors() -> Iterator[None]:
 
 
 def _too_large(error: BaseException) -> RegressError:
-    return RegressError(
-        f"the memory does not suffice ({reason(error)}); lower batching.micro_batch_size, batching.pad_to_multiple_of, "
-        "the sizes in data, or those of the model"
-    )
+    return RegressError(f"""the memory does not suffice ({reason(error)}); lower batching.micro_batch_size,
+    batching.pad_to_multiple_of, the sizes in data, or those of the model""")

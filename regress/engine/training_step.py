@@ -204,10 +204,8 @@ def _combined(world: World, own: Part, grad_norm: Tensor) -> StepOutcome:
         raise problem
     for part in parts:
         if not math.isfinite(part.grad_norm):
-            raise NotFinite(
-                f"the gradient norm is {part.grad_norm}, so the update was not made; "
-                "look for the parameter with debug.dump_options.gradient=true"
-            )
+            raise NotFinite(f"""the gradient norm is {part.grad_norm}, so the update was not made; look for the
+            parameter with debug.dump_options.gradient=true""")
     mesh = world.plan.mesh
     distinct = [part for rank, part in enumerate(parts) if mesh.coordinates(rank)["tp"] == 0]
     metrics = functools.reduce(add_metrics, (part.metrics for part in distinct))

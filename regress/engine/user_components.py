@@ -49,10 +49,8 @@ def component(key: str, text: str, count: int, *keywords: str) -> Callable[..., 
         signature.bind(*range(count), **dict.fromkeys(keywords))
     except TypeError as error:
         named = f" and {', '.join(keywords)} by name" if keywords else ""
-        raise ConfigError(
-            f"{stated} is {text.partition(':')[2]}{signature}, but it is called with {count} positional "
-            f"argument{'s' * (count != 1)}{named} ({error}); give it these arguments"
-        ) from None
+        raise ConfigError(f"""{stated} is {text.partition(":")[2]}{signature}, but it is called with {count} positional
+        argument{"s" * (count != 1)}{named} ({error}); give it these arguments""") from None
     return found
 
 
@@ -71,10 +69,8 @@ def patched(model: PreTrainedModel, text: str) -> PreTrainedModel:
     if found is None:
         return model
     if not isinstance(found, PreTrainedModel):
-        raise ConfigError(
-            f"{stated} returned a {type(found).__name__}; change the model in place and return nothing, or return a "
-            "transformers.PreTrainedModel"
-        )
+        raise ConfigError(f"""{stated} returned a {type(found).__name__}; change the model in place and return nothing,
+        or return a transformers.PreTrainedModel""")
     return found
 
 
@@ -102,10 +98,8 @@ def own_loss(text: str | None) -> LossFunction | None:
                 f"{stated} returned a {type(found).__name__}; return a regress.grpo.token_losses.TokenLoss"
             )
         if found.loss_K.shape != log_probs_K.shape:
-            raise RegressError(
-                f"{stated} returned a loss of shape {list(found.loss_K.shape)} for {len(log_probs_K)} tokens; return "
-                "one value a token"
-            )
+            raise RegressError(f"""{stated} returned a loss of shape {list(found.loss_K.shape)} for {len(log_probs_K)}
+            tokens; return one value a token""")
         return found
 
     return checked

@@ -140,10 +140,8 @@ class Evaluated:
         if own is None and not self._kl and self._one_ratio():
             own = np.zeros(len(self._tokens))
         if own is None:
-            raise CompareError(
-                "the log-probs of the policy are not those of the loss: record forward_data, with temperature= that of "
-                "the trainer"
-            )
+            raise CompareError("""the log-probs of the policy are not those of the loss: record forward_data, with
+            temperature= that of the trainer""")
         if (old is None or known.on_policy(self._mask.effective)) and self._one_ratio():
             old = own.copy()
         if old is None:

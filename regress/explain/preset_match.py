@@ -71,10 +71,8 @@ def followed(mask: Mask, known: Policies, readings: list[Reading], found: Found,
     if left <= found.tolerance:
         return _same(model, [expected], evidence)
     if not readings and left <= ROUNDED:
-        raise CompareError(
-            f"nothing explains the gradients, and {expected} leaves {left:.1e} of them, as rounding may: record in "
-            "float32"
-        )
+        raise CompareError(f"""nothing explains the gradients, and {expected} leaves {left:.1e} of them, as rounding
+        may: record in float32""")
     text = f"the preset that is expected, {expected}, would have other gradients"
     nearest = _nearest(model, readings, [expected], found)
     if nearest is None:

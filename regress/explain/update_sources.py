@@ -51,10 +51,8 @@ def chosen(
     if not found and samples_of != "token_gradient":
         raise CompareError(f"{dump.folder} has no {samples_of}: record the training step, too")
     if not found:
-        raise CompareError(
-            f"{dump.folder} has no token gradients, which tell what the loss does: record them with "
-            "record(..., token_gradient=True), or with the option token_gradient of our own trainer"
-        )
+        raise CompareError(f"""{dump.folder} has no token gradients, which tell what the loss does: record them with
+        record(..., token_gradient=True), or with the option token_gradient of our own trainer""")
     known = [place for place in found if step in (None, place[0]) and update in (None, place[1])]
     if not known:
         names = ", ".join(_named(*place) for place in found)

@@ -198,10 +198,8 @@ def _gather(
             tensor = record.tensors.get(name)
             if tensor is not None and flat.size and tensor.ndim >= 2:
                 if int(local.max()) >= tensor.size:
-                    raise CompareError(
-                        f"{name} in {record.type} of {record.where.stem} has the shape {tensor.shape}, but its token "
-                        "layout names more tokens: record it again"
-                    )
+                    raise CompareError(f"""{name} in {record.type} of {record.where.stem} has the shape {tensor.shape},
+                    but its token layout names more tokens: record it again""")
                 own = np.asarray(tensor).reshape(-1)[local].astype(np.float64)
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
@@ -266,10 +264,8 @@ def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame
     """Return a frame of the token gradients' samples, each as long as any record tells."""
     for record in gradients:
         if not _segments(record):
-            raise CompareError(
-                f"{_words(record)} of {record.where.stem} say of no token whose it is: record them with a token "
-                "layout and the samples of its segments"
-            )
+            raise CompareError(f"""{_words(record)} of {record.where.stem} say of no token whose it is: record them with
+            a token layout and the samples of its segments""")
     lengths: dict[SampleKey, int] = {}
     for record in gradients:
         lengths |= {key: max(lengths.get(key, 0), stop) for key, stop in _segments(record)}
@@ -324,11 +320,9 @@ def _put(values: Floats, flat: Ints, own: Floats, record: Record) -> None:
     if twice.any() and record.type == "token_gradient":
         scale = np.nanmax(np.abs(known[twice]), initial=0.0)
         if np.abs(known[twice] - own[twice]).max() > SAME * scale:
-            raise CompareError(
-                f"{record.type} of {record.where.stem} holds tokens that another record holds with other values, so it "
-                "has no one value: give ranks that repeat each other's samples the same values, and samples of "
-                "their own other keys"
-            )
+            raise CompareError(f"""{record.type} of {record.where.stem} holds tokens that another record holds with
+            other values, so it has no one value: give ranks that repeat each other's samples the same values, and
+            samples of their own other keys""")
     values[flat] = np.where(np.isnan(own), known, own)
 
 

@@ -177,10 +177,8 @@ def check_finite(array: Array, name: str) -> None:
     bad = ~np.isfinite(array.astype(np.float64))
     if bad.any():
         index = [int(i) for i in np.unravel_index(int(bad.argmax()), array.shape)]
-        raise GoldenError(
-            f"{name} is {float(array[tuple(index)])} at {index} ({int(bad.sum())} of {array.size} elements are not "
-            "finite), which no golden may be: find what produced it"
-        )
+        raise GoldenError(f"""{name} is {float(array[tuple(index)])} at {index} ({int(bad.sum())} of {array.size}
+        elements are not finite), which no golden may be: find what produced it""")
 
 
 def _merge_truth(
@@ -228,10 +226,8 @@ def _merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[s
     if CASE_FILE not in merged:
         merged[CASE_FILE] = stamp_of(folder / CASE_FILE)
     for path in _changed_inputs(folder, merged):
-        raise GoldenError(
-            f"{folder / path} is not the file that was recorded, so nothing new belongs to the case: restore it, or "
-            "record it as an input of this update"
-        )
+        raise GoldenError(f"""{folder / path} is not the file that was recorded, so nothing new belongs to the case:
+        restore it, or record it as an input of this update""")
     return merged
 
 

@@ -290,10 +290,8 @@ _GIT = {
 
 def _refused(name: str) -> click.Command:
     def refuse(_: tuple[str, ...]) -> None:
-        raise ConfigError(
-            f"an update is in force once it is written, and nothing waits beside it: say {_GIT[name]} in place of "
-            f"regress golden {name}"
-        )
+        raise ConfigError(f"""an update is in force once it is written, and nothing waits beside it: say {_GIT[name]} in
+        place of regress golden {name}""")
 
     anything = click.Argument(["_"], nargs=-1, type=click.UNPROCESSED)
     return click.Command(

@@ -168,10 +168,8 @@ class GoldenCase:
     def _steps(self, below: str) -> dict[int, list[Trajectory]]:
         names = [path for path in self._inputs() if path.startswith(f"{below}/")]
         if not names:
-            raise GoldenError(
-                f"{self.folder / below} holds no trajectories: make the inputs of the case with regress golden "
-                f"record {self.name} --inputs"
-            )
+            raise GoldenError(f"""{self.folder / below} holds no trajectories: make the inputs of the case with regress
+            golden record {self.name} --inputs""")
         steps: dict[int, list[Trajectory]] = {}
         for name in names:
             for step, found in _trajectories(self._read_input(name), self.folder / name):

@@ -47,10 +47,8 @@ class GoldenStore:
         folder = self.folder(name)
         if not folder.is_dir():
             names = self.names()
-            raise GoldenError(
-                f"{folder} does not exist, so there is no case {name!r}: {meant(name, names)}cases here are "
-                f"{', '.join(names) or 'none'}"
-            )
+            raise GoldenError(f"""{folder} does not exist, so there is no case {name!r}: {meant(name, names)}cases here
+            are {", ".join(names) or "none"}""")
         return GoldenCase(folder, allow_changed_inputs=allow_changed_inputs)
 
 
@@ -98,19 +96,14 @@ def open_store(golden_dir: Path | None, *, writes: bool = False) -> GoldenStore:
     """
     root = golden_dir or golden_directory()
     if writes and golden_dir is None and root == installed_cases():
-        raise GoldenError(
-            f"{root} holds cases that were installed and are only read: copy the case to {DEFAULT}/ in your project, "
-            "or give --golden-dir"
-        )
+        raise GoldenError(f"""{root} holds cases that were installed and are only read: copy the case to {DEFAULT}/ in
+        your project, or give --golden-dir""")
     if writes:
         refuse_writing(root)
     store = GoldenStore(root)
     if not store.root.is_dir():
-        raise GoldenError(
-            f"{store.root} is not a golden directory: give --golden-dir, or make one with pytest "
-            "--update-golden or with "
-            f"{store.root}/CASE/case.yaml"
-        )
+        raise GoldenError(f"""{store.root} is not a golden directory: give --golden-dir, or make one with pytest
+        --update-golden or with {store.root}/CASE/case.yaml""")
     return store
 
 

@@ -169,10 +169,8 @@ def changing(root: Path) -> Iterator[Batch]:
         path = Path(error.filename or root)
         if not os.path.lexists(root / UPDATE):
             raise unwritable(path, error) from error
-        raise GoldenError(
-            f"{path} cannot be written ({error.strerror}) in the middle of an update, which the next command that "
-            f"opens {root} finishes: {remedy(error, _PLACE)}"
-        ) from error
+        raise GoldenError(f"""{path} cannot be written ({error.strerror}) in the middle of an update, which the next
+        command that opens {root} finishes: {remedy(error, _PLACE)}""") from error
 
 
 def finish_update(root: Path) -> None:
@@ -188,10 +186,8 @@ def finish_update(root: Path) -> None:
             not decided
         ):  # somebody prepares an update now, or a leftover cannot be removed: neither hinders a reader
             return
-        raise GoldenError(
-            f"{root / UPDATE} is an update that was interrupted, and cannot be finished, because {error.filename} "
-            f"cannot be written ({error.strerror}): {remedy(error, _PLACE)}"
-        ) from error
+        raise GoldenError(f"""{root / UPDATE} is an update that was interrupted, and cannot be finished, because
+        {error.filename} cannot be written ({error.strerror}): {remedy(error, _PLACE)}""") from error
 
 
 def unwritable(path: Path, error: OSError) -> GoldenError:

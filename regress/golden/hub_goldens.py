@@ -28,10 +28,8 @@ def hub_directory(address: str) -> Path:
     match = _ADDRESS.fullmatch(address)
     folder = "" if match is None else match["folder"] or ""
     if match is None or ".." in Path(folder).parts:
-        raise GoldenError(
-            f"{address} is not an address of goldens on the hub: write hf://datasets/ORG/NAME@REVISION, where the "
-            "revision is a commit, a tag or a branch"
-        )
+        raise GoldenError(f"""{address} is not an address of goldens on the hub: write hf://datasets/ORG/NAME@REVISION,
+        where the revision is a commit, a tag or a branch""")
     from huggingface_hub import snapshot_download
 
     offline = offline_variable()
@@ -48,10 +46,9 @@ def hub_directory(address: str) -> Path:
         )
     except Exception as error:  # the hub's client raises its own errors, those of its transport and of files
         why = reason(error) if offline is None else f"{offline} is set"
-        raise GoldenError(
-            f"{address} is not in the hub's cache ({hub_cache()}) and cannot be downloaded ({why}): run hf download "
-            f"{match['name']} --repo-type dataset --revision {match['revision']} where there is a network"
-        ) from None
+        raise GoldenError(f"""{address} is not in the hub's cache ({hub_cache()}) and cannot be downloaded ({why}): run
+        hf download {match["name"]} --repo-type dataset --revision {match["revision"]} where there is a
+        network""") from None
     return found / folder
 
 
@@ -76,7 +73,5 @@ def refuse_writing(root: Path) -> None:
     """
     address = hub_address(root)
     if address is not None:
-        raise GoldenError(
-            f"{address} is only read: download it with hf download --repo-type dataset --local-dir golden, change it "
-            "there, and upload it as a new revision"
-        )
+        raise GoldenError(f"""{address} is only read: download it with hf download --repo-type dataset --local-dir
+        golden, change it there, and upload it as a new revision""")

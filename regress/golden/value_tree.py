@@ -109,10 +109,8 @@ def _item(path: str, key: Any) -> str:
 
 def _short(path: str) -> str:
     if len(path) > _LONGEST:
-        raise CheckError(
-            f"{path[:60]}... is a path of {len(path)} characters, but {_LONGEST} are the limit: "
-            "shorten its keys"
-        )
+        raise CheckError(f"""{path[:60]}... is a path of {len(path)} characters, but {_LONGEST} are the limit: shorten
+        its keys""")
     return path
 
 
@@ -121,10 +119,8 @@ def _array(value: Any, path: str) -> Array:
     if not isinstance(value, np.ndarray | np.generic | bool | int | float) and not (
         torch is not None and isinstance(value, torch.Tensor)
     ):
-        raise CheckError(
-            f"{path} is of type {type(value).__name__}, but a check holds tensors, arrays, numbers, texts, None, "
-            "dicts, lists, DataFrames and Series: convert it"
-        )
+        raise CheckError(f"""{path} is of type {type(value).__name__}, but a check holds tensors, arrays, numbers,
+        texts, None, dicts, lists, DataFrames and Series: convert it""")
     try:
         return to_numpy(value, _short(path))
     except DumpError as error:

@@ -161,10 +161,8 @@ class _Samples:
     def baselines(self, baselines_N: Tensor | None) -> Tensor:
         """Return the baselines that were given, [N]."""
         if baselines_N is None or baselines_N.shape != self._rewards.shape:
-            raise InputError(
-                "baselines_N is missing or not of shape [N]: advantage=remax subtracts the reward of a greedy "
-                "completion of each sample's prompt; provide one value per sample."
-            )
+            raise InputError("""baselines_N is missing or not of shape [N]: advantage=remax subtracts the reward of a
+            greedy completion of each sample's prompt; provide one value per sample.""")
         return baselines_N.detach().double()
 
 
@@ -194,7 +192,5 @@ def _check(
         check_same_length(sequence_K=sequence_K, kl_penalty_K=kl_penalty_K)
         check_finite("kl_penalty_K", kl_penalty_K)
     elif objective.kl_in_reward:
-        raise InputError(
-            f"kl_penalty_K is missing: kl_placement=reward subtracts kl_coef={objective.kl_coef:g} times the KL from "
-            "the rewards; give what regress.grpo.kl_divergence.kl_penalty returns or set kl_coef=0."
-        )
+        raise InputError(f"""kl_penalty_K is missing: kl_placement=reward subtracts kl_coef={objective.kl_coef:g} times
+        the KL from the rewards; give what regress.grpo.kl_divergence.kl_penalty returns or set kl_coef=0.""")

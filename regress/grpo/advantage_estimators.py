@@ -93,10 +93,8 @@ def grpo_passk(samples: Scored, objective: ObjectiveFields) -> Tensor:
         InputError: for a group of one sample, which has no second best.
     """
     if bool((samples.group.count < 2).any()):
-        raise InputError(
-            "groups_N has a group of one scored sample: advantage=grpo_passk needs a second best; give every prompt at "
-            "least 2 samples."
-        )
+        raise InputError("""groups_N has a group of one scored sample: advantage=grpo_passk needs a second best; give
+        every prompt at least 2 samples.""")
     rewards = samples.rewards.nan_to_num(nan=-torch.inf)
     advantages = torch.zeros_like(rewards)
     for group in range(int(samples.index.max()) + 1):

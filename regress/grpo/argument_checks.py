@@ -22,17 +22,13 @@ def check_sequences(sequence_K: Tensor, num_sequences: int) -> None:
     falls = torch.nonzero(sequence_K[1:] < sequence_K[:-1])
     if falls.numel():
         at = int(falls[0]) + 1
-        raise InputError(
-            f"sequence_K falls from {int(sequence_K[at - 1])} to {int(sequence_K[at])} at token {at}: "
-            "the tokens of a sample must be adjacent and samples in order, so sort tokens by sample first."
-        )
+        raise InputError(f"""sequence_K falls from {int(sequence_K[at - 1])} to {int(sequence_K[at])} at token {at}: the
+        tokens of a sample must be adjacent and samples in order, so sort tokens by sample first.""")
     low, high = int(sequence_K[0]), int(sequence_K[-1])
     if low < 0 or high >= num_sequences:
         culprit = low if low < 0 else high
-        raise InputError(
-            f"sequence_K names sample {culprit}, but there are {num_sequences}: "
-            f"every index must lie in [0, {num_sequences}), so count samples without tokens too."
-        )
+        raise InputError(f"""sequence_K names sample {culprit}, but there are {num_sequences}: every index must lie in
+        [0, {num_sequences}), so count samples without tokens too.""")
 
 
 def check_same_length(**tensors_K: Tensor | None) -> None:
@@ -41,20 +37,16 @@ def check_same_length(**tensors_K: Tensor | None) -> None:
     first, reference = next(iter(given.items()))
     for name, tensor in given.items():
         if tensor.dim() != 1 or tensor.shape != reference.shape:
-            raise InputError(
-                f"{name} has shape {tuple(tensor.shape)} where {first} has {tuple(reference.shape)}: "
-                "both must hold one value per loss token, so index both with the same mask first."
-            )
+            raise InputError(f"""{name} has shape {tuple(tensor.shape)} where {first} has {tuple(reference.shape)}: both
+            must hold one value per loss token, so index both with the same mask first.""")
 
 
 def check_finite(name: str, values_K: Tensor) -> None:
     """Raise `InputError` naming the first token of ``values_K`` that is NaN or infinite."""
     at = first_not_finite(values_K)
     if at is not None:
-        raise InputError(
-            f"{name} is {float(values_K[at].detach())} at token {at}: it must be finite at every loss token, "
-            "so leave such tokens out of the loss mask or find what produced them."
-        )
+        raise InputError(f"""{name} is {float(values_K[at].detach())} at token {at}: it must be finite at every loss
+        token, so leave such tokens out of the loss mask or find what produced them.""")
 
 
 def check_rewards(rewards_N: Tensor, groups_N: Tensor, *, missing: bool = False) -> None:
@@ -65,10 +57,8 @@ def check_rewards(rewards_N: Tensor, groups_N: Tensor, *, missing: bool = False)
         missing: True if NaN means that a reward function left the sample out.
     """
     if rewards_N.dim() not in (1, 2) or groups_N.shape != rewards_N.shape[:1]:
-        raise InputError(
-            f"groups_N has shape {tuple(groups_N.shape)} where rewards_N has {tuple(rewards_N.shape)}: "
-            "both must hold one value per sample, so give every sample one group and one reward."
-        )
+        raise InputError(f"""groups_N has shape {tuple(groups_N.shape)} where rewards_N has {tuple(rewards_N.shape)}:
+        both must hold one value per sample, so give every sample one group and one reward.""")
     if rewards_N.numel() == 0:
         raise InputError("rewards_N is empty: advantages need at least one group with one sample to score.")
     known = rewards_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) if missing else rewards_N

@@ -38,10 +38,8 @@ def kl_estimate(log_probs_K: Tensor, ref_log_probs_K: Tensor, objective: Objecti
 def kl_penalty(log_probs_K: Tensor, ref_log_probs_K: Tensor | None, objective: ObjectiveFields) -> Tensor:
     """Return ``kl_coef`` times the estimate, without gradient, to subtract from each token's reward; shape [K]."""
     if ref_log_probs_K is None:
-        raise InputError(
-            "ref_log_probs_K is missing: a KL in the reward needs log-probs of a reference model; "
-            "provide them or set kl_coef=0."
-        )
+        raise InputError("""ref_log_probs_K is missing: a KL in the reward needs log-probs of a reference model; provide
+        them or set kl_coef=0.""")
     check_same_length(log_probs_K=log_probs_K, ref_log_probs_K=ref_log_probs_K)
     return objective.kl_coef * kl_estimate(log_probs_K.detach(), ref_log_probs_K.detach(), objective)
 

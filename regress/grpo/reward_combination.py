@@ -20,10 +20,8 @@ def weights_of(rewards_NF: Tensor, weights: Sequence[float] | None) -> Tensor:
     """
     count = rewards_NF.shape[1]
     if weights is not None and len(weights) != count:
-        raise InputError(
-            f"reward_weights has {len(weights)} values where rewards_N has {count} columns: "
-            "give each reward function one."
-        )
+        raise InputError(f"""reward_weights has {len(weights)} values where rewards_N has {count} columns: give each
+        reward function one.""")
     return torch.tensor(weights or [1.0] * count, dtype=torch.float64, device=rewards_NF.device)
 
 

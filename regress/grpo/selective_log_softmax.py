@@ -55,10 +55,8 @@ def token_log_probs(
     """
     check_logits(logits, targets, temperature, vocab_chunk, block)
     if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
-        raise InputError(
-            f"targets span {int(targets.min())} to {int(targets.max())}, outside the vocabulary of "
-            f"{logits.shape[-1]}: fill positions without a target with any token id, such as 0."
-        )
+        raise InputError(f"""targets span {int(targets.min())} to {int(targets.max())}, outside the vocabulary of
+        {logits.shape[-1]}: fill positions without a target with any token id, such as 0.""")
     outputs: tuple[Tensor, Tensor | None]
     outputs = _TokenLogProbs.apply(logits, targets, temperature, Pieces(vocab_chunk, block), entropy)
     return TokenLogProbs(*outputs)
@@ -81,10 +79,8 @@ def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chun
     if block < 1:
         raise InputError(f"block={block} is not a size: it must be at least 1.")
     if not logits.is_floating_point() or logits.shape[:-1] != targets.shape or targets.dtype != torch.int64:
-        raise InputError(
-            f"targets ({targets.dtype}, shape {tuple(targets.shape)}) do not fit logits ({logits.dtype}, "
-            f"shape {tuple(logits.shape)}): give int64 targets [...] for floating-point logits [..., V]."
-        )
+        raise InputError(f"""targets ({targets.dtype}, shape {tuple(targets.shape)}) do not fit logits ({logits.dtype},
+        shape {tuple(logits.shape)}): give int64 targets [...] for floating-point logits [..., V].""")
 
 
 class _TokenLogProbs(torch.autograd.Function):

@@ -313,10 +313,8 @@ def _entropy_term(
     if objective.entropy_aggregation == "token-mean" and (
         objective.aggregation != "token-mean" or objective.denominator_scope != objective.entropy_scope
     ):
-        raise InputError(
-            "entropy_scale_K is missing: entropy_aggregation=token-mean weighs entropies otherwise than losses; "
-            "provide what regress.grpo.loss_aggregation.entropy_scale returns or set entropy_aggregation=loss."
-        )
+        raise InputError("""entropy_scale_K is missing: entropy_aggregation=token-mean weighs entropies otherwise than
+        losses; provide what regress.grpo.loss_aggregation.entropy_scale returns or set entropy_aggregation=loss.""")
     return entropy_K
 
 

@@ -59,10 +59,8 @@ class ServiceDump(Source):
         models = dict.fromkeys(one.model_id for one in self.requests)
         if len(models) > 1:
             some = ", ".join(map(printable, [*models][:3]))
-            raise DumpError(
-                f"{folder / INDEX} tells of several models ({some}), but a dump is of one: copy the lines and files of "
-                "one of them"
-            )
+            raise DumpError(f"""{folder / INDEX} tells of several models ({some}), but a dump is of one: copy the lines
+            and files of one of them""")
 
     @cached_property
     def passes(self) -> list[DumpedRequest]:
@@ -135,10 +133,8 @@ class ServiceDump(Source):
             raise DumpError(f"{self.folder / name} is damaged ({error}): copy the dump again") from None
         unknown = [key for key in named if (str(key[0]), int(key[1])) not in known]
         if unknown:
-            raise DumpError(
-                f"{self.folder / name} holds the datum {unknown[0][0]}/{unknown[0][1]}, of which {INDEX} does not "
-                "tell: copy index and files of the same run"
-            )
+            raise DumpError(f"""{self.folder / name} holds the datum {unknown[0][0]}/{unknown[0][1]}, of which {INDEX}
+            does not tell: copy index and files of the same run""")
         return replace(record, meta={**record.meta, "unnamed": named})
 
     def _indexed(self, where: Coordinates) -> Record:

@@ -93,10 +93,8 @@ def open_microbatch(
     mask = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask != 0
     for name, value in {"loss_mask": mask, **tokens}.items():
         if value is not None and value.shape[:2] != (B, T):
-            raise GuardError(
-                f"guard.batch({name}=...) has the shape {list(value.shape)}, log_probs {[B, T]}: give both "
-                "the same rows and columns"
-            )
+            raise GuardError(f"""guard.batch({name}=...) has the shape {list(value.shape)}, log_probs {[B, T]}: give
+            both the same rows and columns""")
     for name, ids in {"samples": samples, "groups": groups}.items():
         if ids is not None and len(ids) != B:
             raise GuardError(
@@ -131,10 +129,8 @@ def _spread(advantages: Tensor, B: int, T: int) -> Tensor:
     if advantages.shape == (B,):
         advantages = advantages[:, None]
     if advantages.shape not in ((B, 1), (B, T)):
-        raise GuardError(
-            f"guard.batch(advantages=...) has the shape {list(advantages.shape)}: give [{B}], one for each row, "
-            f"or [{B}, {T}]"
-        )
+        raise GuardError(f"""guard.batch(advantages=...) has the shape {list(advantages.shape)}: give [{B}], one for
+        each row, or [{B}, {T}]""")
     return advantages.expand(B, T)
 
 

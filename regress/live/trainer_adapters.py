@@ -35,10 +35,8 @@ def model_of(trained: Any) -> nn.Module:
     """
     model = trained if isinstance(trained, nn.Module) else getattr(trained, "model", None)
     if not isinstance(model, nn.Module):
-        raise GuardError(
-            f"guard({type(trained).__name__}) finds no model: give the torch.nn.Module that is trained, or a trainer "
-            "with a .model"
-        )
+        raise GuardError(f"""guard({type(trained).__name__}) finds no model: give the torch.nn.Module that is trained,
+        or a trainer with a .model""")
     return model
 
 

@@ -87,10 +87,8 @@ def claim_of(
     chosen = {key: value for key, value in settings.items() if key != ADVANTAGES}
     for key in chosen:
         if not key.startswith(SECTIONS):
-            raise ConfigError(
-                f"--set {key} is not a setting of an objective; give keys that begin with {', '.join(SECTIONS)}, or "
-                f"{ADVANTAGES}"
-            )
+            raise ConfigError(f"""--set {key} is not a setting of an objective; give keys that begin with
+            {", ".join(SECTIONS)}, or {ADVANTAGES}""")
     limit = chosen.pop("optimizer.max_grad_norm", None)
     advantage = advantage_in(settings)
     words: str
@@ -113,11 +111,9 @@ def _proven(recorded: Recorded, path: str, old: OldOf) -> tuple[str, dict[str, A
     """Return the objective that explains the token gradients of every update that tells one."""
     shown, silent = _shown(recorded, path, old)
     if not shown:
-        raise OracleError(
-            f"no update of {path} proves which objective its trainer has (see regress explain"
-            f"{f': {silent[0]}' if silent else ''}); give --preset, such as trl:dapo, with --set algorithm.KEY=VALUE "
-            "where the trainer has other values"
-        )
+        raise OracleError(f"""no update of {path} proves which objective its trainer has (see regress
+        explain{f": {silent[0]}" if silent else ""}); give --preset, such as trl:dapo, with --set algorithm.KEY=VALUE
+        where the trainer has other values""")
     name, values, differ = _common(shown)
     for other in dict.fromkeys(one.names[0] for one in shown if one.changed and differ):
         again, _ = _shown(recorded, path, old, other)
@@ -126,10 +122,8 @@ def _proven(recorded: Recorded, path: str, old: OldOf) -> tuple[str, dict[str, A
             differ = ""
             break
     if differ:
-        raise OracleError(
-            f"the updates of {path} do not follow one objective: {differ}, so nothing says which is meant; give "
-            "--preset"
-        )
+        raise OracleError(f"""the updates of {path} do not follow one objective: {differ}, so nothing says which is
+        meant; give --preset""")
     notes = [
         f"the objective, {name}, is the one that explains the recorded token gradients: a trainer that should have "
         "another one is not found out; give --preset to say what it should be"
@@ -208,10 +202,8 @@ def _explained(
         (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
     )
     if bonus is not None:
-        raise OracleError(
-            f"the loss of {named(update.at)} of {path} has an entropy term ({bonus.text}), which no preset names; give "
-            "--preset and --set algorithm.entropy_coef=VALUE"
-        )
+        raise OracleError(f"""the loss of {named(update.at)} of {path} has an entropy term ({bonus.text}), which no
+        preset names; give --preset and --set algorithm.entropy_coef=VALUE""")
     return found
 
 
@@ -266,9 +258,6 @@ def _coefficients(found: Statement) -> dict[str, Any]:
         solved = float(found.evidence["kl_coef"])
         values["kl_coef"] = float(f"{solved:.2g}")
         if abs(values["kl_coef"] / solved - 1) > ROUNDED:
-            raise OracleError(
-                f"the KL term has the coefficient {solved:.6g} by the token gradients, which is not a round "
-                "number; give "
-                "--preset and --set algorithm.kl_coef=VALUE"
-            )
+            raise OracleError(f"""the KL term has the coefficient {solved:.6g} by the token gradients, which is not a
+            round number; give --preset and --set algorithm.kl_coef=VALUE""")
     return values

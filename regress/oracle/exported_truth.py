@@ -86,10 +86,8 @@ def advantage_in(overrides: Mapping[str, Any]) -> float | None:
 def _require_known(overrides: Mapping[str, Any]) -> None:
     for key in overrides:
         if not key.startswith(_SECTIONS):
-            raise ConfigError(
-                f"{key} is none of an objective or optimizer, which alone can change over an exported case; give keys "
-                f"that begin with {', '.join(_SECTIONS)}, or {ADVANTAGES}"
-            )
+            raise ConfigError(f"""{key} is none of an objective or optimizer, which alone can change over an exported
+            case; give keys that begin with {", ".join(_SECTIONS)}, or {ADVANTAGES}""")
 
 
 def _settings(case: ExportedCase, overrides: Mapping[str, Any], steps: int, folder: Path) -> dict[str, Any]:
@@ -156,10 +154,8 @@ def _micro_batch_size(case: ExportedCase) -> int:
     sizes |= {len(update["microbatches"][0]) for update in case.updates}
     if len(sizes) == 1:
         return sizes.pop()
-    raise ConfigError(
-        f"{case.folder} has microbatches of {', '.join(map(str, sorted(sizes)))} samples, and the objective counts its "
-        "denominator over a microbatch; set batching.micro_batch_size"
-    )
+    raise ConfigError(f"""{case.folder} has microbatches of {", ".join(map(str, sorted(sizes)))} samples, and the
+    objective counts its denominator over a microbatch; set batching.micro_batch_size""")
 
 
 def _require_cuts(case: ExportedCase, program: Program) -> None:
@@ -169,7 +165,5 @@ def _require_cuts(case: ExportedCase, program: Program) -> None:
         samples = [list(sample.key) for sample in program.rollouts[int(update["step"])]]
         start = int(update["mini_batch"]) * (size or len(samples))
         if samples[start : start + (size or len(samples))] != [list(key) for key in update["samples"]]:
-            raise GoldenError(
-                f"update {update['name']} of {case.folder} has other samples than mini-batches of "
-                f"{size or len(samples)} have; export the case again"
-            )
+            raise GoldenError(f"""update {update["name"]} of {case.folder} has other samples than mini-batches of
+            {size or len(samples)} have; export the case again""")

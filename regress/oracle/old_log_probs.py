@@ -82,10 +82,8 @@ class OldPolicy:
         """Return tapped values of a policy whose weights are unknown."""
         update = known.update
         if tapped is None:
-            raise OracleError(
-                f"{named(update.at)} trains on the rollout of {named(update.began)}, whose log-probs before that "
-                "update are unknown; record them with classify=, or tap old_log_probs"
-            )
+            raise OracleError(f"""{named(update.at)} trains on the rollout of {named(update.began)}, whose log-probs
+            before that update are unknown; record them with classify=, or tap old_log_probs""")
         self.notes[
             f"old log-probs of {named(update.at)} were taken as they were recorded: the weights before "
             f"{named(update.began)}, the first update on its rollout, are unknown"

@@ -140,10 +140,8 @@ def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | No
     config = compose({}, values, work)
     chosen = config.algorithm
     if chosen.aggregation == "seq-mean-token-sum-norm" and chosen.norm_length is None:
-        raise OracleError(
-            "seq-mean-token-sum-norm divides by a constant length, which no dump tells; give --set "
-            "algorithm.norm_length=N, the longest completion that the trainer allows"
-        )
+        raise OracleError("""seq-mean-token-sum-norm divides by a constant length, which no dump tells; give --set
+        algorithm.norm_length=N, the longest completion that the trainer allows""")
     passes = {kind: True for kind in PASSES if recorded.dump.names(kind)}
     return replace(
         config, debug=replace(config.debug, dump_options=replace(config.debug.dump_options, **passes))
@@ -165,10 +163,8 @@ def _temperature(recorded: Recorded) -> float:
     found = {dump.read(name).meta.get("temperature", 1.0) for name in dump.names("forward_data")}
     if len(found) == 1 and isinstance(value := next(iter(found)), int | float):
         return float(value)
-    raise OracleError(
-        f"log-probs of {dump.folder} were recorded at several temperatures, {sorted(map(str, found))}; record with "
-        "temperature=, that of the trainer"
-    )
+    raise OracleError(f"""log-probs of {dump.folder} were recorded at several temperatures, {sorted(map(str, found))};
+    record with temperature=, that of the trainer""")
 
 
 def _notes(recorded: Recorded, config: Config) -> list[str]:
@@ -197,16 +193,12 @@ def _weights(recorded: Recorded, given: Path | None) -> Path:
     folder = recorded.dump.folder
     adapted = next((name for name in _parameters(recorded) if "lora_" in name), None)
     if adapted is not None:
-        raise OracleError(
-            f"{folder} is of a trainer of an adapter (LoRA: {adapted}), and the oracle repeats trainers of whole "
-            "models only; record one that trains all weights"
-        )
+        raise OracleError(f"""{folder} is of a trainer of an adapter (LoRA: {adapted}), and the oracle repeats trainers
+        of whole models only; record one that trains all weights""")
     initial = recorded.capture.get("initial_weights")
     if given is None and not isinstance(initial, Mapping):
-        raise OracleError(
-            f"{folder} does not hold the weights before its first update; record with initial_weights=True, or give "
-            "--model CHECKPOINT"
-        )
+        raise OracleError(f"""{folder} does not hold the weights before its first update; record with
+        initial_weights=True, or give --model CHECKPOINT""")
     path = given
     if path is None:
         assert isinstance(initial, Mapping)
@@ -232,7 +224,5 @@ def _verify(path: Path, digests: Mapping[str, str]) -> None:
             found = ""
         if found != digest:
             state = "is missing" if not found else "was changed"
-            raise OracleError(
-                f"{path / name} {state} since it was recorded, so the weights are not those of the trainer; copy the "
-                "dump again, or give --model"
-            )
+            raise OracleError(f"""{path / name} {state} since it was recorded, so the weights are not those of the
+            trainer; copy the dump again, or give --model""")

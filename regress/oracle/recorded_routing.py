@@ -63,10 +63,8 @@ def forced(policy: LocalPolicy, experts: Experts) -> Iterator[None]:
     modules = policy.modules()
     lacking = next((name for name in experts if name not in modules), None)
     if lacking is not None:
-        raise OracleError(
-            f"the dump tells the experts of {lacking}, and the model of the oracle has no such router; give --model "
-            "with the architecture that was recorded"
-        )
+        raise OracleError(f"""the dump tells the experts of {lacking}, and the model of the oracle has no such router;
+        give --model with the architecture that was recorded""")
     current: list[Microbatch] = []
     compute = policy._forward
 
@@ -99,10 +97,8 @@ def _forced_route(
             output = own(*args, **kwargs)
         found = routed(output)
         if found is None or not torch.equal(found.experts, chosen):
-            raise OracleError(
-                f"{name} does not choose its experts by torch.topk, so the recorded ones cannot be forced; record "
-                "without routing"
-            )
+            raise OracleError(f"""{name} does not choose its experts by torch.topk, so the recorded ones cannot be
+            forced; record without routing""")
         if wanted("activations") and not in_backward():
             _tap(name, found, free, current[0])
         return output

@@ -253,10 +253,8 @@ class Repetition:
         if not self.config.algorithm.mask_truncated_completions:
             return sample.loss_mask
         if sample.finish_reason is None:
-            raise OracleError(
-                "algorithm.mask_truncated_completions leaves cut completions out, and the trajectories do not tell "
-                "which are; tap them with finish_reason"
-            )
+            raise OracleError("""algorithm.mask_truncated_completions leaves cut completions out, and the trajectories
+            do not tell which are; tap them with finish_reason""")
         return [0] * len(sample.tokens) if sample.finish_reason == "length" else sample.loss_mask
 
     def _plan(self, update: Observed) -> BatchPlan:
@@ -265,11 +263,9 @@ class Repetition:
             return BatchPlan()
         blocks = update.blocks()
         if blocks is None or sorted(blocks) != blocks or len({blocks.count(one) for one in blocks}) != 1:
-            raise OracleError(
-                f"the objective counts its denominator over a microbatch, and those of {named(update.at)} do not hold "
-                "the samples in order, equally many each; record a run with such microbatches, or set "
-                "algorithm.denominator_scope=global"
-            )
+            raise OracleError(f"""the objective counts its denominator over a microbatch, and those of
+            {named(update.at)} do not hold the samples in order, equally many each; record a run with such microbatches,
+            or set algorithm.denominator_scope=global""")
         return BatchPlan(micro_batch_size=blocks.count(blocks[0]))
 
     def _settled(self, known: Known, old: torch.Tensor | None) -> torch.Tensor | None:
@@ -302,10 +298,9 @@ class Repetition:
         if known.update.rollout is None:
             tapped = known.update.at_loss("is_loss_debug/advantages", mask=self._mask)
             if tapped is None:
-                raise OracleError(
-                    f"nothing tells the advantages of {named(known.update.at)}; tap rewards with tap_trajectories, or "
-                    "advantages with tap_batch, or give --set advantages=1.0 for supervised fine-tuning"
-                )
+                raise OracleError(f"""nothing tells the advantages of {named(known.update.at)}; tap rewards with
+                tap_trajectories, or advantages with tap_batch, or give --set advantages=1.0 for supervised
+                fine-tuning""")
             self.notes["advantages were taken as they were tapped: no rewards tell what they should be"] = (
                 None
             )
@@ -358,7 +353,5 @@ def _refuse_beyond(objective: Objective) -> None:
     }
     for name, depends in beyond.items():
         if depends:
-            raise OracleError(
-                f"algorithm.{name}={getattr(objective, name)} depends on more of the run than a dump tells; give --set "
-                f"algorithm.{name} another value"
-            )
+            raise OracleError(f"""algorithm.{name}={getattr(objective, name)} depends on more of the run than a dump
+            tells; give --set algorithm.{name} another value""")

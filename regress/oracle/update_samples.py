@@ -24,10 +24,8 @@ def named(at: At) -> str:
 def token_ids(tokens: UpdateTokens, at: At) -> list[tuple[int, ...]]:
     ids = tokens.get("batch_inputs/input_ids")
     if ids is None or np.isnan(ids).any():
-        raise OracleError(
-            f"{named(at)} does not hold the token ids of every sample, so nothing can be computed from them; record "
-            "batch_inputs of all ranks"
-        )
+        raise OracleError(f"""{named(at)} does not hold the token ids of every sample, so nothing can be computed from
+        them; record batch_inputs of all ranks""")
     bounds = tokens.frame.offsets
     return [
         tuple(int(value) for value in ids[bounds[i] : bounds[i + 1]])
@@ -42,15 +40,11 @@ def foreign(at: At, ids: Sequence[tuple[int, ...]], rollouts: Rollouts) -> Oracl
         parts = joined(own, samples)
         if parts:
             names = ", ".join(f"{one.group_id}/{one.run_id}" for one in parts)
-            return OracleError(
-                f"a sample of {named(at)} is {len(parts)} samples of the rollout one behind the other ({names}), and "
-                "is trained as one: restart the position ids of a packed row at each sample, or give record("
-                "cu_seq_lens=) where these tell the samples apart"
-            )
-    return OracleError(
-        f"the samples of {named(at)} are not those of any recorded rollout, so their rewards are unknown; tap "
-        "the trajectories that the update trains on"
-    )
+            return OracleError(f"""a sample of {named(at)} is {len(parts)} samples of the rollout one behind the other
+            ({names}), and is trained as one: restart the position ids of a packed row at each sample, or give
+            record(cu_seq_lens=) where these tell the samples apart""")
+    return OracleError(f"""the samples of {named(at)} are not those of any recorded rollout, so their rewards are
+    unknown; tap the trajectories that the update trains on""")
 
 
 def loss_mask(tokens: UpdateTokens, at: At) -> tuple[Bools, str]:
@@ -60,16 +54,12 @@ def loss_mask(tokens: UpdateTokens, at: At) -> tuple[Bools, str]:
         if values is not None:
             return np.nan_to_num(values) != 0, "the tapped loss mask"
     if "token_gradient/token_gradient" not in tokens.values:
-        raise OracleError(
-            f"nothing tells the loss tokens of {named(at)}; tap them with tap_batch(loss_mask=...), or the rollouts "
-            "with tap_trajectories, or record with token_gradient=True"
-        )
+        raise OracleError(f"""nothing tells the loss tokens of {named(at)}; tap them with tap_batch(loss_mask=...), or
+        the rollouts with tap_trajectories, or record with token_gradient=True""")
     mask = find_mask(tokens)
     if not mask.speaking.all():
-        raise OracleError(
-            f"nothing tells the loss tokens of {named(at)}, and not every sample has a gradient that would; tap them "
-            "with tap_batch(loss_mask=...), or the rollouts with tap_trajectories"
-        )
+        raise OracleError(f"""nothing tells the loss tokens of {named(at)}, and not every sample has a gradient that
+        would; tap them with tap_batch(loss_mask=...), or the rollouts with tap_trajectories""")
     return mask.policy, FROM_GRADIENTS
 
 

@@ -67,11 +67,9 @@ def _accelerate(model: PreTrainedModel, size: int) -> Replicas:
 
     for name in PLUGINS:
         if os.environ.get(name, "false").lower() == "true":
-            raise ConfigError(
-                f"parallel.data_parallel=accelerate wraps whole models for replicas, and accelerate launch asks for "
-                f"another engine ({name}=true); start it with --multi_gpu and nothing else, and set parallel.fsdp for "
-                "shards"
-            )
+            raise ConfigError(f"""parallel.data_parallel=accelerate wraps whole models for replicas, and accelerate
+            launch asks for another engine ({name}=true); start it with --multi_gpu and nothing else, and set
+            parallel.fsdp for shards""")
     # settings in the launcher's variables or configuration file would silently change the computation
     accelerator = Accelerator(
         cpu=model.device.type == "cpu",

@@ -76,25 +76,18 @@ def _open(config: Config, device: torch.device, started: int, environ: Mapping[s
     """Open the process group of all processes, from the launcher's variables."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]
     if missing:
-        raise ConfigError(
-            f"WORLD_SIZE={started} but {' and '.join(missing)} not set: {started} processes cannot find one another; "
-            f"start them with torchrun --nproc-per-node {started}, or set the variables that it sets"
-        )
+        raise ConfigError(f"""WORLD_SIZE={started} but {" and ".join(missing)} not set: {started} processes cannot find
+        one another; start them with torchrun --nproc-per-node {started}, or set the variables that it sets""")
     rank = _count(environ, "RANK")
     if rank >= started:
-        raise ConfigError(
-            f"RANK={rank} is not a number of one of WORLD_SIZE={started} processes; count them from 0, or "
-            "start them with "
-            f"torchrun --nproc-per-node {started}"
-        )
+        raise ConfigError(f"""RANK={rank} is not a number of one of WORLD_SIZE={started} processes; count them from 0,
+        or start them with torchrun --nproc-per-node {started}""")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=config.parallel.timeout))
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"the {started} processes of this run do not find one another ({reason(error)}); start them with "
-            f"torchrun --nproc-per-node {started}, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
-        ) from error
+        raise ConfigError(f"""the {started} processes of this run do not find one another ({reason(error)}); start them
+        with torchrun --nproc-per-node {started}, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE""") from error
 
 
 def _device(name: str, environ: Mapping[str, str]) -> torch.device:
@@ -108,21 +101,15 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
     if device.type == "cpu":
         return device
     if str(device) != "cuda":
-        raise ConfigError(
-            f"device={name} cannot be that of several processes; set device=cuda, of which each process takes the one "
-            "of its LOCAL_RANK, or device=cpu"
-        )
+        raise ConfigError(f"""device={name} cannot be that of several processes; set device=cuda, of which each process
+        takes the one of its LOCAL_RANK, or device=cpu""")
     if "LOCAL_RANK" not in environ:
-        raise ConfigError(
-            f"device={name}: LOCAL_RANK is not set, so that all processes of a machine would take the same GPU; start "
-            "them with torchrun, or set it to the number of the process on its machine"
-        )
+        raise ConfigError(f"""device={name}: LOCAL_RANK is not set, so that all processes of a machine would take the
+        same GPU; start them with torchrun, or set it to the number of the process on its machine""")
     own, present = torch.device("cuda", _count(environ, "LOCAL_RANK")), torch.cuda.device_count()
     if own.index >= present:
-        raise ConfigError(
-            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own, of {present} here; start "
-            "no more processes on a machine than it has GPUs, or set device=cpu"
-        )
+        raise ConfigError(f"""device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own, of {present}
+        here; start no more processes on a machine than it has GPUs, or set device=cpu""")
     torch.cuda.set_device(own)
     return own
 
@@ -130,10 +117,8 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
 def _count(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
     value = environ.get(name, default)
     if value is None or not value.isdecimal():
-        raise ConfigError(
-            f"{name}={value} in the environment is not a number of a process or of processes; start them with "
-            "torchrun or accelerate launch, or unset it"
-        )
+        raise ConfigError(f"""{name}={value} in the environment is not a number of a process or of processes; start them
+        with torchrun or accelerate launch, or unset it""")
     return int(value)
 
 

@@ -69,7 +69,6 @@ def _heard(store: Store) -> RegressError | None:
 
 
 def _lost(error: Exception) -> RegressError:
-    return RegressError(
-        f"rank {dist.get_rank()} lost another rank, which ended without a word or did not answer for parallel.timeout "
-        f"seconds ({reason(error)}); look at what the others printed first, and at dmesg for lack of memory"
-    )
+    return RegressError(f"""rank {dist.get_rank()} lost another rank, which ended without a word or did not answer for
+    parallel.timeout seconds ({reason(error)}); look at what the others printed first, and at dmesg for lack of
+    memory""")

@@ -58,10 +58,9 @@ def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Pa
     """
     found = {parameter for parameter in model.parameters() if not parameter_shards.local(parameter).numel()}
     if found and param_dtype is not None:
-        raise ConfigError(
-            f"parallel.fsdp_param_dtype={str(param_dtype).removeprefix('torch.')}: this rank holds no row of a weight "
-            f"of {model.config.vocab_size} rows, which FSDP can then not cast; set it to null, or lower parallel.tp"
-        )
+        raise ConfigError(f"""parallel.fsdp_param_dtype={str(param_dtype).removeprefix("torch.")}: this rank holds no
+        row of a weight of {model.config.vocab_size} rows, which FSDP can then not cast; set it to null, or lower
+        parallel.tp""")
     return found
 
 

@@ -214,10 +214,8 @@ def _require_plain_vocabulary(model: PreTrainedModel, count: int) -> None:
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         if base_layer(module) is not module:
             name = next(name for name, found in model.named_modules() if found is module)
-            raise ConfigError(
-                f"parallel.tp={count} splits the vocabulary, and model.lora.target_modules adapts {name}; leave it out "
-                "there, or set parallel.tp=1"
-            )
+            raise ConfigError(f"""parallel.tp={count} splits the vocabulary, and model.lora.target_modules adapts
+            {name}; leave it out there, or set parallel.tp=1""")
 
 
 def heads_of(model: PreTrainedModel) -> dict[str, int]:

@@ -327,10 +327,9 @@ def _require_plain_experts(model: PreTrainedModel, world: ProcessGroups) -> None
     name = adapted_experts(model)
     split = next((key for key in ("pp", "fsdp", "ep", "tp") if world.mesh.sizes[key] > 1), None)
     if name is not None and split is not None:
-        raise ConfigError(
-            f"parallel.{split}={world.mesh.sizes[split]} splits the model, and model.lora.target_modules adapts the "
-            f"experts {name}, which peft computes as whole weights; leave them out there, or set parallel.{split}=1"
-        )
+        raise ConfigError(f"""parallel.{split}={world.mesh.sizes[split]} splits the model, and model.lora.target_modules
+        adapts the experts {name}, which peft computes as whole weights; leave them out there, or set
+        parallel.{split}=1""")
 
 
 def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:

@@ -279,10 +279,9 @@ def _require_one_weight(schedule: str, ranks: Sequence[int], stages: Stages) -> 
     """Refuse tied and split weights on one rank; every rank of the pipeline reaches the same result."""
     split = any(isinstance(parameter, DTensor) for _, parameter in stages.named_parameters())
     if stages.tied and ranks[0] == ranks[-1] and split:
-        raise ConfigError(
-            f"parallel.pp_schedule={schedule}: first and last stage lie on one rank, where fsdp and tp make two "
-            f"parameters of the tied {stages.tied[0]}; choose another schedule or set model.tie_word_embeddings=false"
-        )
+        raise ConfigError(f"""parallel.pp_schedule={schedule}: first and last stage lie on one rank, where fsdp and tp
+        make two parameters of the tied {stages.tied[0]}; choose another schedule or set
+        model.tie_word_embeddings=false""")
 
 
 def _require_one_shape(shapes: Sequence[torch.Size]) -> None:

@@ -59,10 +59,8 @@ def ranks_of_stages(name: str, ranks: int, per_rank: int) -> list[int]:
     schedule = SCHEDULES[name]
     if per_rank < schedule.least or (schedule.most is not None and per_rank > schedule.most):
         bound = "exactly" if schedule.least == schedule.most else "at least"
-        raise ConfigError(
-            f"parallel.pp_stages_per_rank={per_rank}: the schedule {name} has {bound} {schedule.least} on each rank; "
-            f"set parallel.pp_stages_per_rank={schedule.least} or choose another parallel.pp_schedule"
-        )
+        raise ConfigError(f"""parallel.pp_stages_per_rank={per_rank}: the schedule {name} has {bound} {schedule.least}
+        on each rank; set parallel.pp_stages_per_rank={schedule.least} or choose another parallel.pp_schedule""")
     turns = [list(range(ranks)) for _ in range(per_rank)]
     if schedule.back:
         turns[1].reverse()

@@ -28,10 +28,8 @@ def work_on_own_columns(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> 
 def _split(group: dist.ProcessGroup, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     hidden, *rest = args
     if hidden.shape[1] % group.size():
-        raise ConfigError(
-            f"parallel.sequence_parallel=true: rows of {hidden.shape[1]} columns cannot be split over {group.size()} "
-            f"ranks; set batching.pad_to_multiple_of to a multiple of {group.size()}"
-        )
+        raise ConfigError(f"""parallel.sequence_parallel=true: rows of {hidden.shape[1]} columns cannot be split over
+        {group.size()} ranks; set batching.pad_to_multiple_of to a multiple of {group.size()}""")
     return (_Split.apply(hidden, group), *rest)
 
 

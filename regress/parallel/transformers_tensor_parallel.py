@@ -31,8 +31,6 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh) -> TensorPlan:
         apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name in known})
         model.tie_weights()
     except Exception as error:  # any error of a plan that does not match the model
-        raise ConfigError(
-            f"parallel.tp_implementation=transformers cannot split this {model.config.model_type} model over "
-            f"parallel.tp={mesh.size()} ranks ({reason(error)}); set parallel.tp_implementation=torch"
-        ) from error
+        raise ConfigError(f"""parallel.tp_implementation=transformers cannot split this {model.config.model_type} model
+        over parallel.tp={mesh.size()} ranks ({reason(error)}); set parallel.tp_implementation=torch""") from error
     return TensorPlan(partial=(), vocabulary=None, outputs={})

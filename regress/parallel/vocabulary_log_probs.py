@@ -132,8 +132,6 @@ def _check_holders(holders: Tensor, columns: Tensor) -> None:
     lost = torch.nonzero(holders != 1).flatten()
     if len(lost):
         row = int(lost[0])
-        raise InputError(
-            f"the target of row {row} lies in {int(holders[row])} parts of the vocabulary (on this rank it would be "
-            f"column {int(columns[row])}): every token id lies in exactly one; pass each rank the first id of its own "
-            "part as start, and fill positions without a target with any token id, such as 0."
-        )
+        raise InputError(f"""the target of row {row} lies in {int(holders[row])} parts of the vocabulary (on this rank
+        it would be column {int(columns[row])}): every token id lies in exactly one; pass each rank the first id of its
+        own part as start, and fill positions without a target with any token id, such as 0.""")

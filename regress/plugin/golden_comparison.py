@@ -29,10 +29,8 @@ def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tole
     if not isinstance(why, str):
         raise CheckError(f"why={why!r} is not a reason: give a sentence")
     if (rtol or atol) and not why.strip():
-        raise CheckError(
-            f"rtol={rtol:g}, atol={atol:g} without a reason: say in why= where this tolerance comes from, or leave "
-            "it out"
-        )
+        raise CheckError(f"""rtol={rtol:g}, atol={atol:g} without a reason: say in why= where this tolerance comes from,
+        or leave it out""")
     return Tolerance(float(rtol), float(atol), reason=why or _NONE).scaled(scale)
 
 

@@ -240,11 +240,9 @@ def refuse_nonfinite(value: Tree, name: str) -> None:
         bad = ~np.isfinite(array.astype(np.float64)) if is_float(array.dtype) else np.zeros(1, bool)
         if bad.any():
             index = [int(i) for i in np.unravel_index(int(bad.argmax()), array.shape)]
-            raise GoldenError(
-                f"the new value of {name!r} is refused: {path} is {float(array[tuple(index)])} at {index} "
-                f"({int(bad.sum())} of {array.size} elements are not finite); find what produced it, or pass "
-                "nonfinite=True if that is right"
-            )
+            raise GoldenError(f"""the new value of {name!r} is refused: {path} is {float(array[tuple(index)])} at
+            {index} ({int(bad.sum())} of {array.size} elements are not finite); find what produced it, or pass
+            nonfinite=True if that is right""")
 
 
 def refuse_unrepeatable(verdicts: Sequence[Verdict], name: str) -> None:
@@ -252,7 +250,5 @@ def refuse_unrepeatable(verdicts: Sequence[Verdict], name: str) -> None:
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if failed:
         first = failed[0]
-        raise GoldenError(
-            f"the new value of {name!r} is refused: two runs of its function differ ({first.status}, {first.name}, by "
-            f"{first.max_error:.3g}); seed what is random in it, or give a tolerance and its reason"
-        )
+        raise GoldenError(f"""the new value of {name!r} is refused: two runs of its function differ ({first.status},
+        {first.name}, by {first.max_error:.3g}); seed what is random in it, or give a tolerance and its reason""")

@@ -29,10 +29,8 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 def regress(request: pytest.FixtureRequest) -> Regress:
     """Compare values with the goldens of this test (`regress.check`), or with one another (`regress.assert_close`)."""
     if getattr(getattr(request.node, "obj", None), "is_hypothesis_test", False):
-        raise CheckError(
-            f"{request.node.name} asks for the fixture 'regress' inside @given, but a golden belongs to one value and "
-            "not to every example: check a fixed example in a test of its own"
-        )
+        raise CheckError(f"""{request.node.name} asks for the fixture 'regress' inside @given, but a golden belongs to
+        one value and not to every example: check a fixed example in a test of its own""")
     return Regress(request)
 
 
@@ -148,10 +146,8 @@ class Regress:
         if not isinstance(name, str) or not name:
             raise CheckError(f"{name!r} is not a name of a value: give a text that is not empty")
         if name in self._names:
-            raise CheckError(
-                f"{name!r} was checked in this test already, and two values cannot share a golden: give each a name of "
-                "its own"
-            )
+            raise CheckError(f"""{name!r} was checked in this test already, and two values cannot share a golden: give
+            each a name of its own""")
         self._names.add(name)
 
     def _call(

@@ -95,10 +95,8 @@ class ReplaySession:
         given = self._config.getoption("--regress-set")
         found = parse_settings(self._config.getini("regress_set") if given is None else given)
         if found and self._config.stash[SETTINGS].update is not None:
-            raise ConfigError(
-                f"--update-golden makes golden what the configuration of the cases computes, and {min(found)} is set "
-                "beside it; update without --regress-set and regress_set"
-            )
+            raise ConfigError(f"""--update-golden makes golden what the configuration of the cases computes, and
+            {min(found)} is set beside it; update without --regress-set and regress_set""")
         return found
 
     def _adapter(self) -> Adapter | None:
@@ -119,10 +117,8 @@ class ReplaySession:
                 f"{names} both replay golden cases; keep one of {name} and [tool.regress] replay in pyproject.toml"
             )
         if found and self._config.stash[SETTINGS].update is not None:
-            raise ConfigError(
-                f"--update-golden makes golden what the engine of this package computes, but {found[0].name} replays "
-                "the cases; update without it, or compare without --update-golden"
-            )
+            raise ConfigError(f"""--update-golden makes golden what the engine of this package computes, but
+            {found[0].name} replays the cases; update without it, or compare without --update-golden""")
         return found[0] if found else None
 
     @pytest.hookimpl(optionalhook=True)

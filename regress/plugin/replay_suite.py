@@ -221,10 +221,8 @@ class Suite:
             reasons = {one.name: left_out(one) if one.variant.follows_traits else None for one in found}
         if whole and cases and (not found or (reasons and all(reasons.values()))):
             example = "".join(f" ({name}: {why})" for name, why in [*reasons.items()][:1])
-            raise ConfigError(
-                f"no variant of {named!r} is replayed on a case of {cases_named!r}, so nothing would be compared; "
-                f"{', '.join(table)} have cases of their own{example}"
-            )
+            raise ConfigError(f"""no variant of {named!r} is replayed on a case of {cases_named!r}, so nothing would be
+            compared; {", ".join(table)} have cases of their own{example}""")
         return found
 
     def _unmet(

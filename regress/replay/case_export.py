@@ -127,10 +127,9 @@ def _write(case: GoldenCase, place: Path, derived: bool) -> None:
     with Workspace() as temporary:
         config = replay_config(case, BASE, Precision.FLOAT64, len(steps), temporary)
     if config.algorithm.loss_function is not None:
-        raise GoldenError(
-            f"{case.folder} has a loss that is code (algorithm.loss_function={config.algorithm.loss_function}), which "
-            "objective.json cannot tell; export a case with a loss of this package"
-        )
+        raise GoldenError(f"""{case.folder} has a loss that is code
+        (algorithm.loss_function={config.algorithm.loss_function}), which objective.json cannot tell; export a case with
+        a loss of this package""")
     plan = Replay(case, BASE, Precision.FLOAT64).plan
     objective: dict[str, Json] = {
         "case": case.name,

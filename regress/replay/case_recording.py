@@ -45,10 +45,8 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
     case = store.case(name, allow_changed_inputs=True)
     makes = inputs or not has_inputs(case)
     if makes and not case.recipe:
-        raise GoldenError(
-            f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
-            "optimizer.safetensors there, or say with a recipe how they are made"
-        )
+        raise GoldenError(f"""{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and
+        optimizer.safetensors there, or say with a recipe how they are made""")
     if not makes and not case.sampled:
         with Workspace() as workspace:
             truth = _computed(case, workspace, signal)
@@ -128,12 +126,9 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
     others = (change for change in found.changes if change.quantity not in quantities)
     other = next((change for change in others if change.status is not Status.EXTRA), None)
     if other is not None:
-        raise GoldenError(
-            f"case {name}: {other.quantity} {other.name} at {other.where} is not what was recorded "
-            f"({other.status}), so "
-            "nothing can be added beside it; find out why, or bring it up to date first: pytest --update-golden -k "
-            f"{shlex.quote(f'{name} and {other.quantity}')}"
-        )
+        raise GoldenError(f"""case {name}: {other.quantity} {other.name} at {other.where} is not what was recorded
+        ({other.status}), so nothing can be added beside it; find out why, or bring it up to date first: pytest
+        --update-golden -k {shlex.quote(f"{name} and {other.quantity}")}""")
     for quantity in quantities:
         if not any(quantity in row for row in found.truth.values()):
             raise GoldenError(f"case {name} computes no {quantity}, so it cannot have golden values of it")
@@ -190,10 +185,8 @@ def measure(
         floors = calibrate(case, workspace, seeds=seeds, only=measured, advance=advance, processes=processes)
         missing = sorted({*(only or ())} - {floor.quantity for floor in floors})
         if missing:
-            raise GoldenError(
-                f"case {name} has no golden values of {missing[0]} to measure; add them: regress golden record {name} "
-                f"--quantity {missing[0]}"
-            )
+            raise GoldenError(f"""case {name} has no golden values of {missing[0]} to measure; add them: regress golden
+            record {name} --quantity {missing[0]}""")
         shown = prove(case, floors, workspace, advance, processes) if proof else None
         return Calibration(case, floors, shown, only)
 

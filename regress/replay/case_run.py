@@ -60,10 +60,8 @@ def replay(
     count = len(trajectories_of(case)) if steps is None else steps
     if variant.program:
         if prepare is not None or launch is not None:
-            raise ConfigError(
-                f"variant {variant.name} runs the whole program in processes of this machine's pool, which neither a "
-                "launcher starts nor a fault changes; leave it out"
-            )
+            raise ConfigError(f"""variant {variant.name} runs the whole program in processes of this machine's pool,
+            which neither a launcher starts nor a fault changes; leave it out""")
         from regress.replay.program_replay import replay_program
 
         return DumpReader(replay_program(case, variant, precision, folder, count, overrides, around))

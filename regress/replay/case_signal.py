@@ -132,8 +132,8 @@ def require_signal(name: str, **recording: Any) -> None:
     if missing:
         rules = list(dict.fromkeys(rule for _, rule in missing))
         raise SignalError(
-            f"case {name!r} cannot become golden, because some faults could not show in it: "
-            f"{'; '.join(problem for problem, _ in missing)}: change its recipe or its configuration",
+            f"""case {name!r} cannot become golden, because some faults could not show in it:
+            {"; ".join(problem for problem, _ in missing)}: change its recipe or its configuration""",
             [_KEYS[rule] for rule in rules],
             luck=not {*rules} & {_claims, _updates},
         )

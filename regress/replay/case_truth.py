@@ -47,10 +47,8 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
     found = compare_bitwise(dumps[0].folder, dumps[1].folder)
     if found.differences:
         first = found.differences[0]
-        raise ReplayError(
-            f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
-            "can be golden; look for a source of randomness or for threads, and set threads=1"
-        )
+        raise ReplayError(f"""case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so
+        neither can be golden; look for a source of randomness or for threads, and set threads=1""")
     require_rollouts(case, dumps[0])
     require_invariants(case, dumps[0])
     return canonical(case, dumps[0])
@@ -64,10 +62,8 @@ def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
     if wrong:
         listed = "; ".join(f"{v.name} at {v.place}: {v.detail}" for v in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ReplayError(
-            f"case {case.name} cannot become golden, because what is true of every correct update is not true of this "
-            f"one ({listed}{more}): correct the engine"
-        )
+        raise ReplayError(f"""case {case.name} cannot become golden, because what is true of every correct update is not
+        true of this one ({listed}{more}): correct the engine""")
 
 
 def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
@@ -78,11 +74,9 @@ def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
     found = (verdict for step in case.trajectories() for verdict in judge.verdicts(step))
     first = next((verdict for verdict in found if not verdict.ok), None)
     if first is not None:
-        raise ReplayError(
-            f"case {case.name} samples other rollouts than were recorded (step {first.place.step}, {first.name}: "
-            f"{first.detail or first.status}), so its updates are those of other samples; if that is right, record the "
-            f"case again: regress golden record {case.name}"
-        )
+        raise ReplayError(f"""case {case.name} samples other rollouts than were recorded (step {first.place.step},
+        {first.name}: {first.detail or first.status}), so its updates are those of other samples; if that is right,
+        record the case again: regress golden record {case.name}""")
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Sequence[PlannedUpdate] | None = None) -> Truth:

@@ -194,11 +194,9 @@ def chosen_replays(
         name, why = next(iter(left.items()))
         raise ConfigError(f"{name} is not possible: {why}")
     if not found:
-        raise ConfigError(
-            f"no variant of {variants!r} is replayed on {', '.join(chosen)} in the tier {tier} of the matrix {extent}, "
-            "so nothing would be compared; regress variants lists their cases and precisions, --matrix full takes all "
-            "cases"
-        )
+        raise ConfigError(f"""no variant of {variants!r} is replayed on {", ".join(chosen)} in the tier {tier} of the
+        matrix {extent}, so nothing would be compared; regress variants lists their cases and precisions, --matrix full
+        takes all cases""")
     return found
 
 
@@ -271,10 +269,8 @@ class Session:
         from regress.replay.user_trainer_replays import ForeignReplayer
 
         if self.machine != Machine():
-            raise ConfigError(
-                f"{self.adapter.name} replays cases on the ranks of a pool on this machine; leave --launcher, "
-                "--device and --work away"
-            )
+            raise ConfigError(f"""{self.adapter.name} replays cases on the ranks of a pool on this machine; leave
+            --launcher, --device and --work away""")
         return Replayers(own=ForeignReplayer(self.adapter, folder / ".exports"))
 
     def attend(self, replay: Replay) -> None:

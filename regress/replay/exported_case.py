@@ -95,10 +95,8 @@ class ExportedCase:
         self.folder = folder
         index = read_index(folder)
         if index.get("format") != FORMAT:
-            raise GoldenError(
-                f"{folder} has the format {index.get('format')!r} and this version reads {FORMAT}; export the case "
-                "again with regress golden export"
-            )
+            raise GoldenError(f"""{folder} has the format {index.get("format")!r} and this version reads {FORMAT};
+            export the case again with regress golden export""")
         self.numbers: dict[str, Any] = read_objective(folder)
         self.name = str(self.numbers["case"])
 
@@ -176,10 +174,8 @@ class ExportedCase:
             GoldenError: if fewer are recorded.
         """
         if updates > len(self.steps):
-            raise GoldenError(
-                f"{self.name} has {len(self.steps)} recorded rollout batches, so a cell of {updates} updates is not "
-                "possible: lower Cell.updates"
-            )
+            raise GoldenError(f"""{self.name} has {len(self.steps)} recorded rollout batches, so a cell of {updates}
+            updates is not possible: lower Cell.updates""")
         return [sample for step in self.steps[:updates] for sample in step]
 
     def tokens_of_loss(self, step: int) -> int:

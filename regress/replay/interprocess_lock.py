@@ -32,10 +32,8 @@ def interprocess_lock(path: Path, what: str) -> Iterator[None]:
             break
         others.require_running([lock])
         if time.monotonic() >= end:
-            raise ReplayError(
-                f"{what} has been computed by another process for {TIMEOUT:g} s without an end; run it alone with "
-                "-n 0 to see where it hangs"
-            )
+            raise ReplayError(f"""{what} has been computed by another process for {TIMEOUT:g} s without an end; run it
+            alone with -n 0 to see where it hangs""")
     try:
         yield
     finally:

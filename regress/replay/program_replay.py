@@ -87,10 +87,8 @@ def _overrides(case: GoldenCase, problems: Path, recording: Path, steps: int) ->
 def _require_distinct(case: GoldenCase, planned: Sequence[Sequence[Problem]]) -> None:
     texts = [problem.prompt for step in planned for problem in step]
     if not texts or len({*texts}) < len(texts):
-        raise ReplayError(
-            f"{case.name} trains on {len({*texts})} different prompts in {len(texts)} places, but a prompt of a "
-            "curriculum belongs to the stage of one step; leave the variants with a curriculum out"
-        )
+        raise ReplayError(f"""{case.name} trains on {len({*texts})} different prompts in {len(texts)} places, but a
+        prompt of a curriculum belongs to the stage of one step; leave the variants with a curriculum out""")
 
 
 def _write(path: Path, planned: Sequence[Sequence[Problem]]) -> None:
@@ -154,10 +152,8 @@ def replay_program(
     saving = {**quiet, "trainer.save_updates": variant.resume_at}
     first = variant if variant.before is None else replace(variant, overrides=variant.before)
     if not _process(case, first, precision, folder, steps, saving, around, stop_after=variant.resume_at)[1]:
-        raise ReplayError(
-            f"{case.name}/{variant.name} makes no more than {variant.resume_at} updates, so nobody goes on; lower "
-            "resume_at"
-        )
+        raise ReplayError(f"""{case.name}/{variant.name} makes no more than {variant.resume_at} updates, so nobody goes
+        on; lower resume_at""")
     going_on = {**saving, "trainer.resume_from_checkpoint": "latest"}
     return _process(case, variant, precision, folder, steps, going_on, around)[0]
 
@@ -206,10 +202,8 @@ def run_program(config: Config, stop_after: int | None, around: Around | None = 
     """
     with (around or nullcontext)() as broken:
         if broken is not None:
-            raise ReplayError(
-                "a fault of a run that was built cannot break the whole program, which builds its own; choose one of "
-                "the code"
-            )
+            raise ReplayError("""a fault of a run that was built cannot break the whole program, which builds its own;
+            choose one of the code""")
         try:
             train(config, Console(quiet=True), stop_after=stop_after)
         except Stopped:

@@ -139,10 +139,8 @@ class ReplayCache:
             if elsewhere is not None:
                 _download(elsewhere, kept / "dump")
         except OSError as error:  # shutil.Error, too
-            raise ReplayError(
-                f"{kept} cannot hold the dump of a replay ({reason(error)}); choose another folder with "
-                "--regress-keep-dumps"
-            ) from None
+            raise ReplayError(f"""{kept} cannot hold the dump of a replay ({reason(error)}); choose another folder with
+            --regress-keep-dumps""") from None
 
     def _remove(self, replay: Replay) -> None:
         """Remove what a replay has left."""

@@ -215,10 +215,8 @@ def _launch(
 ) -> Launch | None:
     if launcher == POOL:
         if (nnodes, node_rank, endpoint, work) != (1, None, None, None):
-            raise ConfigError(
-                "a pool of ranks lives on one machine; give --launcher torchrun or accelerate together with --nnodes, "
-                "--node-rank, --rdzv-endpoint and --work"
-            )
+            raise ConfigError("""a pool of ranks lives on one machine; give --launcher torchrun or accelerate together
+            with --nnodes, --node-rank, --rdzv-endpoint and --work""")
         return None
     launch = Launch(launcher, nnodes, node_rank, endpoint, timeout)
     if nnodes > 1 and node_rank is not None and work is None:

@@ -181,10 +181,8 @@ def plan_replay(
         ]
     except (TypeError, ValueError, ArithmeticError) as error:  # values that the engine would refuse, too
         mesh = f"parallel={parallel} with " if parallel else ""
-        raise ConfigError(
-            f"{mesh}batching={batching} with trainer={trainer} cannot be planned ({reason(error)}); correct the case "
-            "or the variant"
-        ) from None
+        raise ConfigError(f"""{mesh}batching={batching} with trainer={trainer} cannot be planned ({reason(error)});
+        correct the case or the variant""") from None
 
 
 def _mask(frame: TokenFrame, trajectories: Sequence[Trajectory]) -> NDArray[np.bool_]:

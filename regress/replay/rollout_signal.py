@@ -15,8 +15,8 @@ def require_rollout_signal(case: GoldenCase) -> None:
     missing = [*check_rollouts(case.trajectories(), case.greedy(), _max_turns(case))]
     if missing:
         raise SignalError(
-            f"case {case.name!r} cannot become golden, because some faults of the sampler could not show in it: "
-            f"{'; '.join(missing)}: change its seed, its recipe or its configuration",
+            f"""case {case.name!r} cannot become golden, because some faults of the sampler could not show in it:
+            {"; ".join(missing)}: change its seed, its recipe or its configuration""",
             ["recipe.warm_steps", "data.max_completion_length"],
         )
 

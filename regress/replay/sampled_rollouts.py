@@ -30,11 +30,9 @@ def sample_rollouts(case: GoldenCase, workspace: Path) -> float:
         run_steps(config)
     least = min(found)
     if least < MARGIN:
-        raise ReplayError(
-            f"case {case.name}: a decision of the sampler lies within {least:.1e} of another outcome, and of "
-            f"{len(found)} none may within {MARGIN:g}, as rounding would decide it; choose another seed in "
-            f"{case.folder / 'case.yaml'}"
-        )
+        raise ReplayError(f"""case {case.name}: a decision of the sampler lies within {least:.1e} of another outcome,
+        and of {len(found)} none may within {MARGIN:g}, as rounding would decide it; choose another seed in
+        {case.folder / "case.yaml"}""")
     dump = DumpReader(config.debug.dump_dir)
     for folder in ("trajectories", GREEDY):
         shutil.rmtree(case.folder / folder, ignore_errors=True)

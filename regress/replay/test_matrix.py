@@ -168,15 +168,11 @@ def require_recorded_plan(replay: Replay) -> None:
     """Raise `ConfigError` for a replay whose updates, or microbatches that count, are not those that were recorded."""
     planned, recorded = [update.where for update in replay.plan], replay.case.wheres()
     if set(planned) != set(recorded):
-        raise ConfigError(
-            f"{replay.name} makes the optimizer updates {', '.join(planned) or 'none'}, but recorded are "
-            f"{', '.join(recorded) or 'none'}; leave trainer.epochs and trainer.mini_batch_size to the case"
-        )
+        raise ConfigError(f"""{replay.name} makes the optimizer updates {", ".join(planned) or "none"}, but recorded are
+        {", ".join(recorded) or "none"}; leave trainer.epochs and trainer.mini_batch_size to the case""")
     if not keeps_microbatches(replay):
-        raise ConfigError(
-            f"{replay.name} makes other microbatches than were recorded, and the objective of the case has "
-            "denominators or statistics of each; leave batching and parallel as they are, or choose another case"
-        )
+        raise ConfigError(f"""{replay.name} makes other microbatches than were recorded, and the objective of the case
+        has denominators or statistics of each; leave batching and parallel as they are, or choose another case""")
 
 
 def place_of_test(place: Place) -> Place:

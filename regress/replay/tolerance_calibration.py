@@ -174,10 +174,8 @@ def _widen(measured: Responses, verdicts: Iterable[Verdict], response: Callable[
     """Take the largest error of each tensor that is compared by value."""
     for verdict in verdicts:
         if verdict.status not in (Status.OK, Status.DRIFT):
-            raise ReplayError(
-                f"{verdict.quantity} {verdict.name} at {verdict.place} cannot be measured ({verdict.status}: "
-                f"{verdict.detail}); correct the case or the engine before calibrating"
-            )
+            raise ReplayError(f"""{verdict.quantity} {verdict.name} at {verdict.place} cannot be measured
+            ({verdict.status}: {verdict.detail}); correct the case or the engine before calibrating""")
         if not quantity_named(verdict.quantity).exact:
             tensors = measured.setdefault(verdict.quantity, {})
             name = _golden_name(verdict)
@@ -197,11 +195,9 @@ def _refuse_blind_semantics(case: GoldenCase, measured: Responses) -> None:
     for quantity, tensors in measured.items():
         largest = sorted(row.relative for row in tensors.values())
         if largest[len(largest) // 2] > limit:
-            raise ReplayError(
-                f"case {case.name}: {quantity} moves by {largest[-1]:.1e} when float64 weights move by one ulp, "
-                f"so {SEMANTICS:g} cannot be asked of it; make the case better conditioned (a warm optimizer state, "
-                "no tensor that is zero but for rounding)"
-            )
+            raise ReplayError(f"""case {case.name}: {quantity} moves by {largest[-1]:.1e} when float64 weights move by
+            one ulp, so {SEMANTICS:g} cannot be asked of it; make the case better conditioned (a warm optimizer state,
+            no tensor that is zero but for rounding)""")
 
 
 def perturbation(precision: Precision, seed: int) -> Prepare:

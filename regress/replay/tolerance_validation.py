@@ -144,10 +144,8 @@ def validate(
         ConfigError: if it has no recipe from which inputs of other seeds are made.
     """
     if case.precisions:
-        raise GoldenError(
-            f"case {case.name} is replayed in {', '.join(case.precisions)} only, so other seeds of it show little; "
-            "validate a case without precisions in its case.yaml"
-        )
+        raise GoldenError(f"""case {case.name} is replayed in {", ".join(case.precisions)} only, so other seeds of it
+        show little; validate a case without precisions in its case.yaml""")
     if not case.recipe:
         raise ConfigError(
             f"{case.folder} has no recipe in case.yaml, so it has no other seeds; say how its inputs are made"

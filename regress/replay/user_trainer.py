@@ -85,10 +85,8 @@ def check_arguments(function: Callable[..., Any], name: str) -> None:
     try:
         signature.bind(**dict.fromkeys(ARGUMENTS))
     except TypeError:
-        raise ConfigError(
-            f"{name} is {function.__name__}{signature}, but it is called with {', '.join(ARGUMENTS)} by name; give it "
-            "these arguments"
-        ) from None
+        raise ConfigError(f"""{name} is {function.__name__}{signature}, but it is called with {", ".join(ARGUMENTS)} by
+        name; give it these arguments""") from None
 
 
 def project_adapter(root: Path) -> Adapter | None:
@@ -123,10 +121,8 @@ def hook_adapter(function: Callable[..., Any], hook: str) -> Adapter:
     """
     file = inspect.getsourcefile(inspect.unwrap(function)) if inspect.isfunction(function) else None
     if file is None or function.__qualname__ != function.__name__:
-        raise ConfigError(
-            f"{hook} is {getattr(function, '__qualname__', function)!r}, which ranks cannot import; make it a function "
-            "of a module"
-        )
+        raise ConfigError(f"""{hook} is {getattr(function, "__qualname__", function)!r}, which ranks cannot import; make
+        it a function of a module""")
     return Adapter(f"{function.__module__}:{function.__name__}", function.__module__, function.__name__, file)
 
 
@@ -157,8 +153,6 @@ def require_agreement(adapter: Adapter, reasons: list[str | None]) -> None:
         return
     rank, text = next(iter(refused.items()))
     if len(refused) < len(reasons):
-        raise ReplayError(
-            f"{adapter.name}: rank {rank} raised NotSupported ({text}) and others did not; raise it on every rank, "
-            "before anything is communicated"
-        )
+        raise ReplayError(f"""{adapter.name}: rank {rank} raised NotSupported ({text}) and others did not; raise it on
+        every rank, before anything is communicated""")
     raise NotSupported(text)

@@ -116,10 +116,8 @@ class ForeignReplayer(Replayer):
         try:
             DumpReader(folder / "dump")
         except DumpError as error:
-            raise ReplayError(
-                f"{self.adapter.name} left no complete dump in the folder that it was given ({error}); record with "
-                "regress.record(folder, ...) or a Recorder"
-            ) from None
+            raise ReplayError(f"""{self.adapter.name} left no complete dump in the folder that it was given ({error});
+            record with regress.record(folder, ...) or a Recorder""") from None
 
     def _exported(self, case: GoldenCase) -> Path:
         """Return the exported case, which is written unless another process wrote it."""
@@ -198,10 +196,8 @@ def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[Planned
     counted: list[tuple[int, int | None]] = [(number, None) for number in range(len(planned))]
     if set(found) != set(planned) and found != counted:
         places = ", ".join(str(Place(*place)) for place in found) or "none"
-        raise ReplayError(
-            f"{name} recorded the optimizer updates {places}, but {one.case.name} has {len(planned)} "
-            f"({', '.join(str(Place(*place)) for place in planned)}); count them as the case does, or from 0"
-        )
+        raise ReplayError(f"""{name} recorded the optimizer updates {places}, but {one.case.name} has {len(planned)}
+        ({", ".join(str(Place(*place)) for place in planned)}); count them as the case does, or from 0""")
     keys = planned if set(found) == set(planned) else counted
     for update, key in zip(one.plan, keys, strict=True):
         yield update, [dump.read(file) for file in files[key]]

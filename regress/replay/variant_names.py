@@ -89,10 +89,8 @@ def select(names: Iterable[str], pattern: str) -> list[str]:
     patterns = [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]
     for part in patterns:
         if not any(fnmatchcase(name, part) for name in known):
-            raise ConfigError(
-                f"{_meant(part, known)}{part!r} matches none of {', '.join(known)}; give a name, or a pattern such as "
-                "'packed*'"
-            )
+            raise ConfigError(f"""{_meant(part, known)}{part!r} matches none of {", ".join(known)}; give a name, or a
+            pattern such as 'packed*'""")
     return [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
 
 

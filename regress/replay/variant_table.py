@@ -64,10 +64,8 @@ def _own_rows(root: Path) -> Mapping[str, Any]:
 
 def _check_bitwise_reference(variant: Variant, table: Mapping[str, Variant]) -> None:
     if variant.bitwise_reference is not None and variant.bitwise_reference not in table:
-        raise ConfigError(
-            f"variant {variant.name!r} has the bitwise_reference {variant.bitwise_reference!r}, which is not a "
-            f"variant; choose one of {', '.join(table)}"
-        )
+        raise ConfigError(f"""variant {variant.name!r} has the bitwise_reference {variant.bitwise_reference!r}, which is
+        not a variant; choose one of {", ".join(table)}""")
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -90,10 +88,8 @@ def check_name(name: object, stated: str) -> None:
         raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
     for precision in Precision:
         if precision.suffix and name.endswith(precision.suffix):
-            raise ConfigError(
-                f"{stated} ends with {precision.suffix}, which test ids add for the precision {precision}; choose "
-                "another name"
-            )
+            raise ConfigError(f"""{stated} ends with {precision.suffix}, which test ids add for the precision
+            {precision}; choose another name""")
 
 
 def _parse(name: str, row: Any, stated: str) -> Variant:

@@ -195,10 +195,8 @@ def _pairs(
     others = {"remote API": remote_api, "weaver": weaver}
     if self_hosted is None:
         if golden is None or actual is None or any(others.values()):
-            raise ConfigError(
-                "two dumps are compared: give GOLDEN and ACTUAL, or --self_hosted_dir with --weaver_dir or "
-                "--remote_api_dir"
-            )
+            raise ConfigError("""two dumps are compared: give GOLDEN and ACTUAL, or --self_hosted_dir with --weaver_dir
+            or --remote_api_dir""")
         return {"compare": (located(golden, folder), located(actual, folder))}, None
     if golden is not None or actual is not None:
         raise ConfigError("give either GOLDEN and ACTUAL, or --self_hosted_dir and the others, not both")

@@ -116,10 +116,8 @@ def _report(path: Path) -> Any:
         [(row["quantity"], row["precision"], _share(row), int(row["failed"])) for row in tree["headroom"]]
         str(tree["title"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path} is not a report of regress ({type(error).__name__}: {error}): give a report.json of "
-            "pytest --regress-report, or of --report"
-        ) from error
+        raise ConfigError(f"""{path} is not a report of regress ({type(error).__name__}: {error}): give a report.json of
+        pytest --regress-report, or of --report""") from error
     return tree
 
 

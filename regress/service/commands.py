@@ -205,11 +205,9 @@ def _configs(
         name, equals, place = text.partition("=")
         path = Path(place)
         if not equals or not name or name in found or not (path.exists() or is_on_hub(place)):
-            raise ConfigError(
-                f"--model {text} is not a name of its own with a path that exists; write --model NAME=PATH, "
-                "with a YAML "
-                "configuration, a directory of weights, or a name on the hub such as Qwen/Qwen2.5-3B-Instruct"
-            )
+            raise ConfigError(f"""--model {text} is not a name of its own with a path that exists; write --model
+            NAME=PATH, with a YAML configuration, a directory of weights, or a name on the hub such as
+            Qwen/Qwen2.5-3B-Instruct""")
         if path.is_dir() or not path.exists():
             weights = f"model.path='{path.absolute() if path.exists() else place}'"
             found[name] = load_config(config_path, config_name, [*overrides, weights]).config

@@ -181,10 +181,8 @@ def _wires() -> _Wires:
         from regress.service.wires.http_app import chosen, create_app
         from regress.service.wires.http_server import http_server, listen
     except ImportError as error:
-        raise ConfigError(
-            f"regress serve needs fastapi, uvicorn, protobuf and zstandard, not all of which are installed "
-            f"({reason(error)}); run {install('service')}"
-        ) from error
+        raise ConfigError(f"""regress serve needs fastapi, uvicorn, protobuf and zstandard, not all of which are
+        installed ({reason(error)}); run {install("service")}""") from error
     return _Wires(CoreService, listen, http_server, create_app, Settings, chosen)
 
 

@@ -93,10 +93,8 @@ def run_jobs(
                     pipe.close()
     if code or len(outcomes) != len(jobs):
         tail = (folder / "host.log").read_text(errors="replace").strip().splitlines()[-8:]
-        raise SystemsError(
-            f"{python} ended with exit code {code} after {len(outcomes)} of {len(jobs)} cells "
-            f"({' / '.join(tail) or 'it printed nothing'}): see {folder}"
-        )
+        raise SystemsError(f"""{python} ended with exit code {code} after {len(outcomes)} of {len(jobs)} cells
+        ({" / ".join(tail) or "it printed nothing"}): see {folder}""")
     return outcomes
 
 

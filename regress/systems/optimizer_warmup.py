@@ -50,8 +50,6 @@ def _like(value: Tensor, p: Any, name: str) -> Tensor:
         )
         return found
     if value.shape != p.shape:
-        raise SystemsError(
-            f"{name} is held as {list(p.shape)} of {list(value.shape)}, and nothing tells which part: "
-            "leave Cell.warm False"
-        )
+        raise SystemsError(f"""{name} is held as {list(p.shape)} of {list(value.shape)}, and nothing tells which part:
+        leave Cell.warm False""")
     return value.clone()

@@ -116,10 +116,8 @@ def environment_of(system: SystemUnderTest, *, newest: bool = False) -> Environm
         return Environment(Path(sys.executable))
     folder = _folder(system.name, requirements, newest)
     if not (folder / READY).is_file():
-        raise SystemsError(
-            f"{system.name} is not installed: run regress systems install {system.name}"
-            f"{' --newest' if newest else ''}"
-        )
+        raise SystemsError(f"""{system.name} is not installed: run regress systems install
+        {system.name}{" --newest" if newest else ""}""")
     return _opened(folder)
 
 

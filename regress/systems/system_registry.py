@@ -54,9 +54,7 @@ def load(location: str) -> SystemUnderTest:
     lacking = [name for name in _MEMBERS if not hasattr(system, name)]
     lacking += [name for name in _METHODS if not callable(getattr(system, name, None))]
     if lacking:
-        raise SystemsError(
-            f"the adapter {location} has no {', '.join(lacking)}: give it the members of "
-            "regress.systems.protocol.SystemUnderTest, or inherit regress.systems.protocol.System"
-        )
+        raise SystemsError(f"""the adapter {location} has no {", ".join(lacking)}: give it the members of
+        regress.systems.protocol.SystemUnderTest, or inherit regress.systems.protocol.System""")
     found: SystemUnderTest = system
     return found

@@ -216,21 +216,15 @@ class Curriculum:
             advancements = [Advancement(**entry) for entry in state["stage_advancement_log"]]
             name = names[place.stage]
         except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise TaskError(
-                f"the state of the curriculum is damaged ({type(error).__name__}: {error}); restore "
-                "curriculum_state.json from its checkpoint"
-            ) from error
+            raise TaskError(f"""the state of the curriculum is damaged ({type(error).__name__}: {error}); restore
+            curriculum_state.json from its checkpoint""") from error
         if version != SCHEMA_VERSION:
-            raise TaskError(
-                f"the state of the curriculum has schema_version {version!r}, and this release reads {SCHEMA_VERSION}; "
-                "use the release that wrote it"
-            )
+            raise TaskError(f"""the state of the curriculum has schema_version {version!r}, and this release reads
+            {SCHEMA_VERSION}; use the release that wrote it""")
         own = [stage.name for stage in self.stages]
         if name not in own:
-            raise TaskError(
-                f"the state of the curriculum is at stage {name!r}, which curriculum.stages does not have (it has "
-                f"{', '.join(own)}); name it there, or start without the state"
-            )
+            raise TaskError(f"""the state of the curriculum is at stage {name!r}, which curriculum.stages does not have
+            (it has {", ".join(own)}); name it there, or start without the state""")
         number = {index: own.index(old) for index, old in enumerate(names) if old in own}
         self.place = replace(place, stage=number[place.stage])
         self.evaluations = [

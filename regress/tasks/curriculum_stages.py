@@ -204,10 +204,8 @@ def _flag(where: str, name: str, value: Any) -> bool:
 
 
 def _untold(problem: Problem, stage: Stage, what: str) -> TaskError:
-    return TaskError(
-        f"problem {problem.task_id} ({problem.prompt!r}) has no {what}, which stage {stage.name!r} of the curriculum "
-        f"asks for; give every problem a {what}, or leave it out of {KEY}"
-    )
+    return TaskError(f"""problem {problem.task_id} ({problem.prompt!r}) has no {what}, which stage {stage.name!r} of the
+    curriculum asks for; give every problem a {what}, or leave it out of {KEY}""")
 
 
 def problems_of(
@@ -227,11 +225,9 @@ def problems_of(
         if len(own) < max(least, 1):
             levels = ", ".join(map(level_name, stage.levels)) or "any level"
             low, high = stage.complexity or (0.0, HIGHEST)
-            raise TaskError(
-                f"stage {stage.name!r} of the curriculum ({levels}, complexity {low:g} to {high:g}) has "
-                f"{len(own)} of {len(problems)} problems, but needs {max(least, 1)}; raise {key}, or widen the "
-                f"stage in {KEY}"
-            )
+            raise TaskError(f"""stage {stage.name!r} of the curriculum ({levels}, complexity {low:g} to {high:g}) has
+            {len(own)} of {len(problems)} problems, but needs {max(least, 1)}; raise {key}, or widen the stage in
+            {KEY}""")
     return found
 
 

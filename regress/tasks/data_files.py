@@ -55,10 +55,8 @@ def read_task(path: Path, fields: RowFields, seed: int = 0) -> FileTask:
         problem = problem_of(row, fields, NAME, f"{_KEY}: {path} {place}")
         first = places.setdefault((problem.prompt, problem.tokens), place)
         if first is not place:
-            raise TaskError(
-                f"{_KEY}: {path} {place} repeats the prompt of {first}, so that it could be trained on and evaluated "
-                "with; keep one of them"
-            )
+            raise TaskError(f"""{_KEY}: {path} {place} repeats the prompt of {first}, so that it could be trained on and
+            evaluated with; keep one of them""")
         problems.append(problem)
     if not problems:
         raise TaskError(f"{_KEY}: {path} holds no rows; give a file with prompts and answers")
@@ -88,11 +86,8 @@ def _decoded(path: Path, data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise TaskError(
-            f"{_KEY}: {path} line {line} is not text in UTF-8, and the file is not a parquet file either; "
-            "convert it to "
-            "JSON lines in UTF-8"
-        ) from error
+        raise TaskError(f"""{_KEY}: {path} line {line} is not text in UTF-8, and the file is not a parquet file either;
+        convert it to JSON lines in UTF-8""") from error
 
 
 def _array_rows(path: Path, text: str) -> Iterator[tuple[str, object]]:
@@ -146,20 +141,16 @@ def _why(error: Exception) -> str:
 
 
 def _damaged(path: Path, line: int, why: str) -> TaskError:
-    return TaskError(
-        f"{_KEY}: {path} line {line} is no JSON ({why}); mend the line, or write one object a line, or one array of "
-        "objects"
-    )
+    return TaskError(f"""{_KEY}: {path} line {line} is no JSON ({why}); mend the line, or write one object a line, or
+    one array of objects""")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise TaskError(
-            f"{_KEY}: {path} is a parquet file, which needs the optional package pyarrow, but {error}; run "
-            f"{install('parquet')}"
-        ) from error
+        raise TaskError(f"""{_KEY}: {path} is a parquet file, which needs the optional package pyarrow, but {error}; run
+        {install("parquet")}""") from error
     number = 0
     try:
         file: Any = parquet.ParquetFile(path)
@@ -168,7 +159,5 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:
                 number += 1
                 yield f"row {number}", row
     except (ArrowException, OSError, ValueError) as error:
-        raise TaskError(
-            f"{_KEY}: {path} is damaged after row {number} ({reason(error)}); write it again, or convert it to JSON "
-            "lines"
-        ) from error
+        raise TaskError(f"""{_KEY}: {path} is damaged after row {number} ({reason(error)}); write it again, or convert
+        it to JSON lines""") from error

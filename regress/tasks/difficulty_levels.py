@@ -187,10 +187,8 @@ def _check_value(name: str, key: str, value: object) -> None:
         if not (
             isinstance(value, str) and value.isascii() and value.isalnum() and len(set(value)) == len(value)
         ):
-            raise TaskError(
-                f"task.params.alphabet: task {name!r} needs different ASCII letters or digits in one string "
-                f"(quote digits in YAML), not {value!r}"
-            )
+            raise TaskError(f"""task.params.alphabet: task {name!r} needs different ASCII letters or digits in one
+            string (quote digits in YAML), not {value!r}""")
         return
     low, high = LIMITS[key]
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -203,7 +201,5 @@ def _check_order(name: str, params: Params) -> None:
     for key, value in params.items():
         upper = key.replace("min_", "max_")
         if upper != key and isinstance(value, int) and value > int(params[upper]):
-            raise TaskError(
-                f"task.params.{key}: task {name!r} would have {key} {value} above {upper} {params[upper]}; "
-                f"set both {key} and {upper}"
-            )
+            raise TaskError(f"""task.params.{key}: task {name!r} would have {key} {value} above {upper} {params[upper]};
+            set both {key} and {upper}""")

@@ -37,10 +37,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         if not self.answer or self.answer != self.answer.strip(WHITESPACE):
-            raise TaskError(
-                f"task {self.task!r}: the answer {self.answer!r} to {self.prompt!r} is empty or has outer "
-                "whitespace, so no completion could ever equal it: strip it in the generator"
-            )
+            raise TaskError(f"""task {self.task!r}: the answer {self.answer!r} to {self.prompt!r} is empty or has outer
+            whitespace, so no completion could ever equal it: strip it in the generator""")
         content = "\x00".join((self.task, self.prompt, self.answer))
         object.__setattr__(self, "task_id", sha256(content.encode()).hexdigest()[:16])
 

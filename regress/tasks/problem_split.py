@@ -47,10 +47,8 @@ def make_graded_dataset(tasks: Sequence[Task], train_size: int | None, eval_size
         known = [task.size for task in tasks if task.size is not None]
         train_size = sum(known) - eval_size if known else TRAIN_SIZE
         if known and train_size < 1:
-            raise TaskError(
-                f"task.dataset_path holds {sum(known)} problems, of which task.eval_size {eval_size} leaves none to "
-                "train on; lower task.eval_size"
-            )
+            raise TaskError(f"""task.dataset_path holds {sum(known)} problems, of which task.eval_size {eval_size}
+            leaves none to train on; lower task.eval_size""")
     if train_size < 1 or eval_size < 0:
         raise TaskError(
             f"task.train_size {train_size} must be at least 1 and task.eval_size {eval_size} at least 0"
@@ -81,15 +79,12 @@ def _require_enough(task: Task, found: int, train_size: int, eval_size: int) -> 
         return
     needed = train_size + eval_size
     if task.size is not None:
-        raise TaskError(
-            f"task.dataset_path holds {found} problems, but task.train_size {train_size} and task.eval_size "
-            f"{eval_size} need {needed}: lower one of them, or set task.train_size=null for all that is left"
-        )
-    raise TaskError(
-        f"task {task.name!r} at level {task.level} yields only {found} distinct prompts, but "
-        f"train_size {train_size} and eval_size {eval_size} need {needed}: lower task.train_size or "
-        "task.eval_size, raise task.level, or widen task.params"
-    )
+        raise TaskError(f"""task.dataset_path holds {found} problems, but task.train_size {train_size} and
+        task.eval_size {eval_size} need {needed}: lower one of them, or set task.train_size=null for all that is
+        left""")
+    raise TaskError(f"""task {task.name!r} at level {task.level} yields only {found} distinct prompts, but train_size
+    {train_size} and eval_size {eval_size} need {needed}: lower task.train_size or task.eval_size, raise task.level, or
+    widen task.params""")
 
 
 def with_answer_tags(dataset: Dataset) -> Dataset:
@@ -111,10 +106,8 @@ def training_batch(
     TaskError if there are fewer problems than that. The text of `seed` decides the orders.
     """
     if not 1 <= prompts_per_step <= len(problems):
-        raise TaskError(
-            f"data.prompts_per_step {prompts_per_step} must lie between 1 and the {len(problems)} training "
-            "problems: lower it or raise task.train_size"
-        )
+        raise TaskError(f"""data.prompts_per_step {prompts_per_step} must lie between 1 and the {len(problems)} training
+        problems: lower it or raise task.train_size""")
     epoch, place = divmod(step, len(problems) // prompts_per_step)
     order = _epoch_order(len(problems), epoch, seed)
     return [problems[index] for index in order[place * prompts_per_step : (place + 1) * prompts_per_step]]

@@ -128,20 +128,16 @@ def _check_allowed(full: str, name: str) -> None:
     if name in REFUSED:
         raise TaskError(f"task.name: {full!r} is refused: {REFUSED[name]}; {nearest(name, ALLOWED)}")
     if name not in ALLOWED:
-        raise TaskError(
-            f"task.name: {full!r} is not among the reasoning-gym datasets known to have one right answer as "
-            f"text; {nearest(name, ALLOWED)}"
-        )
+        raise TaskError(f"""task.name: {full!r} is not among the reasoning-gym datasets known to have one right answer
+        as text; {nearest(name, ALLOWED)}""")
 
 
 def _load(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise TaskError(
-            f"task.name: reasoning_gym/... needs the optional package reasoning-gym, but {error}; "
-            f"run {install('reasoning-gym')}"
-        ) from error
+        raise TaskError(f"""task.name: reasoning_gym/... needs the optional package reasoning-gym, but {error}; run
+        {install("reasoning-gym")}""") from error
 
 
 def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]) -> tuple[Any, int]:
@@ -166,8 +162,6 @@ def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]
         config.validate()
     except Exception as error:  # the package asserts, and compares values of any type
         reason = str(error).partition("\n")[0]
-        raise TaskError(
-            f"task.params: reasoning-gym does not accept {full!r} at level {level} with {dict(params)} "
-            f"({reason}); change task.level or task.params"
-        ) from error
+        raise TaskError(f"""task.params: reasoning-gym does not accept {full!r} at level {level} with {dict(params)}
+        ({reason}); change task.level or task.params""") from error
     return config, highest

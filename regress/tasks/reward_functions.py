@@ -155,10 +155,8 @@ class RewardSum:
         parts = {name: value for name, value in found.items() if value is not None}
         total = sum(weight * parts[name] for name, weight, _ in self.terms if name in parts)
         if not math.isfinite(total):
-            raise TaskError(
-                f"task.rewards: the weighted sum of {parts} on task {problem.task!r} (task_id {problem.task_id}) is "
-                f"{total!r}; lower the weights"
-            )
+            raise TaskError(f"""task.rewards: the weighted sum of {parts} on task {problem.task!r} (task_id
+            {problem.task_id}) is {total!r}; lower the weights""")
         return Reward(total, parts)
 
 

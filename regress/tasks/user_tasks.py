@@ -49,10 +49,8 @@ class OwnTask:
         except TaskError:
             raise
         except (Exception, SystemExit) as error:
-            raise TaskError(
-                f"task.name: {self.name} failed when called with level={self.level}, seed={self.seed} and task.params="
-                f"{dict(self.params)} ({reason(error)}); it must yield rows with prompt and answer"
-            ) from error
+            raise TaskError(f"""task.name: {self.name} failed when called with level={self.level}, seed={self.seed} and
+            task.params={dict(self.params)} ({reason(error)}); it must yield rows with prompt and answer""") from error
         return list(found.values())
 
 

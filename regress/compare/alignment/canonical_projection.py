@@ -278,10 +278,8 @@ class Projection:
 
     def _check_rows(self, source: QuantitySource, values: Array, count: int) -> None:
         if values.shape[:1] != (count,):
-            raise CompareError(
-                f"the golden {source.label} has the shape {list(values.shape)}, but the samples of this update have "
-                f"{self.frame.size} tokens; golden values and rollouts are not of one recording"
-            )
+            raise CompareError(f"""the golden {source.label} has the shape {list(values.shape)}, but the samples of this
+            update have {self.frame.size} tokens; golden values and rollouts are not of one recording""")
 
     def scale(self, source: QuantitySource) -> float:
         """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches; see

@@ -153,10 +153,8 @@ def _sources(parts: Sequence[Part]) -> list[QuantitySource]:
                 raise CompareError(f"{part.key} lacks {name}, which other microbatches have")
         source = source_of(parts[0].key.record_type, name)
         if source is None:
-            raise CompareError(
-                f"{parts[0].key.record_type} holds a tensor {name!r} that belongs to no quantity; "
-                "leave it out of the tap"
-            )
+            raise CompareError(f"""{parts[0].key.record_type} holds a tensor {name!r} that belongs to no quantity; leave
+            it out of the tap""")
         found.append(source)
     return found
 
@@ -256,7 +254,5 @@ def gathered(parts: Sequence[Placed], label: str, size: int, loss: Mask | None) 
 
 
 def _no_mask(part: Part) -> CompareError:
-    return CompareError(
-        f"{part.key} does not tell its loss tokens; record batch_inputs or forward_data beside it, with the tensor "
-        "response_mask"
-    )
+    return CompareError(f"""{part.key} does not tell its loss tokens; record batch_inputs or forward_data beside it,
+    with the tensor response_mask""")

@@ -56,10 +56,8 @@ def local_shard(key: Key, record: Record, name: str) -> Shard:
             'ShardLayout.to_json() into meta["shards"]'
         ) from None
     if layout.local_shape != array.shape:
-        raise CompareError(
-            f"{name} in {key} has the shape {list(array.shape)}, but its shard layout is that of a part of the shape "
-            f"{list(layout.local_shape)}"
-        )
+        raise CompareError(f"""{name} in {key} has the shape {list(array.shape)}, but its shard layout is that of a part
+        of the shape {list(layout.local_shape)}""")
     return Shard(array, layout, key)
 
 

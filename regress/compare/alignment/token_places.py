@@ -86,10 +86,8 @@ class Places:
             return found
         if loss is not None and self.by_loss(shape, loss):
             return self.loss_rows(loss), len(shape) - 1
-        raise CompareError(
-            f"{name[0]} in {name[1]} has the shape {list(shape)}, which is neither that of its tokens "
-            f"{list(self.grid)} nor one row for each loss token"
-        )
+        raise CompareError(f"""{name[0]} in {name[1]} has the shape {list(shape)}, which is neither that of its tokens
+        {list(self.grid)} nor one row for each loss token""")
 
 
 @dataclass(frozen=True, eq=False)

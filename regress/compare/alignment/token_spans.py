@@ -43,10 +43,8 @@ class Spans:
                 f"{name} has no usable token layout ({type(error).__name__}: {error}): {NO_LAYOUT}"
             ) from None
         if len(keys) != len(runs):
-            raise CompareError(
-                f"{name} has {len(runs)} segments but {len(keys)} samples in its metadata; name the sample "
-                "of each segment"
-            )
+            raise CompareError(f"""{name} has {len(runs)} segments but {len(keys)} samples in its metadata; name the
+            sample of each segment""")
         segments = tuple((key, *run) for key, run in zip(keys, runs, strict=True))
         for key, start, stop, row, col in segments:
             inside = 0 <= row < rows and 0 <= col <= columns - (stop - start)
@@ -97,8 +95,6 @@ def _refuse_overlaps(segments: Sequence[tuple[SampleKey, int, int, int, int]], n
     end: dict[int, int] = {}
     for key, start, stop, row, col in sorted(segments, key=lambda segment: segment[3:]):
         if col < end.get(row, 0):
-            raise CompareError(
-                f"{name} has a segment of sample {key[0]}/{key[1]} over another segment, at row {row}, column {col}; "
-                "record it again"
-            )
+            raise CompareError(f"""{name} has a segment of sample {key[0]}/{key[1]} over another segment, at row {row},
+            column {col}; record it again""")
         end[row] = col + stop - start

@@ -68,11 +68,9 @@ def _steps(golden_side: Side, actual_side: Side, options: Options, planned: Plan
         known, other = ({step for step in steps if first <= step <= last} for steps in (known, other))
     if not known & other:
         asked = "" if options.steps is None else " among those asked for"
-        raise CompareError(
-            f"{golden_side.folder} and {actual_side.folder} have no step in common{asked} (golden: "
-            f"{_spans(steps_of(golden_side))}; actual: {_spans(steps_of(actual_side))}), so nothing can be compared; "
-            "steps count from 0, see --step"
-        )
+        raise CompareError(f"""{golden_side.folder} and {actual_side.folder} have no step in common{asked} (golden:
+        {_spans(steps_of(golden_side))}; actual: {_spans(steps_of(actual_side))}), so nothing can be compared; steps
+        count from 0, see --step""")
     if options.steps is not None:
         for step in sorted({*options.steps} - known - other):
             planned.problems.append(f"step {step} was asked for, but neither dump has it")

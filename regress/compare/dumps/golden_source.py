@@ -64,10 +64,8 @@ def golden_case(source: str) -> GoldenCase:
     """
     name, revision = _split(source)
     if revision == "pending":
-        raise ConfigError(
-            f"{source}: nothing waits for review beside a case any more; {PREFIX}{name} is what lies there, and "
-            f"{PREFIX}{name}@HEAD what was committed"
-        )
+        raise ConfigError(f"""{source}: nothing waits for review beside a case any more; {PREFIX}{name} is what lies
+        there, and {PREFIX}{name}@HEAD what was committed""")
     path = Path(name)
     root = path.parent if "/" in name else golden_directory()
     return GoldenStore(_at_revision(root, path.name, revision) if revision else root).case(path.name)
@@ -141,10 +139,8 @@ class GoldenSide(TruthSide):
         """
         found = self._frames.get(where)
         if found is None:
-            raise GoldenError(
-                f"{self.folder}: the rollouts and trainer.epochs and trainer.mini_batch_size of case.yaml do not come "
-                f"to the recorded update {where}; record the case again"
-            )
+            raise GoldenError(f"""{self.folder}: the rollouts and trainer.epochs and trainer.mini_batch_size of
+            case.yaml do not come to the recorded update {where}; record the case again""")
         return found
 
     def truth(self, where: str, quantity: str) -> Mapping[str, Array]:

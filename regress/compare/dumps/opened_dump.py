@@ -138,7 +138,5 @@ def _opened(path: str) -> Side:
         raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
     inside = dump_inside(folder)
     given = f"give {inside}, the dump inside of it" if inside else "give the dump directory itself"
-    raise DumpError(
-        f"{path} is not a complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
-        f"step_* files, nor files of weights; {given}, or record again if the run was interrupted"
-    )
+    raise DumpError(f"""{path} is not a complete dump: it has neither the {MANIFEST} that ours end with, nor folders of
+    NexRL with step_* files, nor files of weights; {given}, or record again if the run was interrupted""")

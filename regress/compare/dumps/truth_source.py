@@ -148,10 +148,8 @@ class TruthSide(source_readers.Source):
         whole = kind is Kind.SHARE or source.record_type in UPDATE_TYPES
         size = self.frame(where).size
         if not whole and kind is not Kind.HIDDEN and values.shape != (size,):
-            raise CompareError(
-                f"{self.folder}: {source.label} of {where} has the shape {list(values.shape)}, but its samples have "
-                f"{size} tokens; record the case again"
-            )
+            raise CompareError(f"""{self.folder}: {source.label} of {where} has the shape {list(values.shape)}, but its
+            samples have {size} tokens; record the case again""")
         return values if whole else values[None]
 
 

@@ -165,15 +165,11 @@ def _check_row(row: Override, recorded: Mapping[str, Mapping[str, set[str]]]) ->
         for name in names
     }
     if not tensors:
-        raise ConfigError(
-            f"{row.origin}: no quantity that matches {row.quantity!r} was recorded in {', '.join(cases)}; remove "
-            "the row"
-        )
+        raise ConfigError(f"""{row.origin}: no quantity that matches {row.quantity!r} was recorded in
+        {", ".join(cases)}; remove the row""")
     if not any(fnmatchcase(name, row.tensor) for _, name in tensors):
-        raise ConfigError(
-            f"{row.origin}: no tensor of {row.quantity} matches {row.tensor!r} in {', '.join(cases)}; regress golden "
-            "show CASE QUANTITY lists their names"
-        )
+        raise ConfigError(f"""{row.origin}: no tensor of {row.quantity} matches {row.tensor!r} in {", ".join(cases)};
+        regress golden show CASE QUANTITY lists their names""")
 
 
 def _precision(row: Override) -> str:

@@ -42,10 +42,8 @@ def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, stat
             torch.manual_seed((seed + 1) % 2**32)  # other numbers than those of the model's weights
             model.add_adapter(settings)
     except Exception as error:  # peft raises errors of any type
-        raise ConfigError(
-            f"{stated}: peft cannot put this adapter into {type(model).__name__} ({reason(error)}); correct section "
-            "model.lora, such as the names in model.lora.target_modules"
-        ) from error
+        raise ConfigError(f"""{stated}: peft cannot put this adapter into {type(model).__name__} ({reason(error)});
+        correct section model.lora, such as the names in model.lora.target_modules""") from error
     settings.base_model_name_or_path = base
 
 
@@ -63,16 +61,12 @@ def load_adapter(model: PreTrainedModel, path: Path, key: str) -> None:
     }  # peft saves an adapted embedding with its adapter
     for verb, names in (("lacks", own.keys() - found.keys()), ("has additional", found.keys() - own.keys())):
         if names:
-            raise ConfigError(
-                f"{stated}: {WEIGHTS} {verb} {min(names)} ({len(names)} in all); give weights and {CONFIG} of the same "
-                "adapter"
-            )
+            raise ConfigError(f"""{stated}: {WEIGHTS} {verb} {min(names)} ({len(names)} in all); give weights and
+            {CONFIG} of the same adapter""")
     for name, parameter in own.items():
         if found[name].shape != parameter.shape:
-            raise ConfigError(
-                f"{stated}: {name} has shape {list(found[name].shape)} and the model under the adapter asks for "
-                f"{list(parameter.shape)}; give the model that it was trained on (model.lora.base_path)"
-            )
+            raise ConfigError(f"""{stated}: {name} has shape {list(found[name].shape)} and the model under the adapter
+            asks for {list(parameter.shape)}; give the model that it was trained on (model.lora.base_path)""")
         with torch.no_grad():
             parameter.copy_(found[name])
 
@@ -89,10 +83,8 @@ def read_adapter(path: Path, key: str = "model.path") -> dict[str, Tensor]:
     """
     stated = f"{key}={str(path)!r}"
     if not (path / WEIGHTS).is_file():
-        raise ConfigError(
-            f"{stated}: the directory holds {CONFIG} and no {WEIGHTS}, and weights in pickles are not loaded; give an "
-            "adapter saved as safetensors"
-        )
+        raise ConfigError(f"""{stated}: the directory holds {CONFIG} and no {WEIGHTS}, and weights in pickles are not
+        loaded; give an adapter saved as safetensors""")
     try:
         tensors = load_file(path / WEIGHTS)
     except (OSError, SafetensorError, ValueError, MemoryError) as error:

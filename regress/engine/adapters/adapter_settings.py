@@ -102,10 +102,8 @@ def of_directory(path: Path, key: str) -> LoraConfig:
         tree = parse_json(read_bytes(path / CONFIG), finite=False)
         kind = tree.get("peft_type") if isinstance(tree, dict) else None
         if kind != "LORA":
-            raise ConfigError(
-                f"{stated}: its {CONFIG} is of the type {kind!r}, and only LORA is supported; give another adapter, or "
-                "merge it into its model"
-            )
+            raise ConfigError(f"""{stated}: its {CONFIG} is of the type {kind!r}, and only LORA is supported; give
+            another adapter, or merge it into its model""")
         _require_known(tree, stated)
         names = (*KEYS.values(), "exclude_modules", "layers_pattern", "target_parameters")
         chosen = {name: tree[name] for name in names if name in tree}
@@ -143,11 +141,8 @@ def base_of(path: Path, given: str | None, key: str) -> Path:
         found = local_folder(str(named), key)
         if found != Path(str(named)):
             return found
-    raise ConfigError(
-        f"{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is not a directory "
-        "here, and the "
-        "Hugging Face hub does not give it; set model.lora.base_path to its directory"
-    )
+    raise ConfigError(f"""{key}={str(path)!r}: the model under this adapter, {named!r} in its {CONFIG}, is not a
+    directory here, and the Hugging Face hub does not give it; set model.lora.base_path to its directory""")
 
 
 def require_same(section: Section, found: LoraConfig, path: Path) -> None:
@@ -166,11 +161,9 @@ def require_same(section: Section, found: LoraConfig, path: Path) -> None:
             continue
         own, other = getattr(asked, name), getattr(found, name)
         if own != other:
-            raise ConfigError(
-                f"model.lora.{key}={getattr(section, key)} is not that of the adapter in model.path={str(path)!r} "
-                f"({_setting_text(other)}); leave section model.lora away, or give model.path the base model for a new "
-                "adapter"
-            )
+            raise ConfigError(f"""model.lora.{key}={getattr(section, key)} is not that of the adapter in
+            model.path={str(path)!r} ({_setting_text(other)}); leave section model.lora away, or give model.path the
+            base model for a new adapter""")
 
 
 def _require_known(tree: Mapping[str, Any], stated: str) -> None:
@@ -182,10 +175,8 @@ def _require_known(tree: Mapping[str, Any], stated: str) -> None:
             continue
         default = getattr(plain, name, None)
         if value != default and value not in (None, False, [], {}):
-            raise ConfigError(
-                f"{stated}: its {CONFIG} sets {' '.join(name.split())}={value!r}, which is not supported; give a plain "
-                "LoRA adapter, or merge it into its model"
-            )
+            raise ConfigError(f"""{stated}: its {CONFIG} sets {" ".join(name.split())}={value!r}, which is not
+            supported; give a plain LoRA adapter, or merge it into its model""")
 
 
 def _whole(value: float) -> Any:

@@ -60,10 +60,8 @@ def read_manifest(folder: Location) -> dict[str, Stamp]:
         _require_regular(path)
         return parse_manifest(read_bytes(path, DOCUMENT))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder} is not a complete checkpoint: it has no {MANIFEST}, which is written last; resume from "
-            "another one"
-        ) from None
+        raise CheckpointError(f"""{folder} is not a complete checkpoint: it has no {MANIFEST}, which is written last;
+        resume from another one""") from None
     except OSError as error:
         raise CheckpointError(str(unreadable(path, error))) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -84,10 +82,8 @@ def verify(folder: Location, *, read: bool = True) -> dict[str, Stamp]:
     files = read_manifest(folder)
     found = set(_listed(folder, ""))
     for name in sorted(files.keys() - found):
-        raise CheckpointError(
-            f"{folder} lacks {name}; it was deleted or not copied: copy the checkpoint again, or resume from another "
-            "one"
-        )
+        raise CheckpointError(f"""{folder} lacks {name}; it was deleted or not copied: copy the checkpoint again, or
+        resume from another one""")
     for name in sorted(found - files.keys()):
         if PurePosixPath(name).suffix in READ_SUFFIXES and not PurePosixPath(name).name.startswith("."):
             raise CheckpointError(f"{folder} has {name}, which is not of this checkpoint; move it away")
@@ -113,10 +109,8 @@ def _require(folder: Location, name: str, stamp: Stamp) -> None:
             f"{path} cannot be used ({error}); copy the checkpoint again, or resume from another one"
         ) from None
     if found != stamp:
-        raise CheckpointError(
-            f"{path} has {found.size} bytes that do not match the size and hash in {MANIFEST}; {CUT_OFF}, or resume "
-            "from another checkpoint"
-        )
+        raise CheckpointError(f"""{path} has {found.size} bytes that do not match the size and hash in {MANIFEST};
+        {CUT_OFF}, or resume from another checkpoint""")
 
 
 def _below(folder: Location, name: str) -> Location:

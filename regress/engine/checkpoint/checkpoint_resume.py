@@ -48,10 +48,8 @@ def open_checkpoint(
     asked = config.trainer.resume_from_checkpoint
     if asked is None:
         if allowed:
-            raise ConfigError(
-                f"--allow-change {allowed[0]} has a meaning only for a run that goes on; set "
-                "trainer.resume_from_checkpoint, or leave it away"
-            )
+            raise ConfigError(f"""--allow-change {allowed[0]} has a meaning only for a run that goes on; set
+            trainer.resume_from_checkpoint, or leave it away""")
         return None
     chosen = raise_on_all_ranks(world, lambda: _chosen(config, asked) if world.main else None)
     place: str | None = world.gather(chosen)[0]
@@ -154,10 +152,8 @@ def _saved_remotely(state: CheckpointState) -> Mapping[str, Any]:
     """
     found = state.parts.get(REMOTE)
     if not isinstance(found, Mapping) or not isinstance(found.get("path"), str):
-        raise CheckpointError(
-            f"{state.path} does not say where a service keeps its weights, so a run with trainer.type=remote cannot go "
-            "on from it; resume from a checkpoint of such a run"
-        )
+        raise CheckpointError(f"""{state.path} does not say where a service keeps its weights, so a run with
+        trainer.type=remote cannot go on from it; resume from a checkpoint of such a run""")
     return found
 
 

@@ -170,10 +170,8 @@ def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
     """
     for name, value in weights.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise RegressError(
-                f"{name} holds values that are not finite, so no checkpoint is written; lower the learning rates or "
-                "raise optimizer.eps"
-            )
+            raise RegressError(f"""{name} holds values that are not finite, so no checkpoint is written; lower the
+            learning rates or raise optimizer.eps""")
     if has_adapter(model):
         save_adapter(model, folder, weights)
     else:
@@ -290,11 +288,8 @@ def load_whole(
     for full, value in (*tensors.items(), *others.items()):
         name, _, key = full.rpartition("/")
         if name not in shapes:
-            raise CheckpointError(
-                f"{stated}: its optimizer has a state of {name}, which is not a parameter of this model; "
-                "resume with the "
-                "model that wrote it"
-            )
+            raise CheckpointError(f"""{stated}: its optimizer has a state of {name}, which is not a parameter of this
+            model; resume with the model that wrote it""")
         found.setdefault(name, {})[key] = value
     optimizer.state.clear()
     for name, parameter in named.items():
@@ -314,16 +309,12 @@ def _own(
     if value.shape != shape:
         if policy.shard(name) is None:
             return value  # such as the factors of a factored moment
-        raise CheckpointError(
-            f"{stated}: the optimizer's {name}/{key} has shape {list(value.shape)} for a parameter of shape "
-            f"{list(shape)}, so no rank's part of it is known; resume with parallel.* that leave parameters whole"
-        )
+        raise CheckpointError(f"""{stated}: the optimizer's {name}/{key} has shape {list(value.shape)} for a parameter
+        of shape {list(shape)}, so no rank's part of it is known; resume with parallel.* that leave parameters whole""")
     part = policy.part(name, value)
     if part.dtype != value.dtype:
-        raise CheckpointError(
-            f"{stated}: the optimizer's {name}/{key} is {value.dtype} and its parameter {part.dtype}, so it cannot be "
-            "split over ranks; resume with parallel.* that leave parameters whole"
-        )
+        raise CheckpointError(f"""{stated}: the optimizer's {name}/{key} is {value.dtype} and its parameter
+        {part.dtype}, so it cannot be split over ranks; resume with parallel.* that leave parameters whole""")
     return part
 
 

@@ -55,10 +55,8 @@ def written(home: Location, name: str) -> Iterator[None]:
         if isinstance(error, DumpError) and not isinstance(cause, OSError):
             raise
         why = cause.strerror if isinstance(cause, OSError) and cause.strerror else reason(error)
-        raise RegressError(
-            f"{name} cannot be written to {home} ({why}); free space there or choose another trainer.checkpoint_dir: "
-            "earlier checkpoints are as they were"
-        ) from error
+        raise RegressError(f"""{name} cannot be written to {home} ({why}); free space there or choose another
+        trainer.checkpoint_dir: earlier checkpoints are as they were""") from error
 
 
 def _write_here(snapshot: Snapshot, home: Path) -> Path:
@@ -137,7 +135,5 @@ def require_empty(home: Location) -> None:
     """
     found = [path for path in children(home) if parse_name(path.name) is not None]
     if found:
-        raise CheckpointError(
-            f"{home} holds {found[-1].name} of an earlier run, and the checkpoints of two runs must not mix; go on "
-            "with it (trainer.resume_from_checkpoint=latest), or choose another trainer.checkpoint_dir"
-        )
+        raise CheckpointError(f"""{home} holds {found[-1].name} of an earlier run, and the checkpoints of two runs must
+        not mix; go on with it (trainer.resume_from_checkpoint=latest), or choose another trainer.checkpoint_dir""")

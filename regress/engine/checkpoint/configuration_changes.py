@@ -77,10 +77,8 @@ def check_changes(before: Mapping[str, Any], config: Config, allowed: Collection
                 f"{change}, which cannot change in the middle of a run; set {key}={_shown(old)}"
             )
         if not is_allowed(key, allowed):
-            raise CheckpointError(
-                f"{change}, which changes what is computed; set {key}={_shown(old)}, or allow the change with "
-                f"--allow-change {key}"
-            )
+            raise CheckpointError(f"""{change}, which changes what is computed; set {key}={_shown(old)}, or allow the
+            change with --allow-change {key}""")
 
 
 def known_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -139,8 +139,6 @@ def _flat(whole: Microbatch, array: Array, name: str) -> Tensor:
     """Return the ``[K]`` values of the loss tokens from a record's ``[N, T]`` tensor."""
     values = to_torch(array.copy())
     if tuple(values.shape) != tuple(whole.place.targets.shape):
-        raise CheckpointError(
-            f"{name} of the unfinished step has shape {list(values.shape)} and its trajectories ask for "
-            f"{list(whole.place.targets.shape)}; resume from another checkpoint"
-        )
+        raise CheckpointError(f"""{name} of the unfinished step has shape {list(values.shape)} and its trajectories ask
+        for {list(whole.place.targets.shape)}; resume from another checkpoint""")
     return values.reshape(-1)[whole.local]

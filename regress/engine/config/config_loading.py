@@ -200,15 +200,11 @@ def _parsed(line: str) -> Override:
         if not override.key_or_group:
             raise HydraException(f"no key in {line}")
     except (HydraException, ValueError) as error:
-        raise ConfigError(
-            f"{stated} is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME or ~KEY, and a value with special "
-            "characters as KEY='\"VALUE\"'."
-        ) from error
+        raise ConfigError(f"""{stated} is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME or ~KEY, and a value with
+        special characters as KEY='"VALUE"'.""") from error
     if override.is_sweep_override():
-        raise ConfigError(
-            f"{stated} gives several values to sweep over, and a run takes one; write a list as KEY=[A,B], and text "
-            "with commas as KEY='\"A,B\"'."
-        )
+        raise ConfigError(f"""{stated} gives several values to sweep over, and a run takes one; write a list as
+        KEY=[A,B], and text with commas as KEY='"A,B"'.""")
     if override.is_hydra_override() and override.key_or_group != SEARCHPATH:
         raise ConfigError(f"{stated} is a setting of Hydra, of which only {SEARCHPATH} is used; remove it.")
     return override
@@ -288,10 +284,8 @@ def flag_entries(flags: Mapping[str, str], beside: Sequence[Entry]) -> Iterator[
 def _refuse_other(option: Option, entry: Entry, stated: str, value: Any) -> None:
     own, other = (option.checked(each, lambda _: entry.origin) for each in (entry.value, value))
     if own != other:
-        raise ConfigError(
-            f"{entry.origin.name} gives {option.key} the value {in_yaml(own)} and {stated} gives it another; leave one "
-            "of them away."
-        )
+        raise ConfigError(f"""{entry.origin.name} gives {option.key} the value {in_yaml(own)} and {stated} gives it
+        another; leave one of them away.""")
 
 
 def print_config(loaded: Loaded, console: Console | None = None) -> None:

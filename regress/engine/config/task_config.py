@@ -325,10 +325,8 @@ def derive_thresholds(values: Values, environ: Mapping[str, str]) -> None:
     for variable, text in given.items():
         number = variable.removeprefix(THRESHOLD)
         if not number.isdecimal() or not 1 <= int(number) <= len(names):
-            raise ConfigError(
-                f"The environment variable {variable} belongs to no stage of the curriculum; they are numbered from 1 "
-                f"to {len(names)}, so correct its name or unset it."
-            )
+            raise ConfigError(f"""The environment variable {variable} belongs to no stage of the curriculum; they are
+            numbered from 1 to {len(names)}, so correct its name or unset it.""")
         name = names[int(number) - 1]
         own = chosen.stages is not None and "threshold" in chosen.stages[int(number) - 1]
         deciding: list[KeyPath] = [("curriculum", "stages")] * own

@@ -136,11 +136,9 @@ class TrackedLog(Log):
             RegressError: if the state is of a newer release, or incomplete.
         """
         if state.get("schema_version") != VERSION or not {"segment", "sequence", "run_id"} <= state.keys():
-            raise RegressError(
-                f"the tracking state of the checkpoint has the schema version {state.get('schema_version')} and the "
-                f"keys {', '.join(sorted(state))}, but this release reads version {VERSION}; use the release that "
-                "wrote it"
-            )
+            raise RegressError(f"""the tracking state of the checkpoint has the schema version
+            {state.get("schema_version")} and the keys {", ".join(sorted(state))}, but this release reads version
+            {VERSION}; use the release that wrote it""")
         self._start |= {"after": state["sequence"], "segment": state["segment"] + 1}
         self._known_id = state["run_id"]
         self._target = None

@@ -81,10 +81,8 @@ def read_sync_state(output_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RegressError(f"{path} is damaged; delete it, and the next run writes a new one") from error
     if version > VERSION:
-        raise RegressError(
-            f"{path} has the schema version {version}, but this release knows up to {VERSION}; use the release that "
-            "wrote it, or delete it"
-        )
+        raise RegressError(f"""{path} has the schema version {version}, but this release knows up to {VERSION}; use the
+        release that wrote it, or delete it""")
     return dict(content)
 
 

@@ -36,11 +36,9 @@ def comparable(dirs: Directories, options: Options) -> Directories:
     except RegressError:
         return dirs
     if several and others:
-        raise CompareError(
-            f"{dirs.self_hosted} has several optimizer updates in a rollout step, and {others[0]} counts updates, so "
-            "that its steps are others; compare runs of one update a step (trainer.epochs=1, "
-            "trainer.mini_batch_size=null)"
-        )
+        raise CompareError(f"""{dirs.self_hosted} has several optimizer updates in a rollout step, and {others[0]}
+        counts updates, so that its steps are others; compare runs of one update a step (trainer.epochs=1,
+        trainer.mini_batch_size=null)""")
     try:
         flags = flags_for(whole, known[0], known[1], steps_in(dirs, options))
         flags |= {RECORDED} if whole.system == "regress" else set()

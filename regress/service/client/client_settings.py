@@ -98,8 +98,8 @@ class Deadline:
         if time.monotonic() > self._end:
             endpoint = self._endpoint
             raise ServiceError(
-                f"the service at {endpoint.shown} has not finished an operation within {endpoint.timeout:g} seconds; "
-                f"raise service.{endpoint.wire}_service.timeout, or look at its log",
+                f"""the service at {endpoint.shown} has not finished an operation within {endpoint.timeout:g} seconds;
+                raise service.{endpoint.wire}_service.timeout, or look at its log""",
                 code="timeout",
                 category="server",
             )
@@ -113,7 +113,5 @@ def only_one(names: list[str], endpoint: Endpoint) -> str:
     """
     if len(names) == 1:
         return names[0]
-    raise ServiceError(
-        f"the service at {endpoint.shown} offers {', '.join(names) or 'no models'}; set "
-        f"service.{endpoint.wire}_service.base_model to one of them"
-    )
+    raise ServiceError(f"""the service at {endpoint.shown} offers {", ".join(names) or "no models"}; set
+    service.{endpoint.wire}_service.base_model to one of them""")

@@ -52,8 +52,8 @@ class Reply:
             return self.response.json()
         except ValueError as error:
             raise ServiceError(
-                f"the service at {self.endpoint.shown} answered with no JSON; is this the address of a "
-                f"{self.endpoint.wire} service?",
+                f"""the service at {self.endpoint.shown} answered with no JSON; is this the address of a
+                {self.endpoint.wire} service?""",
                 code="unexpected_reply",
                 category="server",
             ) from error
@@ -141,8 +141,8 @@ class Transport:
     def _unreachable(self, error: Exception) -> ServiceError:
         wire = self._endpoint.wire
         return ServiceError(
-            f"the service at {self._endpoint.shown} cannot be reached ({reason(error)}); start it, correct "
-            f"service.{wire}_service.base_url, or name its host in NO_PROXY if a proxy stands between",
+            f"""the service at {self._endpoint.shown} cannot be reached ({reason(error)}); start it, correct
+            service.{wire}_service.base_url, or name its host in NO_PROXY if a proxy stands between""",
             code="unreachable",
             category="server",
             retryable=True,

@@ -66,8 +66,8 @@ def loss_token_values(micro: Microbatch, outputs: Sequence[Array], dtype: torch.
     for place, values in zip(rows, outputs, strict=True):
         if np.shape(values) != (place.length - 1,):
             raise ServiceError(
-                f"the service returned log-probs of shape {list(np.shape(values))} for the datum {place.key[0]}/"
-                f"{place.key[1]} of {place.length - 1} tokens; its version does not fit this client",
+                f"""the service returned log-probs of shape {list(np.shape(values))} for the datum
+                {place.key[0]}/{place.key[1]} of {place.length - 1} tokens; its version does not fit this client""",
                 code="unexpected_reply",
                 category="server",
             )

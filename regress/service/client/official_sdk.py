@@ -24,8 +24,8 @@ def service_errors(endpoint: Endpoint) -> Iterator[None]:
         raise
     except Exception as error:
         raise ServiceError(
-            f"the {endpoint.wire} service at {endpoint.shown} did not do what it was asked ({reason(error)}); correct "
-            f"what it names, or set service.{endpoint.wire}_service.client=own to see whether the SDK is at fault",
+            f"""the {endpoint.wire} service at {endpoint.shown} did not do what it was asked ({reason(error)}); correct
+            what it names, or set service.{endpoint.wire}_service.client=own to see whether the SDK is at fault""",
             code="sdk",
             category="server",
         ) from error

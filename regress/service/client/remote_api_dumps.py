@@ -96,10 +96,8 @@ class RemoteDumps:
         kept = {name: path for name, path in files.items() if self._before(name, start.place)}
         stamps = {name: stamp_of(path.read_bytes()) for name, path in kept.items()}
         if Position.of(stamps) != start.position:
-            raise DumpError(
-                f"{self.folder} does not hold the {start.position.files} files that were written before "
-                f"{start.stated}; restore them, or choose another debug.dump_dir"
-            )
+            raise DumpError(f"""{self.folder} does not hold the {start.position.files} files that were written before
+            {start.stated}; restore them, or choose another debug.dump_dir""")
         for name in files.keys() - kept.keys():
             files[name].unlink()
         return stamps

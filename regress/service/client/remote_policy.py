@@ -96,16 +96,12 @@ def entropy_coefficient(objective: Objective, weights: Tensor, wire: str) -> flo
         return None
     stated = f"algorithm.entropy_coef={objective.entropy_coef:g}"
     if wire != "weaver":
-        raise ConfigError(
-            f"{stated} has no place in Tinker's protocol, whose losses are functions of log-probs alone; set "
-            "algorithm.entropy_coef=0 or service.train_service.backend=weaver"
-        )
+        raise ConfigError(f"""{stated} has no place in Tinker's protocol, whose losses are functions of log-probs alone;
+        set algorithm.entropy_coef=0 or service.train_service.backend=weaver""")
     if len(weights) and float(weights.min()) != float(weights.max()):
-        raise ConfigError(
-            f"{stated} with algorithm.aggregation={objective.aggregation} weighs the entropies of tokens differently, "
-            "and Weaver's protocol has one entropy_coeff for all; set algorithm.aggregation=token-mean or "
-            "algorithm.entropy_coef=0"
-        )
+        raise ConfigError(f"""{stated} with algorithm.aggregation={objective.aggregation} weighs the entropies of tokens
+        differently, and Weaver's protocol has one entropy_coeff for all; set algorithm.aggregation=token-mean or
+        algorithm.entropy_coef=0""")
     return objective.entropy_coef * float(weights[0]) if len(weights) else objective.entropy_coef
 
 
@@ -225,10 +221,8 @@ class RemoteUpdate:
         """
         for index, output in enumerate(result.outputs):
             if not np.isfinite(output["logprobs"]).all():
-                raise NotFinite(
-                    f"the service returned log-probs of datum {index} that are not finite, so no update was made; "
-                    "lower optimizer.learning_rate, or look at the service's forward_data"
-                )
+                raise NotFinite(f"""the service returned log-probs of datum {index} that are not finite, so no update
+                was made; lower optimizer.learning_rate, or look at the service's forward_data""")
 
     def _finish(self, data: Sequence[Datum], result: PassResult) -> None:
         self.result = result

@@ -86,16 +86,16 @@ def _request(prompt: Sequence[int], params: SamplingParams, seed: int, limit: in
 def _completion(result: SamplingResult) -> Completion:
     if len(result.sequences) != 1:
         raise ServiceError(
-            f"the service returned {len(result.sequences)} completions where one was asked for; its version does not "
-            "fit this client",
+            f"""the service returned {len(result.sequences)} completions where one was asked for; its version does not
+            fit this client""",
             code="unexpected_reply",
             category="server",
         )
     (found,) = result.sequences
     if len(found.logprobs) != len(found.tokens) or not len(found.tokens):
         raise ServiceError(
-            f"the service returned {len(found.tokens)} tokens with {len(found.logprobs)} log-probs; a completion has "
-            "at least one token, and every token a log-prob",
+            f"""the service returned {len(found.tokens)} tokens with {len(found.logprobs)} log-probs; a completion has
+            at least one token, and every token a log-prob""",
             code="unexpected_reply",
             category="server",
         )

@@ -90,17 +90,15 @@ class ServiceState:
         opened = self.model.opened
         for name, now in (("wire", self.model.wire), ("base_model", opened.base_model)):
             if saved.get(name) != now:
-                raise CheckpointError(
-                    f"the weights of the checkpoint lie in a service, saved with {name}={saved.get(name)!r}, and this "
-                    f"run has {name}={now!r}; go on with the service that saved them"
-                )
+                raise CheckpointError(f"""the weights of the checkpoint lie in a service, saved with
+                {name}={saved.get(name)!r}, and this run has {name}={now!r}; go on with the service that saved them""")
         try:
             self.model.load(str(saved["path"]))
         except ServiceError as error:
             raise ServiceError(
-                f"the service does not give back the save {str(saved['path']).rpartition('/')[2]} of the model "
-                f"{saved.get('model_id')} ({error}); go on with the service, its state directory and the API key that "
-                "saved it",
+                f"""the service does not give back the save {str(saved["path"]).rpartition("/")[2]} of the model
+                {saved.get("model_id")} ({error}); go on with the service, its state directory and the API key that
+                saved it""",
                 code=error.code,
                 category=error.category,
             ) from error
@@ -219,10 +217,8 @@ def _with_tokenizer(config: Config, model: RemoteModel) -> Config:
         return config
     tokenizer = model.opened.tokenizer
     if tokenizer is None or not Path(tokenizer).is_dir():
-        raise ConfigError(
-            f"tokenizer.path=null leaves the tokenizer to the service, which tells {tokenizer!r} for its model "
-            f"{model.opened.base_model}, no folder of this machine; set tokenizer.path"
-        )
+        raise ConfigError(f"""tokenizer.path=null leaves the tokenizer to the service, which tells {tokenizer!r} for its
+        model {model.opened.base_model}, no folder of this machine; set tokenizer.path""")
     return replace(config, tokenizer=replace(config.tokenizer, path=tokenizer))
 
 

@@ -29,17 +29,13 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
     module, distribution = SDKS[endpoint.wire]
     installed = find_spec(module) is not None
     if endpoint.client == "sdk" and not installed:
-        raise ConfigError(
-            f"service.{endpoint.wire}_service.client=sdk needs the package {distribution}, which is not installed; "
-            f"install it, or set service.{endpoint.wire}_service.client=own"
-        )
+        raise ConfigError(f"""service.{endpoint.wire}_service.client=sdk needs the package {distribution}, which is not
+        installed; install it, or set service.{endpoint.wire}_service.client=own""")
     try:
         return _with_sdk(endpoint) if installed and endpoint.client != "own" else _with_own_client(endpoint)
     except ImportError as error:
-        raise ConfigError(
-            f"trainer.type=remote needs httpx and protobuf, not both of which are installed ({reason(error)}); "
-            f"run {install('service')}"
-        ) from error
+        raise ConfigError(f"""trainer.type=remote needs httpx and protobuf, not both of which are installed
+        ({reason(error)}); run {install("service")}""") from error
 
 
 def _with_own_client(endpoint: Endpoint) -> RemoteModel:

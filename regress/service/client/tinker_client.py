@@ -219,8 +219,8 @@ class TinkerSampler(BatchSampler):
         values = [result.prompt_logprobs for result in found]
         if any(value is None for value in values):
             raise ServiceError(
-                "the service returned no log-probs of the prompt, which the KL term needs; set reference.path to a "
-                "model of this machine",
+                """the service returned no log-probs of the prompt, which the KL term needs; set reference.path to a
+                model of this machine""",
                 code="unexpected_reply",
                 category="server",
             )

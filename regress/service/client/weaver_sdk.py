@@ -45,10 +45,8 @@ class WeaverSdkModel(SdkModel):
         """Return the log-probs of the targets, without a gradient."""
         call = getattr(self._training, "forward", None)
         if call is None:
-            raise ConfigError(
-                "the installed nex-weaver has no forward pass, which log-probs before an update and losses computed "
-                "here need; install a later one, or set service.weaver_service.client=own"
-            )
+            raise ConfigError("""the installed nex-weaver has no forward pass, which log-probs before an update and
+            losses computed here need; install a later one, or set service.weaver_service.client=own""")
         return self._pass(call, data, "forward_logprob", {})
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:

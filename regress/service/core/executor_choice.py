@@ -75,10 +75,8 @@ def executor_of(
     if launched_rank() is not None:
         started = int(os.environ["WORLD_SIZE"])
         if started != count:
-            raise ConfigError(
-                f"parallel asks for {count} ranks, and the launcher has started {started}; set extents in parallel "
-                "whose product is that number, or start as many"
-            )
+            raise ConfigError(f"""parallel asks for {count} ranks, and the launcher has started {started}; set extents
+            in parallel whose product is that number, or start as many""")
         return LaunchedRanks(open_host, count)
     if count == 1:
         return InProcess(open_host)

@@ -104,8 +104,8 @@ class InProcess:
             if future.done():
                 raise
             raise HostLostError(
-                f"{call.method} did not come to an end within {timeout:g} s; make the request smaller, or raise "
-                "--operation-timeout",
+                f"""{call.method} did not come to an end within {timeout:g} s; make the request smaller, or raise
+                --operation-timeout""",
                 code="timeout",
                 category="server",
             ) from None

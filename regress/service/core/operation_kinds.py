@@ -127,8 +127,8 @@ class Save:
         passes = hosted.call("pending_gradients", model.id)
         if passes and self.what in LOADABLE:  # samplers have no use for gradients
             raise ServiceError(
-                f"{model.id} has gradients of {passes} passes since its last optimizer step, which no save keeps; "
-                "make an optimizer step first",
+                f"""{model.id} has gradients of {passes} passes since its last optimizer step, which no save keeps; make
+                an optimizer step first""",
                 code="pending_gradients",
             )
 

@@ -57,20 +57,20 @@ class OperationQueue:
         """Raise `ServiceError` if a number cannot be accepted: it is too far ahead, or a later one has run."""
         if number in self._spent:
             raise ServiceError(
-                f"seq_id {number} of {self.id} was used for a request that is no longer remembered; give each request "
-                "a number of its own",
+                f"""seq_id {number} of {self.id} was used for a request that is no longer remembered; give each request
+                a number of its own""",
                 code="late",
             )
         if number < self.next:
             raise ServiceError(
-                f"seq_id {number} arrived after a later operation of {self.id} had run; number requests 1, 2, 3, ..., "
-                f"the next one {self.next} or higher",
+                f"""seq_id {number} arrived after a later operation of {self.id} had run; number requests 1, 2, 3, ...,
+                the next one {self.next} or higher""",
                 code="late",
             )
         if number > max(self.next, self._highest) + ahead:
             raise ServiceError(
-                f"seq_id {number} is too far ahead: the next operation of {self.id} is that of seq_id {self.next}; "
-                "number requests 1, 2, 3, ...",
+                f"""seq_id {number} is too far ahead: the next operation of {self.id} is that of seq_id {self.next};
+                number requests 1, 2, 3, ...""",
                 code="invalid_seq_id",
             )
 

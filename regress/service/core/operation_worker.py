@@ -94,8 +94,8 @@ class Worker:
         why = "and the service is stopping" if self._state.draining else f"within {waited:.0f} s"
         for pending in waiting:
             error = ServiceError(
-                f"{pending.name} was not executed: seq_id {missing} of {queue.id} has not arrived {why}, for which "
-                f"seq_id {others or 'none'} waited; send every number, or go on with a higher one",
+                f"""{pending.name} was not executed: seq_id {missing} of {queue.id} has not arrived {why}, for which
+                seq_id {others or "none"} waited; send every number, or go on with a higher one""",
                 code="missing_seq_id",
             )
             self._finish(pending, None, error)

@@ -199,8 +199,8 @@ class _Ranks:
         culprits = alone or silent
         hang, they = ("hangs", "it") if len(culprits) == 1 else ("hang", "they")
         return HostLostError(
-            f"{call.method} failed: {named(culprits, self._world_size)} {hang}, {they} did not answer within "
-            f"{seconds:.3g} s",
+            f"""{call.method} failed: {named(culprits, self._world_size)} {hang}, {they} did not answer within
+            {seconds:.3g} s""",
             code="rank_failed",
             category="server",
         )

@@ -17,11 +17,8 @@ from regress.service.service_api import SAVE_NAME, SaveKind, ServiceError
 def checked_name(name: str) -> str:
     """Return the name of a save; raises `ServiceError` unless it can be the name of a folder anywhere."""
     if not isinstance(name, str) or not SAVE_NAME.fullmatch(name):
-        raise ServiceError(
-            f"{name!r} is not a name of a save; use 1 to 128 letters, digits, dots, dashes and underscores, "
-            "with no dot "
-            "or dash first"
-        )
+        raise ServiceError(f"""{name!r} is not a name of a save; use 1 to 128 letters, digits, dots, dashes and
+        underscores, with no dot or dash first""")
     return name
 
 

@@ -204,8 +204,8 @@ class State:
         if entry.ok and entry.kind.startswith("close"):
             return Operation(entry.id, Status.DONE, model_id)
         error = ServiceError(
-            f"{entry.kind} {entry.id} was executed, and its result is no longer kept; read a result at once, or raise "
-            "the time for which the service keeps it",
+            f"""{entry.kind} {entry.id} was executed, and its result is no longer kept; read a result at once, or raise
+            the time for which the service keeps it""",
             code="result_expired",
         )
         return Operation(entry.id, Status.FAILED, model_id, error=error)

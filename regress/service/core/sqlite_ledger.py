@@ -113,8 +113,8 @@ class Ledger:
 
     def _damaged(self, error: Exception) -> ServiceError:
         return ServiceError(
-            f"{self._path} is damaged ({reason(error)}); restore the file from a backup, or start the service with an "
-            "empty --state-dir",
+            f"""{self._path} is damaged ({reason(error)}); restore the file from a backup, or start the service with an
+            empty --state-dir""",
             code="damaged_state",
             category="server",
         )
@@ -277,8 +277,8 @@ class Ledger:
             ):
                 raise self._damaged(error) from error
             raise ServiceError(
-                f"the service cannot write its ledger ({reason(error)}); free space on its disk and send the request "
-                "again",
+                f"""the service cannot write its ledger ({reason(error)}); free space on its disk and send the request
+                again""",
                 code="storage",
                 category="server",
                 retryable=True,

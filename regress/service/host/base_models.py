@@ -236,10 +236,8 @@ class Base:
         }
         for key, value in keys.items():
             if value is not None:
-                raise ConfigError(
-                    f"{key}={value!r} cannot be followed for the offered model {self.name!r}: {_UNUSED[key]}; set it "
-                    f"to {'0' if key == 'model.router_coef' else 'null'}"
-                )
+                raise ConfigError(f"""{key}={value!r} cannot be followed for the offered model {self.name!r}:
+                {_UNUSED[key]}; set it to {"0" if key == "model.router_coef" else "null"}""")
 
 
 def _material(config: Config) -> DataComponents:
@@ -263,10 +261,8 @@ def require_one_layout(bases: Mapping[str, Config]) -> None:
     first, *others = bases
     for name in others:
         if bases[name].parallel != bases[first].parallel:
-            raise ConfigError(
-                f"the offered models {first!r} and {name!r} have different parallel.*, and a service has one set of "
-                "ranks; make them equal, or start two services"
-            )
+            raise ConfigError(f"""the offered models {first!r} and {name!r} have different parallel.*, and a service has
+            one set of ranks; make them equal, or start two services""")
 
 
 def _for_older_clients(path: Path) -> None:

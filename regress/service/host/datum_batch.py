@@ -111,10 +111,8 @@ class _Row:
         self.several = self._rows.ndim == 2
         if self.several and (loss.ratio or request.config.get("entropy_coeff")):
             what = f"loss_fn={request.loss}" if loss.ratio else "entropy_coeff"
-            raise ServiceError(
-                f"{self._name}: target_tokens has the shape {list(self._rows.shape)}, and {what} takes one target a "
-                "token; send a list, or cross_entropy without entropy_coeff"
-            )
+            raise ServiceError(f"""{self._name}: target_tokens has the shape {list(self._rows.shape)}, and {what} takes
+            one target a token; send a list, or cross_entropy without entropy_coeff""")
         targets = self._rows.ravel()
         self.place = np.flatnonzero(targets != IGNORED)
         mask = self._mask()
@@ -124,11 +122,9 @@ class _Row:
         old = self._values("logprobs", None) if loss.ratio else np.zeros(len(targets))
         entropy = bool(request.config.get("entropy_coeff"))
         if entropy and mask is None:
-            raise ServiceError(
-                f"{self._name}: entropy_coeff={request.config['entropy_coeff']} rewards the entropy of the tokens that "
-                "were sampled, and without loss_mask nothing tells which those are; send loss_mask or leave "
-                "entropy_coeff out"
-            )
+            raise ServiceError(f"""{self._name}: entropy_coeff={request.config["entropy_coeff"]} rewards the entropy of
+            the tokens that were sampled, and without loss_mask nothing tells which those are; send loss_mask or leave
+            entropy_coeff out""")
         kept = np.ones(len(targets), bool) if mask is None else mask
         counted = kept & (targets != IGNORED)
         if mask is None and loss.advantages is not None and loss.kind != "dro":
@@ -194,30 +190,22 @@ class _Row:
     def _length(self) -> None:
         count = len(self.tokens)
         if count < 1 or count >= self._limits.length:
-            raise ServiceError(
-                f"{self._name} has {count} tokens, and 1 to {self._limits.length - 1} fit beside the last target into "
-                f"the model's context of {self._limits.length}; shorten it"
-            )
+            raise ServiceError(f"""{self._name} has {count} tokens, and 1 to {self._limits.length - 1} fit beside the
+            last target into the model's context of {self._limits.length}; shorten it""")
 
     def _ids(self, name: str, array: Array, *, targets: bool = False) -> Array:
         if array.ndim not in ((1, 2) if targets else (1,)) or not np.issubdtype(array.dtype, np.integer):
-            raise ServiceError(
-                f"{self._name}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send a list of "
-                "integers"
-            )
+            raise ServiceError(f"""{self._name}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send
+            a list of integers""")
         if targets and (len(array) != len(self.tokens) or not array.size):
-            raise ServiceError(
-                f"{self._name}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one "
-                "target a token, or a row of them"
-            )
+            raise ServiceError(f"""{self._name}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens;
+            send one target a token, or a row of them""")
         bad = (array < 0) | (array >= self._limits.vocabulary)
         if targets:
             bad &= array != IGNORED
         if bad.any():
-            raise ServiceError(
-                f"{self._name}: {name} holds {int(array[bad][0])}, and token ids are 0 to "
-                f"{self._limits.vocabulary - 1}; send those of the model's tokenizer"
-            )
+            raise ServiceError(f"""{self._name}: {name} holds {int(array[bad][0])}, and token ids are 0 to
+            {self._limits.vocabulary - 1}; send those of the model's tokenizer""")
         return array.astype(np.int64)
 
     def _values(self, name: str, default: float | None) -> Array:

@@ -47,8 +47,8 @@ def save(model: Model, folder: Path, kind: SaveKind, world: World) -> None:
     """
     if model.pending and kind is not SaveKind.SAMPLER:
         raise ServiceError(
-            f"{model.pending} forward_backward requests since the last optim_step have left gradients, which a save "
-            "does not keep; send optim_step first",
+            f"""{model.pending} forward_backward requests since the last optim_step have left gradients, which a save
+            does not keep; send optim_step first""",
             code="pending_gradients",
         )
     snapshot = _snapshot(model, kind, world)
@@ -181,10 +181,8 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
     state, description = opened(folder, world)
     spec = spec_of(description)
     if (spec.base_model, spec.lora) != (model.spec.base_model, model.spec.lora):
-        raise CheckpointError(
-            f"{folder.name} is a save of {spec.base_model} with {_lora(spec)}, and {model.id} is "
-            f"{model.spec.base_model} with {_lora(model.spec)}; load it into a model of its kind"
-        )
+        raise CheckpointError(f"""{folder.name} is a save of {spec.base_model} with {_lora(spec)}, and {model.id} is
+        {model.spec.base_model} with {_lora(model.spec)}; load it into a model of its kind""")
     require_base(model.base, description, folder)
     weights = raise_on_all_ranks(world, lambda: read_weights(model.policy.architecture, folder, folder.name))
     found = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
@@ -204,18 +202,14 @@ def require_base(base: Base, description: Mapping[str, Any], folder: Path) -> No
         CheckpointError: on every rank.
     """
     if description.get("lora") is not None and description.get("frozen_sha256") != base.digest():
-        raise CheckpointError(
-            f"{folder.name} is the adapter of other weights than {base.name} has now; offer under this name the model "
-            "that it was trained on"
-        )
+        raise CheckpointError(f"""{folder.name} is the adapter of other weights than {base.name} has now; offer under
+        this name the model that it was trained on""")
 
 
 def _optimizer(folder: Path, state: CheckpointState) -> dict[str, Tensor]:
     if state.parts[SERVICE].get("kind") != SaveKind.STATE.value:
-        raise CheckpointError(
-            f"{folder.name} holds weights without a state of the optimizer; load it without the optimizer, or save "
-            "the state"
-        )
+        raise CheckpointError(f"""{folder.name} holds weights without a state of the optimizer; load it without the
+        optimizer, or save the state""")
     return optimizer_of(state)
 
 

@@ -68,10 +68,8 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     first = model.forwards if request.forward_only else model.micro
     records = model.dump.collector(model.step, asked=asked)
     if prepared.several and records is not None:
-        raise ServiceError(
-            "a datum has several targets at a position, whose values have no place in a dump; send it without "
-            "enable_debug_dump to a service that dumps on request alone"
-        )
+        raise ServiceError("""a datum has several targets at a position, whose values have no place in a dump; send it
+        without enable_debug_dump to a service that dumps on request alone""")
     again = records is None and continues(model, request)
 
     def run() -> PassResult:
@@ -133,8 +131,8 @@ def _step_outcome(world: World, part: Part) -> StepOutcome:
     except NotFinite as error:
         why = str(error).partition(", so no update")[0]
         raise ServiceError(
-            f"{why}, because the model's log-probs or their distance to the logprobs sent are not finite; nothing was "
-            "added to the gradients: check logprobs, or load weights from before they diverged",
+            f"""{why}, because the model's log-probs or their distance to the logprobs sent are not finite; nothing was
+            added to the gradients: check logprobs, or load weights from before they diverged""",
             code="not_finite",
         ) from error
 

@@ -110,10 +110,8 @@ def _beta(request: PassRequest) -> float:
         ServiceError: if it is missing or negative.
     """
     if "beta" not in request.config:
-        raise ServiceError(
-            f"loss_fn={request.loss} weighs the squared log-ratio by beta, for which there is no agreed default; send "
-            "loss_fn_config.beta"
-        )
+        raise ServiceError(f"""loss_fn={request.loss} weighs the squared log-ratio by beta, for which there is no agreed
+        default; send loss_fn_config.beta""")
     beta = _number(request, "beta", 0.0)
     if beta < 0.0:
         raise ServiceError(f"loss_fn_config.beta={beta} is negative; give a number of at least 0")

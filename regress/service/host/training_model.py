@@ -119,8 +119,8 @@ def optim_step(model: Model, params: AdamParams, where: Json, world: World) -> O
     except NotFinite as error:
         model.drop_gradients()
         raise ServiceError(
-            "the gradient norm of the passes since the last optim_step is not finite; their gradients are dropped and "
-            "the model is as it was: send them again with other datums",
+            """the gradient norm of the passes since the last optim_step is not finite; their gradients are dropped and
+            the model is as it was: send them again with other datums""",
             code="not_finite",
         ) from error
     model.drop_gradients()
@@ -167,7 +167,5 @@ def check(params: AdamParams) -> None:
         ("weight_decay", params.weight_decay),
     ):
         if not rate * factor < _LARGEST or not max(params.eps, rate) < _LARGEST:
-            raise ServiceError(
-                f"adam_params.{name}={getattr(params, name)!r} with learning_rate={rate!r} and eps={params.eps!r} "
-                "leaves the range of float32; give usual sizes"
-            )
+            raise ServiceError(f"""adam_params.{name}={getattr(params, name)!r} with learning_rate={rate!r} and
+            eps={params.eps!r} leaves the range of float32; give usual sizes""")

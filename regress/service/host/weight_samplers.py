@@ -155,10 +155,8 @@ class Sampler:
             )
         bad = prompt[(prompt < 0) | (prompt >= vocabulary)]
         if len(bad):
-            raise ServiceError(
-                f"the prompt holds the token {int(bad[0])}, and token ids are 0 to {vocabulary - 1}; send those of the "
-                "model's tokenizer"
-            )
+            raise ServiceError(f"""the prompt holds the token {int(bad[0])}, and token ids are 0 to {vocabulary - 1};
+            send those of the model's tokenizer""")
         return [int(token) for token in prompt]
 
 

@@ -64,10 +64,8 @@ def judged(one: Replay, found: Comparison, *, masked: bool) -> list[Verdict]:
     kept = [v for v in found.verdicts if _belongs(one, v, masked)]
     missing = {*quantities(one.precision)} - {verdict.quantity for verdict in kept}
     if missing:
-        raise CompareError(
-            f"{min(missing)} was not compared: the service's dump {found.actual} has none of it; dump it with "
-            "WEAVER_DEBUG_DUMP_OPTIONS"
-        )
+        raise CompareError(f"""{min(missing)} was not compared: the service's dump {found.actual} has none of it; dump
+        it with WEAVER_DEBUG_DUMP_OPTIONS""")
     planned = [Place(update.step, update.update) for update in one.plan]
     return [replace(verdict, place=_of_case(verdict.place, planned)) for verdict in kept]
 

@@ -32,10 +32,8 @@ class RemoteReplayer(Replayer):
     def refuses(self, replay: Replay) -> str | None:
         """Return which package is absent; raises `ConfigError` for a launcher, and for a folder of several nodes."""
         if self.machine.launch is not None or self.machine.work is not None:
-            raise ConfigError(
-                f"variant {replay.variant.name} trains through a service that starts its ranks on this machine; leave "
-                "it out, or --launcher and --work away"
-            )
+            raise ConfigError(f"""variant {replay.variant.name} trains through a service that starts its ranks on this
+            machine; leave it out, or --launcher and --work away""")
         absent = missing("service")
         needs = unmet(replay.case, replay.variant) or (None if absent is None else f"it {absent}")
         return needs or unusable_tracker(replay.variant)
@@ -68,10 +66,8 @@ class RemoteReplayer(Replayer):
 
     def dump_of(self, replay: Replay, folder: Path) -> Location:
         """Raise `ConfigError`."""
-        raise ConfigError(
-            f"{replay.variant.name} trains through a service, which writes dumps of another form; take them with "
-            "--regress-keep-dumps and regress compare"
-        )
+        raise ConfigError(f"""{replay.variant.name} trains through a service, which writes dumps of another form; take
+        them with --regress-keep-dumps and regress compare""")
 
     def judge(self, replay: Replay, folder: Path, judging: Judging, reference: DumpReader | None) -> Judged:
         """Judge the dump of the service."""

@@ -165,10 +165,8 @@ def check_total(data: Sequence[Datum], limits: Limits) -> None:
 def shape_size(shape: Sequence[int], where: str, limits: Limits) -> int:
     """Return the number of elements of a shape, which the limits bound; raises `ServiceError` beyond them."""
     if len(shape) > 8 or any(not 0 <= size <= limits.tensor_elements for size in shape):
-        raise ServiceError(
-            f"{where} has a shape of {len(shape)} dimensions or of sizes that are not from 0 to "
-            f"{limits.tensor_elements}"
-        )
+        raise ServiceError(f"""{where} has a shape of {len(shape)} dimensions or of sizes that are not from 0 to
+        {limits.tensor_elements}""")
     size = math.prod(shape)
     if size > limits.tensor_elements:
         raise ServiceError(

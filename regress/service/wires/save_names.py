@@ -19,10 +19,8 @@ def save_name(name: str | None) -> str | None:
             ``-``.
     """
     if name is not None and not SAVE_NAME.fullmatch(name):
-        raise ServiceError(
-            f"{shown(name)} is not a name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot or "
-            "dash first"
-        )
+        raise ServiceError(f"""{shown(name)} is not a name of a save; use up to 128 letters, digits, '.', '_' and '-',
+        with no dot or dash first""")
     return name
 
 
@@ -64,9 +62,7 @@ class Addresses:
             or parts[1] not in self._kinds
         ):
             words = ", ".join(self._kinds)
-            raise ServiceError(
-                f"{shown(address)} is not an address of a save; use {self._scheme}<model id>/<{words}>/<name>, "
-                "as the service returned it"
-            )
+            raise ServiceError(f"""{shown(address)} is not an address of a save; use {self._scheme}<model
+            id>/<{words}>/<name>, as the service returned it""")
         save_name(parts[2])
         return f"{call.own(parts[0])}/{self._kinds[parts[1]].value}/{parts[2]}"

@@ -82,10 +82,8 @@ class NameMap:
 
     def __post_init__(self) -> None:
         if self.groups % self.size or self.heads % self.groups:
-            raise SystemsError(
-                f"{self.size} tensor-parallel ranks cannot share {self.heads} query heads in {self.groups} groups "
-                "evenly: choose a size that divides the number of groups"
-            )
+            raise SystemsError(f"""{self.size} tensor-parallel ranks cannot share {self.heads} query heads in
+            {self.groups} groups evenly: choose a size that divides the number of groups""")
 
     def pieces(self, name: str) -> tuple[Piece, ...]:
         """Return the pieces of a parameter, in the order of their names in Megatron's own fusion.
@@ -148,10 +146,8 @@ class NameMap:
 
     def _share(self, extent: int, name: str) -> tuple[int, int]:
         if extent % self.size:
-            raise SystemsError(
-                f"{self.size} tensor-parallel ranks cannot share the {extent} rows or columns of {name} evenly: "
-                "choose a size that divides them"
-            )
+            raise SystemsError(f"""{self.size} tensor-parallel ranks cannot share the {extent} rows or columns of {name}
+            evenly: choose a size that divides them""")
         step = extent // self.size
         return self.rank * step, (self.rank + 1) * step
 

@@ -115,10 +115,8 @@ def imported() -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise CompareError(
-            f"the engine ray needs the package ray ({reason(error)}): run {install('ray')}, or compare with "
-            "--engine processes"
-        ) from None
+        raise CompareError(f"""the engine ray needs the package ray ({reason(error)}): run {install("ray")}, or compare
+        with --engine processes""") from None
     module: ModuleType = ray
     return module
 
@@ -137,10 +135,9 @@ def work_there(session: str, job: Job) -> list[Finding]:
         try:
             open_side(path)
         except DumpError as error:
-            raise CompareError(
-                f"the Ray node {socket.gethostname()} cannot read {path} ({error}): every node reads the dumps itself, "
-                "so put them where all nodes see them under the same path, or into a store and give its URL"
-            ) from None
+            raise CompareError(f"""the Ray node {socket.gethostname()} cannot read {path} ({error}): every node reads
+            the dumps itself, so put them where all nodes see them under the same path, or into a store and give its
+            URL""") from None
     return work(job)
 
 
