@@ -17,7 +17,7 @@ def project_section(root: Path, key: str) -> Any:
     """Return the value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
 
     Raises:
-        ConfigError: naming a file that is no TOML, or a key that nothing reads.
+        ConfigError: naming a file that is not valid TOML, or a key that nothing reads.
     """
     path = root / "pyproject.toml"
     if not path.is_file():
@@ -35,7 +35,7 @@ def project_tree(path: Path) -> Mapping[str, Any]:
     """Return the content of a pyproject.toml.
 
     Raises:
-        ConfigError: if it cannot be read, or is no TOML.
+        ConfigError: if it cannot be read, or is not valid TOML.
     """
     import tomllib  # the plugin loads this module in every run of pytest
 
@@ -46,7 +46,7 @@ def project_tree(path: Path) -> Mapping[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # what is no TOML, no UTF-8, or a number of thousands of digits
+    ) as error:  # what is not valid TOML or UTF-8, or a number of thousands of digits
         why = (
             "it is nested too deeply"
             if isinstance(error, RecursionError)

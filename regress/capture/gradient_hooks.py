@@ -51,7 +51,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell a listener of everything that happens inside; several may overlap in any order."""
+    """Call a listener for everything that happens inside; several may overlap in any order."""
     with _lock:
         if not _listeners:
             _install()

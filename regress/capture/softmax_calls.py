@@ -99,7 +99,7 @@ class SoftmaxCalls:
     _asked: dict[int, tuple[ReferenceType[Tensor], Tensor]] = field(default_factory=dict)
 
     def called(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Look at a call that was made."""
+        """Read a call that was made."""
         if function is functional.embedding:
             self._look_up(args, kwargs)
         elif function in _SOFTMAX or function is functional.cross_entropy:
@@ -215,7 +215,7 @@ class SoftmaxCalls:
         self.reached(found)
 
     def clear(self) -> None:
-        """Forget tensors that are gone."""
+        """Drop tensors that are gone."""
         self._rows = {key: each for key, each in self._rows.items() if each[0]() is not None}
         self._asked = {key: each for key, each in self._asked.items() if each[0]() is not None}
 

@@ -59,7 +59,7 @@ class SoftmaxForwards:
 
     @contextmanager
     def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
-        """See the calls of softmax and of the embeddings inside.
+        """Observe the calls of softmax and of the embeddings inside.
 
         Raises:
             CaptureError: for what only hidden states give.

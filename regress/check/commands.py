@@ -214,7 +214,7 @@ def _pairs(option: str, given: Iterable[str]) -> Iterable[tuple[str, str]]:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise ConfigError(
-                f"{option} {text!r} is no NAME=VALUE: write the name of one, an equals sign and its value"
+                f"{option} {text!r} is not NAME=VALUE: write the name of one, an equals sign and its value"
             )
         yield name, value
 

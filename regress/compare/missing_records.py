@@ -149,10 +149,10 @@ class RecordType:
         if not side.writes(self.name) and side.system == "golden":
             note = f"{self.name} was not compared: {side.folder} has no golden values of it"
         elif not side.writes(self.name):
-            where = f"{side.system} writes none of the kind ({side.folder})"
+            reason = f"{side.system} writes none of the kind ({side.folder})"
             if side.config.get("capture"):
-                where = f"the trainer of {side.folder} showed none"
-            note = f"{alone}: {where}, so it was not compared"
+                reason = f"the trainer of {side.folder} showed none"
+            note = f"{alone}: {reason}, so it was not compared"
         elif half is self.golden and half.side.system == "golden" and options and not options.get(self.name):
             note = f"{self.name} was not compared: {side.folder} was recorded without it"
         elif self.options.common:

@@ -160,7 +160,7 @@ RULES: dict[str, DoctorRule] = {
     # trainer_state.json
     "incomplete_trainer_state": DoctorRule(MEDIUM, "state", "trainer_state.json lacks keys"),
     "invalid_global_step": DoctorRule(MEDIUM, "state", "global_step is not that of the checkpoint"),
-    "trainer_state_read_error": DoctorRule(HIGH, "state", "trainer_state.json is no JSON object"),
+    "trainer_state_read_error": DoctorRule(HIGH, "state", "trainer_state.json is not a JSON object"),
     # the configuration of the next run
     "config_import_error": DoctorRule(HIGH, "configuration", "code that a key names cannot be imported"),
     "config_instantiation_error": DoctorRule(HIGH, "configuration", "the configuration breaks a rule"),
@@ -184,7 +184,7 @@ RULES: dict[str, DoctorRule] = {
     "corrupted_curriculum_state": DoctorRule(MEDIUM, "curriculum", "curriculum_state.json cannot be parsed"),
     "missing_field": DoctorRule(MEDIUM, "curriculum", "curriculum_state.json lacks a field"),
     "invalid_stage_format": DoctorRule(
-        HIGH, "curriculum", "a stage is no JSON object, or the current one no index"
+        HIGH, "curriculum", "a stage is not a JSON object, or the current one is not an index"
     ),
     "incomplete_stage_config": DoctorRule(MEDIUM, "curriculum", "a stage lacks a field"),
     "step_mismatch": DoctorRule(MEDIUM, "curriculum", "the curriculum's step is not that of its checkpoint"),

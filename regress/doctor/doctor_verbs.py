@@ -70,7 +70,7 @@ class Done:
 
 
 def run(verb: str, options: Mapping[str, Any]) -> Found:
-    """Do what a verb says.
+    """Carry out a verb.
 
     Raises:
         DoctorError: if there is nothing to examine, or a change cannot be made.

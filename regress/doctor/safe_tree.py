@@ -227,7 +227,7 @@ def parsed(data: bytes) -> Any:
     try:
         return parse_json(data, finite=False)  # trainers write losses that are NaN
     except ValueError as error:
-        raise Unreadable(f"is no JSON that can be read ({clean(str(error))})") from None
+        raise Unreadable(f"is not JSON that can be read ({clean(str(error))})") from None
 
 
 def _refuse_special(found: os.stat_result) -> None:

@@ -177,7 +177,7 @@ def read_manifest(folder: Location) -> Manifest:
 
 def _from_json(tree: Any) -> Manifest:
     if not isinstance(tree, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     checksum = tree.pop("sha256")
     if tree["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {tree['schema_version']!r}, this release reads {SCHEMA_VERSION}")

@@ -122,7 +122,7 @@ class MetricsWriter:
         segment: int = 0,
         anew: bool = False,
     ) -> None:
-        """Look at what the file holds.
+        """Read what the file holds.
 
         Args:
             path: the file; its directory exists.

@@ -60,7 +60,7 @@ class Source(Protocol):
     unsealed: bool = False
 
     def __hash__(self) -> int:
-        """Tell sources apart by identity."""
+        """Distinguish sources by identity."""
         return id(self)
 
     @property

@@ -135,7 +135,7 @@ def tap_trajectories(
 
 @contextmanager
 def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
-    """Tell `watcher` type and coordinates of every value that is recorded inside, so that it knows a run's
+    """Send `watcher` type and coordinates of every value that is recorded inside, so that it knows a run's
     progress.
     """
     token = _watcher.set(watcher)
@@ -186,7 +186,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
     if outer is None and coordinates.get("step") is None:
         yield None
         return
-    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]  # step is no None
+    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]  # step is not None
     token = _where.set(where)
     try:
         yield where

@@ -106,9 +106,9 @@ def _safetensors(data: memoryview) -> dict[str, Array]:
             f"two of its tensors have the name {error.key!r}", "give each a name of its own"
         ) from None
     except ValueError as error:
-        raise Damage(f"its header is no JSON that can be read ({error})") from None
+        raise Damage(f"its header is not JSON that can be read ({error})") from None
     if not isinstance(header, dict):
-        raise Damage("its header is no JSON object")
+        raise Damage("its header is not a JSON object")
     header.pop("__metadata__", None)
     body = data[8 + size :]
     found = {name: _tensor(name, entry, body) for name, entry in header.items()}

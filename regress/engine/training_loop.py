@@ -147,7 +147,7 @@ class Loop:
         self._write(row)
 
     def _after_update(self, outcome: StepOutcome, update: int, learning_rate: float) -> None:
-        """Do what is due between two optimizer updates; ``update`` counts over the whole run, from 0."""
+        """Run what is due between two optimizer updates; ``update`` counts over the whole run, from 0."""
         row = update_metrics(outcome, learning_rate)
         if is_dr_grpo(self._run.config.algorithm):
             row |= loss_components(outcome)

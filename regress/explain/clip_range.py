@@ -61,7 +61,7 @@ def _capped(best: Reading) -> Statement:
 
 
 def _same(best: Reading, other: Reading) -> bool:
-    """True if both readings may clip tokens, and compare the same ratio with the range."""
+    """Return True if both readings may clip tokens, and compare the same ratio with the range."""
     ours, theirs = best.match.factor, other.match.factor
     return (
         ours.clips

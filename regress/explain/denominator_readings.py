@@ -31,7 +31,7 @@ class Reading:
     cause: str = ""
 
     def named(self, exact: float) -> bool:
-        """True if the factor is 1 or has a cause."""
+        """Return True if the factor is 1 or has a cause."""
         return bool(self.cause) or abs(self.factor - 1) <= exact
 
     @property
@@ -63,7 +63,7 @@ def read(found: Found, mask: Mask) -> list[Reading]:
 
 
 def _is_shift(match: Match, found: Found) -> bool:
-    """True if the KL has the derivative of one constant in every advantage, so that a whitening looks like it, too."""
+    """Return True if the KL has the derivative of one constant in every advantage, as a whitening may have."""
     return match.penalty is not None and shifts(match.penalty, match.factor, found.tokens)
 
 

@@ -94,7 +94,7 @@ def _search(
 
 
 def _supported(mask: Mask, match: Match, tokens: Ints) -> bool:
-    """True if enough samples have the policy term in full, neither clipped nor capped."""
+    """Return True if enough samples have the policy term in full, neither clipped nor capped."""
     advantages, fit = match.advantages.values[tokens], match.fit
     factor = match.factor.of(advantages, tokens)
     weights = match.factor.weighed(match.rules[0].values[tokens], tokens)

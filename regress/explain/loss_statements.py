@@ -118,7 +118,7 @@ def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[
 
 
 def _divided(mask: Mask) -> bool:
-    """True if the recording says by which scale of the backward pass it divided."""
+    """Return True if the recording says by which scale of the backward pass it divided."""
     return all(meta.get("backward_scale") is not None for meta in mask.update.meta)
 
 

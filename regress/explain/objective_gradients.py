@@ -149,7 +149,7 @@ class Evaluated:
         return own, old, reference if objective.kl_in_loss else None
 
     def _one_ratio(self) -> bool:
-        """True if something explains the gradients, and with ratio 1 alone."""
+        """Return True if something explains the gradients, and with ratio 1 alone."""
         matches = self._found.matches
         return bool(matches) and all(not match.factor.clips for match in matches)
 

@@ -46,7 +46,7 @@ class Policies:
         return self.ratio
 
     def on_policy(self, tokens: Bools) -> bool | None:
-        """True if every ratio is 1 but for rounding, None if the dump does not tell."""
+        """Return True if every ratio is 1 but for rounding, None if the dump does not tell."""
         if self.ratio is None or np.isnan(self.ratio[tokens]).any():
             return None
         return bool((np.abs(self.ratio[tokens]) <= ON_POLICY).all())

@@ -50,7 +50,7 @@ def without_drawn(mask: Mask, known: Policies, advantages: Floats) -> Mask:
 
 
 def drawable(mask: Mask, known: Policies, advantages: Floats, tokens: Bools) -> bool:
-    """True if Clip-Cov may have drawn all of these tokens."""
+    """Return True if Clip-Cov may have drawn all of these tokens."""
     return any(True for _ in _candidates(mask, known, advantages, tokens))
 
 

@@ -168,7 +168,7 @@ def _kl_slope(x: Floats, ratio: Floats, fields: dict[str, Any]) -> Floats:
 
 
 def shifts(penalty: Penalty, factor: Factor, tokens: Ints) -> bool:
-    """True if a KL changes the gradients of tokens as one constant that is taken off every advantage."""
+    """Return True if a KL changes the gradients of tokens as one constant that is taken off every advantage."""
     if factor.negative is not None:
         return False
     with np.errstate(all="ignore"):

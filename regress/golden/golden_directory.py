@@ -57,7 +57,7 @@ def golden_directory(start: Path | None = None) -> Path:
     that file; where there is no such directory, that of an installed distribution of golden cases. An address on the
     hub is that of its cache, see `hub_directory`.
 
-    Raises `GoldenError` when that file is no TOML or names no directory, or when several distributions hold cases.
+    Raises `GoldenError` if that file is not valid TOML or names no directory, or several distributions hold cases.
     """
     root = project_root(start)
     configured = DEFAULT if root is None else _configured(root / "pyproject.toml")

@@ -54,7 +54,7 @@ def _last_line(data: bytes) -> Any:
     try:
         return parse_json(lines[-1], finite=False)
     except (ValueError, IndexError, RecursionError) as error:
-        raise Damage(f"its last line is no JSON ({error})") from None
+        raise Damage(f"its last line is not valid JSON ({error})") from None
 
 
 def is_own(path: Location) -> bool:

@@ -14,7 +14,7 @@ class Heard(Protocol):
         """Note a loss."""
 
     def skipped(self) -> None:
-        """Forget microbatches of an update that was not made."""
+        """Drop microbatches of an update that was not made."""
 
 
 class Losses:
@@ -30,7 +30,7 @@ class Losses:
             self._guard.loss(root)
 
     def stepped_by_scaler(self, optimizer: Any) -> None:
-        """Forget microbatches of an update that the scaler skipped; those of one that was made are gone already."""
+        """Drop microbatches of an update that the scaler skipped; those of one that was made are gone already."""
         self._guard.skipped()
 
     def before_clip(self, tensors: list[Tensor]) -> None:

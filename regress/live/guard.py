@@ -145,7 +145,7 @@ class Guard:
         weight_version: int | None = None,
         recompute: Recompute | None = None,
     ) -> None:
-        """Tell the values of one forward pass of the policy, before its backward pass.
+        """Give the guard the values of one forward pass of the policy, before its backward pass.
 
         Args:
             log_probs: ``[B, T]`` as the loss uses them, with their graph.

@@ -123,7 +123,7 @@ class ReplaySession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker where the session shares its replays."""
+        """Give a worker the place where the session shares its replays."""
         node.workerinput[_SHARED] = str(self.shared)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -66,7 +66,9 @@ def export_case(
     """
     target = Path(folder)
     if not isinstance(case, GoldenCase):
-        raise GoldenError(f"{case!r} is no GoldenCase: give GoldenStore('golden').case('dense'), or the like")
+        raise GoldenError(
+            f"{case!r} is not a GoldenCase: give GoldenStore('golden').case('dense'), or the like"
+        )
     if case.manifest is None:
         raise GoldenError(f"{case.folder} is not recorded yet: run regress golden record {case.name}")
     case.verify_inputs()

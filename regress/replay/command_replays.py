@@ -89,7 +89,7 @@ class Results:
         return [call for calls in self.calls.values() for call in calls]
 
     def groups(self) -> list[Group]:
-        """Failing replays that broke alike, those with most failures first."""
+        """Group failing replays that broke alike, those with most failures first."""
         failed = {
             name: [call.verdict.quantity for call in self.calls[name] if not call.verdict.ok]
             for name in self.failed

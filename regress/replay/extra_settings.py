@@ -52,7 +52,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise ConfigError(f"--set {text}: the value is no YAML; correct it") from None
+            raise ConfigError(f"--set {text}: the value is not valid YAML; correct it") from None
     return found
 
 

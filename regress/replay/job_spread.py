@@ -35,7 +35,7 @@ def workers() -> int:
 
 
 def spread(task: Task, jobs: Sequence[Any], folder: Path, advance: Tick, processes: int = 1) -> list[Any]:
-    """Do jobs and return their results, in the order of the jobs.
+    """Run jobs and return their results, in the order of the jobs.
 
     Each process takes the next job that nobody has taken. What a job computes depends on no other, so the results do
     not depend on the number of processes.
@@ -74,7 +74,7 @@ class _Progress:
         self.tell()
 
     def tell(self) -> None:
-        """Tell of what was finished since it was last asked."""
+        """Report what was finished since it was last asked."""
         while self._reported < self._path.stat().st_size:
             self._reported += 1
             self._advance()
@@ -133,7 +133,7 @@ def _on_rank(task: Task, jobs: Sequence[Any], folder: Path) -> dict[int, Any]:
 
 
 def _take(task: Task, jobs: Sequence[Any], folder: Path, tick: Tick) -> dict[int, Any]:
-    """Do the jobs that no other process has taken; an error that is told to the user is a result."""
+    """Run the jobs that no other process has taken; an error that is told to the user is a result."""
     done: dict[int, Any] = {}
     for index, job in enumerate(jobs):
         place = folder / f"job{index}"

@@ -321,18 +321,18 @@ class Service(Protocol):
     def model_info(self, model_id: str) -> ModelInfo: ...
     def close_model(self, model_id: str) -> None: ...
     def run_pass(self, model_id: str, seq_id: int | None, request: PassRequest) -> Operation:
-        """The result is a `PassResult`; without ``forward_only`` gradients are added to those since the last step."""
+        """Queue a pass (`PassResult`); without ``forward_only`` gradients are added to those since the last step."""
 
     def optim_step(self, model_id: str, seq_id: int | None, params: AdamParams) -> Operation:
-        """The result is an `OptimResult`."""
+        """Queue an update (`OptimResult`)."""
 
     def save(
         self, model_id: str, seq_id: int | None, name: str | None, kind: SaveKind, *, overwrite: bool = False
     ) -> Operation:
-        """The result is a `Saved`; with gradients since the last step, all but a save for samplers is refused."""
+        """Queue a save (`Saved`); with gradients since the last step, all but a save for samplers is refused."""
 
     def load(self, model_id: str, seq_id: int | None, path: str, *, optimizer: bool) -> Operation:
-        """The result is a `Saved`."""
+        """Queue the loading of a save (`Saved`)."""
 
     def saves(self, model_id: str) -> Sequence[Saved]: ...
     def fail(self, model_id: str, seq_id: int, error: ServiceError) -> Operation:
@@ -345,12 +345,12 @@ class Service(Protocol):
 
     def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
     def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
-        """The result is a `SamplingResult`. A ``number`` of the sampler orders nothing: with one that was seen before
+        """Queue sampling (`SamplingResult`). A ``number`` of the sampler orders nothing: with one that was seen before
         it is the operation of then, and if the content differs the returned operation has failed.
         """
 
     def prompt_logprobs(self, sampler_id: str, *prompts: Array) -> Operation:
-        """The result is ``[P]`` log-probs with NaN first; those of several prompts one after the other."""
+        """Queue prompts for ``[P]`` log-probs, NaN first; those of several prompts one after the other."""
 
     def operation(self, operation_id: str, *, timeout: float = 0.0) -> Operation:
         """Return the state of an operation, after at most ``timeout`` seconds of waiting for a final one."""

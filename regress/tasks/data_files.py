@@ -141,8 +141,8 @@ def _why(error: Exception) -> str:
 
 
 def _damaged(path: Path, line: int, why: str) -> TaskError:
-    return TaskError(f"""{_KEY}: {path} line {line} is no JSON ({why}); mend the line, or write one object a line, or
-    one array of objects""")
+    return TaskError(f"""{_KEY}: {path} line {line} is not valid JSON ({why}); mend the line, or write one object
+    a line, or one array of objects""")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, object]]:

@@ -106,7 +106,7 @@ def test_what_cannot_be_a_component_is_told_in_one_sentence(setting: str, pieces
         ("=x", "is not a setting; write KEY=VALUE"),
         ("parallel.dp=2", "variants and cases decide it"),
         ("model.dtype=float32", "variants and cases decide it"),
-        ("optimizer.eps=[", "the value is no YAML"),
+        ("optimizer.eps=[", "the value is not valid YAML"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(text: str, says: str) -> None:

@@ -198,7 +198,9 @@ def test_a_bit_that_changed_later_is_found(tmp_path: Path) -> None:
     assert "do not match the size and hash in manifest.json" in said
 
 
-@pytest.mark.parametrize(("text", "words"), [("null", "it is no JSON object"), ("{}", "it lacks 'sha256'")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("null", "it is not a JSON object"), ("{}", "it lacks 'sha256'")]
+)
 def test_a_manifest_of_another_kind(tmp_path: Path, text: str, words: str) -> None:
     bad = dump(tmp_path / "bad")
     (bad / "manifest.json").write_text(text)

@@ -78,7 +78,7 @@ def test_text_that_is_no_json(nexrl: Setup) -> None:
     golden = nexrl("golden", format="jsonl").self_hosted()
     path = golden.folder / "loss" / "step_000000_rank0_micro0.jsonl"
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(DumpError, match=r"its last line is no JSON"):
+    with pytest.raises(DumpError, match=r"its last line is not valid JSON"):
         compare_dumps(str(golden.folder), str(golden.folder))
 
 

@@ -32,7 +32,7 @@ def compared(**options: Any) -> Call:
         (compared(rtol=float("nan")), ConfigError, "rtol=nan is not a bound"),
         (lambda api, folder: api.Tolerance(float("nan")), ConfigError, "relative=nan is not a bound"),
         (lambda api, folder: api.Tolerance(0.0, -1.0), ConfigError, "absolute=-1.0 is not a bound"),
-        (lambda api, folder: api.export_case("dense", folder), GoldenError, "'dense' is no GoldenCase"),
+        (lambda api, folder: api.export_case("dense", folder), GoldenError, "'dense' is not a GoldenCase"),
         (
             lambda api, folder: api.record(folder, "gpt2").__enter__(),
             CaptureError,

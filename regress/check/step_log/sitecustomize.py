@@ -32,7 +32,7 @@ class _AfterTorch(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: Any) -> Any:
-        """Let the real loader do it."""
+        """Leave it to the real loader."""
         return self._real.create_module(spec)
 
     def exec_module(self, module: Any) -> None:

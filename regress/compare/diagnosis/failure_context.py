@@ -179,11 +179,11 @@ class FailureContext:
         self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None, bound: float
     ) -> dict[str, Mapping[str, Any]]:
         """Return the first sum whose parts explain the tensor, by id, with the count of each that counts wrongly."""
-        where, mask = np.ones(golden.shape, bool), _spread(compared, golden.ndim)
-        where = where if mask is None else where & mask
+        places, mask = np.ones(golden.shape, bool), _spread(compared, golden.ndim)
+        places = places if mask is None else places & mask
         for found in self.sums():
             local = self._own_terms(found, golden.shape)
-            counts = None if local is None else local.counts(actual, golden, where, bound)
+            counts = None if local is None else local.counts(actual, golden, places, bound)
             if counts:
                 return {found.id: {**found.numbers, "counts": counts}}
         return {}

@@ -57,7 +57,7 @@ class Terms:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def counts(
-        self, actual: Array, golden: Array, where: NDArray[np.bool_], bound: float
+        self, actual: Array, golden: Array, mask: NDArray[np.bool_], bound: float
     ) -> dict[str, float] | None:
         """Return by name how often each part that counts wrongly counts; None unless that explains the tensor.
 
@@ -65,7 +65,7 @@ class Terms:
             where: elements that are compared.
             bound: tolerance of an element.
         """
-        known = where & np.isfinite(golden)
+        known = mask & np.isfinite(golden)
         for term in self.terms:
             known &= np.isfinite(term.values)
         if int(known.sum()) < max(AT_LEAST, len(self.terms) + _SPARE) or not self.terms:

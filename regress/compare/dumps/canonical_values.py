@@ -67,14 +67,14 @@ def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Proje
 
 
 def clear_caches() -> None:
-    """Forget what was read: it may have changed since."""
+    """Clear what was read: it may have changed since."""
     golden_at.cache_clear()
     record_listing.clear_caches()
 
 
 @contextmanager
 def clearing_caches() -> Iterator[None]:
-    """Forget what was read of sources in memory as soon as they have been compared."""
+    """Clear what was read of sources in memory as soon as they have been compared."""
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ _KEPT = 2  # updates whose values are kept
 
 
 def is_golden(source: str) -> bool:
-    """Tell a golden case from a folder or URL."""
+    """Distinguish a golden case from a folder or URL."""
     return source.startswith(PREFIX)
 
 

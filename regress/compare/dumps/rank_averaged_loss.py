@@ -21,7 +21,7 @@ SHARES: Mapping[str, tuple[str, ...]] = {
 
 
 def is_averaged(source: str) -> bool:
-    """Tell such a view from a folder or URL."""
+    """Distinguish such a view from a folder or URL."""
     return source.startswith(PREFIX)
 
 

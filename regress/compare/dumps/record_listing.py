@@ -98,7 +98,7 @@ def by_step(side: Source) -> dict[int, list[str]]:
 
 
 def clear_caches() -> None:
-    """Forget what was read: it may have changed since."""
+    """Clear what was read: it may have changed since."""
     header.cache_clear()
     _records.clear()
     _told_once.cache_clear()

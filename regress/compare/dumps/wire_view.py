@@ -43,7 +43,7 @@ _TOKENS = ("batch_inputs", "forward_data", "is_loss_debug", "loss")
 
 
 def is_sent(source: str) -> bool:
-    """Tell such a view from a folder or URL."""
+    """Distinguish such a view from a folder or URL."""
     return source.startswith(PREFIX) and ":" in source
 
 

@@ -45,7 +45,7 @@ def check_token_ids(
 
 
 def check_certain(known: Checked, found: Iterable[tuple[str, Array, Array | None]]) -> None:
-    """Look for records all of whose log-probs are exactly 0, though the policy was not certain of its tokens.
+    """Find records all of whose log-probs are exactly 0, though the policy was not certain of its tokens.
 
     Without entropies only an update without any other log-prob is one.
 

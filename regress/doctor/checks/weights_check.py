@@ -161,7 +161,7 @@ def _header(file: BufferedReader, size: int) -> tuple[dict[str, tuple[str, int, 
         raise Unreadable(f"announces a header of {length} bytes and has {size} bytes in all")
     header = parsed(file.read(length))
     if not isinstance(header, dict):
-        raise Unreadable("has a header that is no JSON object")
+        raise Unreadable("has a header that is not a JSON object")
     header.pop("__metadata__", None)
     table = {name: _place(name, row) for name, row in header.items()}
     end = 0

@@ -97,7 +97,7 @@ def _header(data: memoryview) -> tuple[dict[str, Any], int]:
         raise Damage(f"it announces a header of {size} bytes, and no header has more than {HEADER}")
     header = loads(bytes(data[8 : 8 + size]))
     if not isinstance(header, dict):
-        raise Damage("its header is no JSON object")
+        raise Damage("its header is not a JSON object")
     return header, 8 + size
 
 

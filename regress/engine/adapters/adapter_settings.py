@@ -92,7 +92,7 @@ def of_directory(path: Path, key: str) -> LoraConfig:
     """Return peft's configuration of the adapter in a directory, with its dropout 0, as in every model here.
 
     Raises:
-        ConfigError: if it cannot be read, is no LoRA, or uses what is not supported.
+        ConfigError: if it cannot be read, is not a LoRA adapter, or uses what is not supported.
     """
     stated = f"{key}={str(path)!r}"
     require_peft(stated)

@@ -140,7 +140,7 @@ def parse_manifest(data: bytes) -> dict[str, Stamp]:
     """Return the files that a manifest lists; raises `ValueError`, `TypeError` or `KeyError` for what is none."""
     tree = loads(data)
     if not isinstance(tree, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     checksum = tree.pop("sha256")
     if tree.get("kind") != "checkpoint":
         raise ValueError("it is not that of a checkpoint")

@@ -138,7 +138,7 @@ def parse_state(folder: Location) -> CheckpointState:
 
 def _from_json(folder: Location, tree: Any) -> CheckpointState:
     if not isinstance(tree, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     if tree.get("schema_version") not in READABLE:
         raise ValueError(f"schema version {tree.get('schema_version')}, this release reads {SCHEMA_VERSION}")
     found = {spec.name: tree[spec.name] for spec in fields(CheckpointState) if spec.name != "path"}
@@ -147,7 +147,7 @@ def _from_json(folder: Location, tree: Any) -> CheckpointState:
             raise ValueError(f"{name} is {found[name]!r} and no number that counts")
     for name in ("config", "mesh", "scheduler", "parts", "pass_rates", "dumps", "optimizer", "environment"):
         if not isinstance(found[name], Mapping):
-            raise TypeError(f"{name} is no JSON object")
+            raise TypeError(f"{name} is not a JSON object")
     if type(found["sequence"]) is not int or type(found["has_reference"]) is not bool:
         raise TypeError("sequence or has_reference is of another type")
     found["pass_rates"] = {int(step): float(rate) for step, rate in found["pass_rates"].items()}

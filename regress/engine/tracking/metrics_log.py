@@ -42,7 +42,7 @@ class Log(AbstractContextManager["Log"]):
         """Log values of a rollout step, or of one optimizer update (counted over the whole run)."""
 
     def resumed(self, checkpoint: str, *, step: int, update: int) -> None:
-        """Tell the name of the checkpoint that the run goes on from, and its completed steps and updates."""
+        """Record the name of the checkpoint that the run goes on from, and its completed steps and updates."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""

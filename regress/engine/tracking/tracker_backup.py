@@ -63,7 +63,7 @@ class Backup:
         return sorted(found, key=lambda row: int(row[SEQUENCE]))
 
     def remove(self, tracker: str, row: Row) -> None:
-        """Forget a row that the tracker has taken at last; a file without rows is deleted."""
+        """Drop a row that the tracker has taken at last; a file without rows is deleted."""
         with self._lock:
             path = self._path(row[STEP])
             left = [entry for entry in _entries(path) if not _is(entry, tracker, row)]

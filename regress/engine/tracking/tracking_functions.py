@@ -143,7 +143,7 @@ class WandBSyncManager:
         return True
 
     def update_step_offset(self, trainer_step: int) -> int:
-        """Tell the step at which the trainer goes on, after it has loaded a checkpoint.
+        """Set the step at which the trainer goes on, after it has loaded a checkpoint.
 
         What was logged at this step or later is made again and no longer counts (a new segment starts); nothing else is
         changed, and no logged step is ever shifted.
@@ -223,7 +223,7 @@ def safe_wandb_log(data: Mapping[str, Value], step: int, commit: bool = True) ->
 
 
 def update_step_offset(trainer_step: int) -> int:
-    """Tell the manager of this process the step at which the trainer goes on, and return by how much the log was ahead.
+    """Give the manager of this process the step at which the trainer goes on, and return by how much the log was ahead.
 
     Raises:
         RegressError: if there is no manager.

@@ -97,13 +97,13 @@ def _everywhere(mask: Mask) -> Mask:
     return found
 
 
-def _lies(link: Link, a: ModeRow, b: ModeRow, where: Mask) -> bool:
+def _lies(link: Link, a: ModeRow, b: ModeRow, chosen: Mask) -> bool:
     """Return True if a row's advantages are 0 but at some places, and there in the order of the expected ones."""
     mine, its = _pair(a, b)
     mask = _mask(a)
-    if (where == mask).all() or its[~where].any():
+    if (chosen == mask).all() or its[~chosen].any():
         return False
-    values, expected = its[where], mine[mask]
+    values, expected = its[chosen], mine[mask]
     bound = link.close * float(np.abs(expected).max(initial=0.0))
     if values.size == expected.size:
         return bool((np.abs(values - expected) <= bound).all())

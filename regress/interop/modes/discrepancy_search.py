@@ -28,7 +28,7 @@ class Found:
 
 
 def discrepancies(trainer: str, client: str | None, service: str | None, steps: Sequence[int]) -> Found:
-    """Look for discrepancies between the modes of a training.
+    """Find discrepancies between the modes of a training.
 
     Args:
         trainer: dump of the self-hosted run, or the view of it that the others are compared with.

@@ -77,7 +77,7 @@ class Forkserver:
             self.look(standstill)
 
     def look(self, standstill: Standstill, ranks: Collection[int] = ()) -> int | None:
-        """Look at this process and those of ranks, as `Standstill.look` does."""
+        """Inspect this process and those of ranks, as `Standstill.look` does."""
         found = standstill.look([*ranks, self.process])
         self.stopped = found == self.process
         return found

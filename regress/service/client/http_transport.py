@@ -46,7 +46,7 @@ class Reply:
         """Return the body as a tree.
 
         Raises:
-            ServiceError: if it is no JSON.
+            ServiceError: if it is not valid JSON.
         """
         try:
             return self.response.json()

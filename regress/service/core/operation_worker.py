@@ -81,7 +81,7 @@ class Worker:
                 log.exception("%s of %s", pending.name, pending.queue)
 
     def _turn(self, now: float) -> None:
-        """Look for what has waited too long; the lock is held."""
+        """Find what has waited too long; the lock is held."""
         self._each_turn(now)
         for queue in self._state.queues.values():
             waited = queue.hole(now)

@@ -131,7 +131,7 @@ class EngineHost:
             return self._info(self._models[model_id])
 
     def close(self, model_id: str) -> None:
-        """Forget a model."""
+        """Drop a model."""
         self._model(model_id)
         del self._models[model_id]
 
@@ -172,7 +172,7 @@ class EngineHost:
             self._samplers[sampler_id] = self._opened(folder, base_model)
 
     def close_sampler(self, sampler_id: str) -> None:
-        """Forget a sampler."""
+        """Drop a sampler."""
         self._sampler(sampler_id)
         del self._samplers[sampler_id]
 

@@ -74,7 +74,7 @@ class Model:
         return not self.policy.sums_gradients and plan.micro_batch_size == 1 and plan.row_order == "given"
 
     def drop_gradients(self) -> None:
-        """Forget the passes since the last step."""
+        """Drop the passes since the last step."""
         self.policy.zero_grad()
         self.pending = self.micro = self.forwards = 0
         self.passes = []

@@ -113,7 +113,7 @@ class CreateModel(Request):
 
 
 class GetInfo(Request):
-    """Tell the facts about a model."""
+    """Return the facts about a model."""
 
     model_id: Text
 
@@ -296,7 +296,7 @@ class CreateSampler(OpenSampler, Request):
 
 
 def get_sampler(call: Call) -> Reply:
-    """Tell the facts about a sampler."""
+    """Return the facts about a sampler."""
     info = call.service.sampler_info(call.own(call.path["sampler"]))
     content = {"sampler_id": info.sampler_id, "base_model": info.base_model}
     return json_reply(content | ({"model_path": ADDRESSES.of_path(info.path)} if info.path else {}))

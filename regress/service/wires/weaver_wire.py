@@ -70,7 +70,7 @@ class CreateSession(Request):
 
 
 def get_session(call: Call) -> Reply:
-    """Tell that a session exists."""
+    """Confirm that a session exists."""
     return json_reply({"id": call.own(call.path["session"]), "status": "active"})
 
 
@@ -311,7 +311,7 @@ class LogProbs(Prompt, Request):
 
 
 def get_operation(call: Call) -> Wait:
-    """Tell the state of an operation, when it has ended or after a while."""
+    """Return the state of an operation, when it has ended or after a while."""
     return Wait(call.operation(call.path["operation"]).id, call.limits.poll_seconds, state_reply)
 
 

@@ -230,7 +230,7 @@ def test_the_command_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     right = ["check", "my_losses:mine", "--as", "dapo", "--set", "loss=importance_sampling"]
     assert CliRunner().invoke(main, right).exit_code == 0
     for options, said in (
-        (["--set", "loss"], "is no NAME=VALUE"),
+        (["--set", "loss"], "is not NAME=VALUE"),
         (["--as", "dapoo"], "the nearest preset is 'dapo'"),
         (["--arg", "z=1"], "has no argument 'z'"),
     ):

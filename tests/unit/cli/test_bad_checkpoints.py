@@ -66,7 +66,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
         _remove("config.json"),
         "the directory holds no config.json; give a directory written by save_pretrained",
     ),
-    "config.json is no JSON": (_write("config.json", "{"), NOT_LOADED),
+    "config.json is not valid JSON": (_write("config.json", "{"), NOT_LOADED),
     "config.json is a list": (_write("config.json", "[]"), NOT_LOADED),
     "config.json is binary": (_write("config.json", b"\xff\xfe\0"), NOT_LOADED),
     "unknown architecture": (_edit(model_type="gpt9"), NOT_LOADED),

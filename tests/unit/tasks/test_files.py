@@ -73,11 +73,11 @@ GOOD = '{"prompt": "a", "answer": "b"}'
 DAMAGED = {
     "": "holds no rows",
     "[]": "holds no rows",
-    f"{GOOD}\n{{": "line 2 is no JSON",
-    f"{GOOD}\n{GOOD[:-1]}": "line 2 is no JSON",
-    f"[\n{GOOD}\n{GOOD}]": "line 3 is no JSON (a comma or ] is missing)",
-    f"[\n{GOOD},\n\n": "line 4 is no JSON",
-    f"[{GOOD}]\n{GOOD}": "line 2 is no JSON (something follows the array)",
+    f"{GOOD}\n{{": "line 2 is not valid JSON",
+    f"{GOOD}\n{GOOD[:-1]}": "line 2 is not valid JSON",
+    f"[\n{GOOD}\n{GOOD}]": "line 3 is not valid JSON (a comma or ] is missing)",
+    f"[\n{GOOD},\n\n": "line 4 is not valid JSON",
+    f"[{GOOD}]\n{GOOD}": "line 2 is not valid JSON (something follows the array)",
     f"{GOOD}\n\n3": "line 3 is 3, but a row is an object with the fields 'prompt' and 'answer'",
     f'{GOOD}\n{{"promt": "a", "answer": "b"}}': "line 2 has no 'prompt', which task.prompt_field asks for; did",
     '{"prompt": "a", "answer": null}': "line 1 has no 'answer', which task.answer_field asks for",
@@ -91,7 +91,7 @@ DAMAGED = {
     '{"prompt": "a", "answer": "b", "level": "hard"}': "line 1: level: 'hard' is not a level; give one of basic",
     '{"prompt": "a", "answer": "b", "complexity": 11}': "line 1: complexity: 11 is not a complexity",
     f"{GOOD}\n\n{GOOD}": "line 3 repeats the prompt of line 1",
-    f"[{GOOD},\n{'[' * 100000}": "line 2 is no JSON",
+    f"[{GOOD},\n{'[' * 100000}": "line 2 is not valid JSON",
 }
 
 

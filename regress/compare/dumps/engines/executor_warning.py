@@ -6,5 +6,5 @@ import warnings
 
 
 def warn(text: str) -> None:
-    """Tell as a warning."""
+    """Issue a warning."""
     warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -122,7 +122,7 @@ def imported() -> ModuleType:
 
 
 def work_there(session: str, job: Job) -> list[Finding]:
-    """Do one job on some node, which has to see both dumps.
+    """Run one job on some node, which has to see both dumps.
 
     Raises:
         CompareError: naming the node if it does not.

@@ -13,7 +13,9 @@ from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import LENGTHS, PADDED, needed
 
 
-@pytest.mark.parametrize("record_type", ["batch_inputs", "activations", "forward_data", "is_loss_debug", "loss"])
+@pytest.mark.parametrize(
+    "record_type", ["batch_inputs", "activations", "forward_data", "is_loss_debug", "loss"]
+)
 def test_a_record_missing(world: Any, plan: BatchPlan, faults: Any, record_type: str) -> None:
     records = [r for r in world.records(plan) if (r.type, r.micro) != (record_type, 1)]
     (gone,) = [r for r in world.records(plan) if (r.type, r.micro) == (record_type, 1)]
