@@ -113,7 +113,7 @@ def parse_json(
         pairs: makes a value of each object; by default the object itself.
 
     Raises:
-        ValueError: with a clause: for what is not valid JSON, an object that has a key twice, an integer of more than 64
+        ValueError: with a clause: for what is not valid JSON, an object that has a key twice, an integer over 64
             bits, nesting deeper than `DEPTH`, and values that would take far more memory than the text.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text

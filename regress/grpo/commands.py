@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from typing import Any
 
 import click
 
@@ -19,7 +21,8 @@ from regress.printable_text import echo
     "--fields", "all_fields", is_flag=True, help="Every field of the objective: default, choices, meaning."
 )
 @click.option("--parts", is_flag=True, help="Every loss, estimator and rule: formula and source.")
-def objective(preset: str | None, all_fields: bool, parts: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def objective(preset: str | None, all_fields: bool, parts: bool, as_json: bool) -> None:
     """Say what a preset reproduces, and what the fields of an objective mean.
 
     \b
@@ -30,15 +33,20 @@ def objective(preset: str | None, all_fields: bool, parts: bool) -> None:
 
     Fields are set as algorithm.<field>=<value> in a configuration, presets as algorithm.preset=<name>.
     """
+    data: dict[str, Any]
     if all_fields:
-        echo("\n".join(field_lines()))
+        lines, data = field_lines(), {"fields": _field_rows()}
     elif parts:
-        echo("\n".join(part_lines()))
+        lines, data = part_lines(), {"parts": _part_rows()}
     elif preset is not None:
-        echo("\n".join(preset_lines(preset)))
+        lines, data = preset_lines(preset), _preset_data(preset)
     else:
         width = max(map(len, RECIPES))
-        echo("\n".join(f"{name:{width}}  {recipe.reproduces}" for name, recipe in RECIPES.items()))
+        lines = [f"{name:{width}}  {recipe.reproduces}" for name, recipe in RECIPES.items()]
+        data = {"presets": {name: recipe.reproduces for name, recipe in RECIPES.items()}}
+    echo(
+        json.dumps({"schema_version": 1, **data}, indent=1, allow_nan=False) if as_json else "\n".join(lines)
+    )
 
 
 def preset_lines(name: str) -> list[str]:
@@ -47,30 +55,55 @@ def preset_lines(name: str) -> list[str]:
     Raises:
         ConfigError: if there is none of that name.
     """
-    found = make_objective(name)
-    rows = [f"{name}: {RECIPES[name].reproduces}"]
-    for spec in fields(found):
-        mark = "*" if spec.name in PRESETS[name] else " "
-        rows.append(f"{mark} {spec.name}: {_text(getattr(found, spec.name))}")
-    return rows
+    found = _preset_data(name)
+    rows = [
+        f"{'*' if row['set'] else ' '} {key}: {_text(row['value'])}" for key, row in found["fields"].items()
+    ]
+    return [f"{name}: {found['reproduces']}", *rows]
 
 
 def field_lines() -> list[str]:
     """Return every field as text: name, default, meaning and choices."""
     rows = []
-    for spec in fields(Objective):
-        choices = spec.metadata.get("choices", ())
-        known = f" [{', '.join(choices)}]" if choices else ""
-        rows.append(
-            f"{spec.name} ({spec.type}, default {_text(spec.default)}): {spec.metadata['help']}{known}"
-        )
+    for row in _field_rows():
+        known = f" [{', '.join(row['choices'])}]" if row["choices"] else ""
+        rows.append(f"{row['name']} ({row['type']}, default {_text(row['default'])}): {row['help']}{known}")
     return rows
 
 
 def part_lines() -> list[str]:
     """Return every part as text: field, name, formula and source."""
-    pairs = [(kind, name, part) for kind, known in CATALOGUE.items() for name, part in known.items()]
-    return [f"{kind}={name}: {part.text} ({part.source})" for kind, name, part in pairs]
+    return ["{field}={name}: {formula} ({source})".format_map(row) for row in _part_rows()]
+
+
+def _preset_data(name: str) -> dict[str, Any]:
+    found = make_objective(name)
+    rows = {
+        spec.name: {"value": getattr(found, spec.name), "set": spec.name in PRESETS[name]}
+        for spec in fields(found)
+    }
+    return {"preset": name, "reproduces": RECIPES[name].reproduces, "fields": rows}
+
+
+def _field_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "type": spec.type,
+            "default": spec.default,
+            "choices": [*spec.metadata.get("choices", ())],
+            "help": spec.metadata["help"],
+        }
+        for spec in fields(Objective)
+    ]
+
+
+def _part_rows() -> list[dict[str, str]]:
+    return [
+        {"field": kind, "name": name, "formula": part.text, "source": part.source}
+        for kind, known in CATALOGUE.items()
+        for name, part in known.items()
+    ]
 
 
 def _text(value: object) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 from regress.choice_option import Choice
-from regress.dump.command_outputs import LocalFolder, OutputFolder
+from regress.dump.command_outputs import LocalFolder, Output, OutputFolder, json_option, write_output
 from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.golden.golden_directory import open_store
@@ -321,7 +322,8 @@ def _listed(chosen: list[Replay], session: Session) -> Table:
 
 @click.command()
 @click.argument("pattern", default="*", metavar="[GLOB|EXPR]")
-def variants(pattern: str) -> None:
+@json_option
+def variants(pattern: str, json_file: Output | None) -> None:
     """List the variants and the faults they could reveal.
 
     Their overrides stand beside them.
@@ -353,6 +355,22 @@ def variants(pattern: str) -> None:
     console = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     console.print(Table(columns, rows, folded=columns[2:]).rich())
     echo(plural(len(chosen), "variant"))
+    if json_file is not None:
+        data = {"schema_version": 1, "variants": {name: _variant_data(table[name]) for name in chosen}}
+        write_output(json_file, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _variant_data(row: Variant) -> dict[str, Any]:
+    from regress.replay.replay_plan import mesh_sizes
+
+    return {
+        "why": row.why,
+        "mesh": mesh_sizes({}, row.overrides),
+        "precisions": [str(one) for one in row.precisions],
+        "bitwise_reference": row.bitwise_reference,
+        "cases": [*row.cases],
+        "overrides": dict(row.overrides),
+    }
 
 
 def _is_mesh(key: str) -> bool:

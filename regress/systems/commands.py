@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import click
 
-from regress.dump.command_outputs import LocalFolder, Output, OutputFile, write_output
+from regress.dump.command_outputs import LocalFolder, Output, OutputFile, json_option, write_output
 from regress.golden.golden_options import directory_option
 from regress.printable_text import echo
 
@@ -20,7 +21,8 @@ def systems() -> None:
 
 @systems.command("list")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-def list_(names: tuple[str, ...]) -> None:
+@json_option
+def list_(names: tuple[str, ...], json_file: Output | None) -> None:
     """List the systems, or the cells of some.
 
     \b
@@ -29,20 +31,22 @@ def list_(names: tuple[str, ...]) -> None:
     """
     from regress.systems.conformance_run import chosen
     from regress.systems.system_environments import lacking
-    from regress.systems.system_registry import load, locations
+    from regress.systems.system_registry import load, location_of, locations
 
-    if names:
-        from regress.systems.system_registry import location_of
-
-        for name in names:
-            for cell in chosen(load(location_of(name))):
+    found = {}
+    for name in names or locations():
+        system = load(location_of(name))
+        missing, cells = lacking(system.requirements), chosen(system)
+        rows = [{"name": one.name, "ranks": one.layout.ranks, "updates": one.updates} for one in cells]
+        found[name] = {"missing": missing, "cells": rows}
+        if names:
+            for cell in cells:
                 echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
-        return
-    for name, location in locations().items():
-        system = load(location)
-        missing = lacking(system.requirements)
-        where = f"needs {', '.join(missing)}" if missing else "runs in this Python"
-        echo(f"{name}: {len(list(system.cells()))} cells, {where}")
+        else:
+            where = f"needs {', '.join(missing)}" if missing else "runs in this Python"
+            echo(f"{name}: {len(cells)} cells, {where}")
+    if json_file is not None:
+        write_output(json_file, json.dumps({"schema_version": 1, "systems": found}, indent=1) + "\n")
 
 
 @systems.command()

@@ -27,6 +27,9 @@ SCHEMAS = {
     "doctor": HERE / "doctor/doctor.schema.json",
     "history": HERE / "report/history.schema.json",
     "golden": HERE / "golden/golden.schema.json",
+    "presets": HERE / "grpo/objective.schema.json",
+    "variants": HERE / "replay/variants.schema.json",
+    "systems": HERE / "systems/systems.schema.json",
 }
 
 
@@ -152,3 +155,28 @@ def test_an_explanation_is_what_its_schema_says(here: Path, request: pytest.Fixt
     assert (tree["exit_code"], tree["error"], tree["preset"]) == (0, None, None)
     assert [one["step"] for one in tree["updates"]] == [0, 1, 2]
     assert {"mask", "aggregation", "preset"} <= set(tree["updates"][0]["shown"])
+
+
+@pytest.mark.parametrize(
+    "args", [(), ("trl:cispo",), ("--fields",), ("--parts",)], ids=["presets", "preset", "fields", "parts"]
+)
+def test_objectives_are_data(here: Path, args: tuple[str, ...]) -> None:
+    (here / "found.json").write_text(succeeded(invoke("objective", *args, "--json")).stdout)
+    found, text = checked("found.json", "presets"), succeeded(invoke("objective", *args)).stdout
+    if args == ("trl:cispo",):
+        told = {f"{'*' if row['set'] else ' '} {name}: " for name, row in found["fields"].items()}
+        assert all(any(line.startswith(start) for start in told) for line in text.splitlines()[1:])
+        assert found["fields"]["loss"] == {"value": "cispo", "set": True}
+    else:
+        (rows,) = (rows for key, rows in found.items() if key != "schema_version")
+        assert len(rows) == len(text.splitlines())
+
+
+def test_variants_and_systems_are_data(here: Path) -> None:
+    succeeded(invoke("variants", "tp2*", "--json", "variants.json"))
+    assert checked("variants.json", "variants")["variants"]["tp2"]["mesh"] == {"tp": 2}
+    succeeded(invoke("variants", "--json", "all.json"))
+    assert len(checked("all.json", "variants")["variants"]) > 100
+    text = succeeded(invoke("systems", "list", "trainer", "--json", "systems.json")).stdout
+    cells = checked("systems.json", "systems")["systems"]["trainer"]["cells"]
+    assert len(cells) == len(text.splitlines()) - 1

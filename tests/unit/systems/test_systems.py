@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from regress import systems
 from regress.cli import main
 from regress.errors import GoldenError, SystemsError
 from regress.golden.golden_directory import GoldenStore
@@ -110,6 +112,8 @@ def row(result: Result, **values: object) -> ConformanceRow:
 def test_rows_survive_a_file(tmp_path: Path) -> None:
     rows = [row(Result.EXACT), row(Result.WRONG, told="drift: loss", cause="a | b")]
     write_rows(tmp_path / "rows.json", rows)
+    schema = json.loads((Path(systems.__file__).parent / "systems.schema.json").read_text())
+    jsonschema.validate(json.loads((tmp_path / "rows.json").read_text()), schema)
     assert [found.to_json() for found in read_rows(tmp_path / "rows.json")] == [
         json.loads(json.dumps(one.to_json())) | {"cell": one.to_json()["cell"]} for one in rows
     ]
@@ -222,7 +226,7 @@ def test_a_run_writes_rows_as_they_come_and_goes_on_from_them(
             if len(told) == 1 and cell.layout.name == "three":
                 raise SystemsError("interrupted")
             result = Result.ERROR if cell.layout.name == "two" and len(told) == 1 else Result.EXACT
-            given["told"](replace(row(result), system=name, cell=cell, stamp=given["environment"].stamp))
+            given["on_row"](replace(row(result), system=name, cell=cell, stamp=given["environment"].stamp))
 
     monkeypatch.setattr(conformance_session, "run_system", run_system)
     path = tmp_path / "rows.json"
