@@ -48,6 +48,7 @@ def test_a_quantity_that_was_not_recorded_fails_the_coverage_until_it_is_added(s
     stubbed.passes(SEMANTICS, count=TESTS)
 
 
+@pytest.mark.extended
 def test_a_tensor_that_is_gone_fails_until_it_is_removed(stubbed: Any) -> None:
     import numpy as np
 
@@ -95,6 +96,7 @@ def test_an_update_changes_what_the_selected_tests_are_about(
     assert changed_truth(before, stubbed.manifest()) == expected
 
 
+@pytest.mark.extended
 def test_the_update_that_a_failure_advises_is_the_one_that_mends_it(stubbed: Any) -> None:
     import shlex
 
@@ -144,6 +146,7 @@ def test_no_update_is_advised_that_would_be_refused(stubbed: Any, quantity: str)
     assert stubbed.goldens() == before
 
 
+@pytest.mark.extended
 def test_a_case_that_changed_under_an_update_is_told_and_nothing_is_lost(stubbed: Any) -> None:
     shutil.copytree(GOLDEN / CASE, stubbed.folder / "golden" / "zzz")
     stubbed.fault(base=DRIFT)

@@ -174,6 +174,7 @@ def _expected(every: list[pytest.Item], text: str) -> set[str]:
 EXPRESSIONS = 60
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(1, 20))]
 )

@@ -51,6 +51,7 @@ def run(*arguments: str) -> str:
     return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280).stdout
 
 
+@pytest.mark.extended
 def test_a_refused_recipe_can_be_corrected(project: Path) -> None:
     """Inputs made by the refused recipe must not be what the corrected one is judged by."""
     folder = describe(project, steps=2)

@@ -115,6 +115,7 @@ def test_parts_are_chosen_and_diagnoses_left_out(tmp_path: Path) -> None:
     assert not any(row.held_out or row.rules or row.diagnosis for row in rows)
 
 
+@pytest.mark.extended
 def test_the_right_part_is_blamed_where_no_value_shows_a_mask_or_a_zero(tmp_path: Path) -> None:
     place = ["--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
     found = asked("run", "lower_radius_of_the_trust_region_halved", "equal_rewards_not_set_to_zero", *place)
@@ -124,6 +125,7 @@ def test_the_right_part_is_blamed_where_no_value_shows_a_mask_or_a_zero(tmp_path
     assert rows["equal_rewards_not_set_to_zero"].rules == ("advantage-of-equal-rewards",)
 
 
+@pytest.mark.extended
 def test_a_ratio_as_a_change_of_1_is_flagged_in_no_precision(tmp_path: Path) -> None:
     """Its least value is off by the rounding of 1, which is the size of what it is made of."""
     place = ["--golden-dir", str(GOLDEN), "--case", "dapo", "--report", str(tmp_path)]

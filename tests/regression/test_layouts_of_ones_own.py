@@ -82,6 +82,7 @@ def test_a_case_of_ones_own_is_judged_by_every_essential_layout(project: Path) -
     assert {*ESSENTIAL.split()} <= {*collected("-k", "step0 and log_probs")}
 
 
+@pytest.mark.extended
 def test_what_is_not_possible_is_said_with_the_reason(project: Path) -> None:
     copied(project, "rloo", "mine")
     *_, told = typed(0, "replay", "mine", "--list")

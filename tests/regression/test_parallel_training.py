@@ -163,6 +163,7 @@ def updates(run: Path) -> list[dict[str, float]]:
     return [row for row in metrics(run) if "training_step/loss" in row]
 
 
+@pytest.mark.extended
 def test_the_run_that_is_compared_with_clips_and_leaves_its_reference(
     alone: Callable[[str], tuple[list[str], Path]],
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_killed_process_changes_nothing(pair: Pair, expected: list[object], to
     assert "done anew" in told[0]
 
 
+@pytest.mark.extended
 def test_processes_that_die_all_the_time_change_nothing(
     pair: Pair, expected: list[object], told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +234,7 @@ def test_a_node_that_cannot_see_a_dump_is_named(pair: Pair, tmp_path: Path) -> N
         work_there("", (unit, None))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [("--engine", "local"), ("--engine", "processes", "--workers", "2"), ()])
 def test_the_command_takes_an_engine(pair: Pair, tmp_path: Path, options: tuple[str, ...]) -> None:
     file = tmp_path / "report.json"

@@ -78,6 +78,7 @@ def test_one_dimension(tmp_path: Path, size: int, ours: int, theirs: int) -> Non
     assert found.peak < LIMITS.get(size, LIMIT)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", SIZES)
 def test_several_updates(tmp_path: Path, size: int) -> None:
     """The weights that an update begins with are known of some elements of a large parameter."""

@@ -60,6 +60,7 @@ def record_of(folder: Path, model: nn.Module, wrong: str = "", **how: Any) -> Pa
     return folder
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("layout", "accumulation"), [("right", 1), ("packed", 1), ("left", 4), ("packed", 2)]
 )

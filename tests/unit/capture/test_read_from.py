@@ -63,6 +63,7 @@ def trained(folder: Path, log_probs: LogProbs, temperature: float, size: int = 8
     return told
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler
 @pytest.mark.parametrize("token_gradient", [True, False])
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_a_loss_that_no_softmax_tells_is_read_from_hidden_states(
     assert ("token_gradient" in checked) is token_gradient
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2 / 3])
 def test_head_and_hidden_states_tell_the_temperature_of_logits(tmp_path: Path, temperature: float) -> None:
     trained(tmp_path / "a", eager, temperature, token_gradient=True)
@@ -97,6 +99,7 @@ def test_head_and_hidden_states_tell_the_temperature_of_logits(tmp_path: Path, t
     assert reader.read(f"forward_data/{MICRO}").meta["temperature"] == pytest.approx(temperature, rel=1e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.3])
 def test_the_temperature_is_found_through_the_rounding_of_bfloat16(
     tmp_path: Path, temperature: float

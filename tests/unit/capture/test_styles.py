@@ -28,6 +28,7 @@ REFUSED = "refused with a sentence: temperature"
 ONE_EACH = [*zip(STYLES, itertools.cycle(FAULTS), strict=False)]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("style", STYLES)
 def test_microbatches_of_any_size_are_the_same_training(tmp_path: Path, style: str) -> None:
     for size in (8, 3, 1):
@@ -40,6 +41,7 @@ def test_microbatches_of_any_size_are_the_same_training(tmp_path: Path, style: s
         assert not found.problems
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("style", STYLES)
 def test_training_is_the_same_bit_for_bit(
     tmp_path: Path, style: str, monkeypatch: pytest.MonkeyPatch
@@ -61,6 +63,7 @@ def named(folder: Path, style: str, fault: str) -> str:
     return " ".join(done.output.split())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("style", "fault"), ONE_EACH)
 def test_a_frequent_fault_is_named(tmp_path: Path, style: str, fault: str) -> None:
     assert FAULTS[fault] in named(tmp_path, style, fault)

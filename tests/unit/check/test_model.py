@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
 DEFAULT = ("Qwen3", "Gemma 2", "OPT")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=() if one in DEFAULT else pytest.mark.extended) for one in FAMILIES]
 )
@@ -48,6 +49,7 @@ def test_the_command_tells_the_token_that_is_off(tmp_path: Path) -> None:
     assert [one["layout"] for one in tree["rows"] if one["verdict"] == "wrong"] == ["padded left"]
 
 
+@pytest.mark.extended
 def test_a_wrong_gradient_alone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Qwen3Config().save_pretrained(tmp_path)
     right = Qwen3ForCausalLM.forward
@@ -127,6 +129,7 @@ def test_a_checkpoint_without_weights_has_no_real_ones(tmp_path: Path) -> None:
     assert "one has no weight for model.layers.1." in done.output
 
 
+@pytest.mark.extended
 def test_pytest_has_a_test_for_each_layout(pytester: pytest.Pytester) -> None:
     GPT2Config().save_pretrained(pytester.path / "gpt2")
     done = pytester.runpytest_subprocess("--regress-model", "gpt2", "-k", "padded or data", "-rA")

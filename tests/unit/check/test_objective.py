@@ -88,6 +88,7 @@ def test_a_right_loss_is_its_objective(
     assert {row.verdict for row in found.rows} <= {"right", "depends", "not tried"}
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_loss_is_told_by_what_it_does(fault: str) -> None:
     found = check_objective(losses.faulty, "grpo", arguments={"fault": fault})
@@ -100,6 +101,7 @@ def test_the_loss_that_faults_are_planted_in_is_right() -> None:
     assert check_objective(losses.faulty, "grpo").exit_code == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("loss", "preset", "said"),
     [(losses.minimax, "dapo", "that of cispo"), (losses.sequence_ratio, "grpo", "that of gspo")],
@@ -110,6 +112,7 @@ def test_another_objective_is_told_by_its_name(loss: Callable[..., Any], preset:
     assert said in told
 
 
+@pytest.mark.extended
 def test_a_constant_of_an_empty_sample_is_told_as_the_value_alone() -> None:
     (said,) = check_objective(losses.sequence_ratio, "gspo").departures
     assert said.startswith("its gradient is right, its value is not, on a sample without loss tokens")
@@ -147,6 +150,7 @@ def test_a_packed_row_whose_boundaries_are_ignored_departs() -> None:
     assert found.exit_code == 1
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "fault", ["k1", "token mean", "divided by four", "mask off by one", "two", "maximum"]
 )

@@ -80,6 +80,7 @@ def run(folder: Path, lost: str, *options: str) -> Result:
     return CliRunner().invoke(main, command)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "lost", [pytest.param(one, marks=() if one in DEFAULT else pytest.mark.extended) for one in CASES]
 )

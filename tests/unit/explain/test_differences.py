@@ -135,6 +135,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("tapped", [True, False], ids=["advantages", "gradients"])
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_frequent_mistake_is_named(name: str, tapped: bool, tmp_path: Path) -> None:

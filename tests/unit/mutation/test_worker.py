@@ -44,6 +44,7 @@ def outcome(worker: Worker, mutant: Mutant, folder: Path) -> tuple[str, str]:
     return found.fate, found.how
 
 
+@pytest.mark.extended
 def test_fates_in_ranks(ranks: Worker, tmp_path: Path) -> None:
     same = planted(DIVISOR, "weights_K * 1.0 / max(counted, 1)")
     assert outcome(ranks, same, tmp_path / "same") == ("alive", "")

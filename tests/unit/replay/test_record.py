@@ -113,6 +113,7 @@ def test_a_quantity_is_added_to_a_recorded_case_and_nothing_else_changes(store: 
     assert add(store, "dense", ADDED) == []
 
 
+@pytest.mark.extended
 def test_nothing_is_added_beside_what_is_computed_otherwise(store: GoldenStore) -> None:
     without_gradients_of_tokens(store)
     edit(store.folder("dense"), lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
@@ -131,6 +132,7 @@ def test_nothing_is_added_beside_what_is_computed_otherwise(store: GoldenStore) 
         add(store, "dense", ["token_gradients"])
 
 
+@pytest.mark.extended
 def test_a_case_of_before_is_replayed_without_them(store: GoldenStore, tmp_path: Path) -> None:
     """They are recorded, and nothing is said of them; what the case has is judged as ever."""
     without_gradients_of_tokens(store)
@@ -153,6 +155,7 @@ def test_a_case_without_signal_leaves_the_recording_alone(store: GoldenStore) ->
     assert contents(folder) == before
 
 
+@pytest.mark.extended
 def test_inputs_without_signal_do_not_outlive_a_corrected_recipe(tiny: Callable[..., GoldenCase]) -> None:
     case = tiny()
     store = GoldenStore(case.folder.parent)
@@ -164,6 +167,7 @@ def test_inputs_without_signal_do_not_outlive_a_corrected_recipe(tiny: Callable[
     assert not (case.folder / "model").exists()
 
 
+@pytest.mark.extended
 def test_inputs_are_made_again_only_when_asked_for(
     tiny: Callable[..., GoldenCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:

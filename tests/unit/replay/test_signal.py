@@ -244,6 +244,7 @@ def unshown(truth: Mapping[str, Any], **section: Any) -> list[str]:
     return [sentence.removeprefix(says).partition(" ")[0] for sentence in found]
 
 
+@pytest.mark.extended
 @as_subtests("loss", [*LOSSES])
 def test_every_setting_of_a_loss_shows_in_random_values(loss: str) -> None:
     section = {"loss": loss, **CLOSE, **OWN.get(loss, {})}
@@ -267,6 +268,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("section", "missing"),
     [
@@ -322,6 +324,7 @@ def test_what_was_made_otherwise_tells_of_no_setting() -> None:
     assert unshown(truth, clip_low=0.999, clip_high=50.0) == []
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "case",
     [case for name in STORE.names() if not (case := STORE.case(name)).sampled],

@@ -67,6 +67,7 @@ RULES: dict[str, str] = {
 """Words of a refusal -> the rule of the configuration that says them."""
 
 
+@pytest.mark.extended
 def test_everything_that_is_possible_is_exercised(found: Unexercised) -> None:
     assert found.lines() == [*BEYOND]
 
