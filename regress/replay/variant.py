@@ -108,7 +108,8 @@ class Variant:
         resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
             the loop of ``regress train``; None: one process makes the bare steps.
         before: overrides of the first of the two processes, in place of ``overrides``; None: the same.
-        combines: it only combines settings that other variants show one by one: no part of the reduced matrix.
+        combines: no part of the reduced matrix: it only combines settings that other variants show one by one, or
+            compiles for half a minute what another traces.
         program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
             asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
             stage of each step comes from the recording.

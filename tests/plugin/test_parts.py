@@ -95,6 +95,7 @@ def test_a_test_that_is_expected_to_fail_may(stubbed: Any, strict: bool) -> None
     assert "golden replays" not in str(result.stdout)
 
 
+@pytest.mark.one_in(3)
 def test_junit_has_a_testcase_for_each_test_and_a_failure_for_each_quantity(everywhere: Any) -> None:
     everywhere.fault(base=WRONG)
     everywhere.run(TIER, "--junitxml=junit.xml")

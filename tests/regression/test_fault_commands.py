@@ -106,6 +106,7 @@ def test_a_fault_that_cannot_show_escapes(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "faults.json").read_text())["rows"][0]["multiple"] is not None
 
 
+@pytest.mark.extended
 def test_parts_are_chosen_and_diagnoses_left_out(tmp_path: Path) -> None:
     place = ["--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
     found = asked("run", "counter_one_*", "--part", "tuning", "--no-diagnosis", *place)

@@ -106,6 +106,7 @@ def test_double_is_not_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert 1e-9 < first.relative < 1e-5
 
 
+@pytest.mark.extended
 def test_q_norm_under_transformers_plan(tmp_path: Path) -> None:
     """One microbatch is right; with several the gradients of head norms fail, and nothing before them."""
     assert not failures("dense/tp2-hf", tmp_path / "one")

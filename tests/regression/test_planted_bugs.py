@@ -131,6 +131,7 @@ def test_float32_inside_of_a_float64_model_is_found_and_said(dump: Dump, bug: st
     assert said == ("train under regress.true_float64()" in found.output) == (not true)
 
 
+@pytest.mark.extended
 def test_oracle_prints_the_objective_and_a_command_that_can_be_run(dump: Dump) -> None:
     result = oracle(dump("recomputed"), *CLAIM)
     assert result.exit_code == 1

@@ -240,6 +240,7 @@ main()
 """
 
 
+@pytest.mark.extended
 def test_a_run_of_its_own_sets_the_environment_before_torch_starts_and_warns_of_nothing(
     tmp_path: Path, small: tuple[str, ...]
 ) -> None:

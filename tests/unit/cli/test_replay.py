@@ -69,6 +69,7 @@ def test_what_does_not_agree_is_told_first_where_it_began(run: Callable[..., Any
     assert result.output.splitlines()[-1].endswith(" failed in 1 replay")
 
 
+@pytest.mark.extended
 def test_what_cannot_be_run_is_told_and_the_others_are_judged(run: Callable[..., Any]) -> None:
     result = run("--variants", "impossible,wrong,base")
     assert result.exit_code == 2

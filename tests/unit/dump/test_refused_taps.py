@@ -20,6 +20,7 @@ from distributed_tensors import refused
 LOSS = {"loss": True}
 
 
+@pytest.mark.extended
 def test_a_tensor_that_lies_on_many_ranks(tmp_path: Path) -> None:
     sentence = (
         "DumpError: tensor 'model.weight' is a DTensor, of which this rank holds a part: tap its to_local() with its "

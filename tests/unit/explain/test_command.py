@@ -42,6 +42,7 @@ def rounded(values: Tensor) -> Tensor:
     return values.bfloat16().float()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("advantages", "code"),
     [
@@ -199,6 +200,7 @@ def test_nothing_is_judged_off_policy_by_log_probs_of_another_temperature(
     assert tree["undetermined"]["preset"].startswith(OTHER), output
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("run", [Run(off_policy=0.3, accumulation=2), Run()], ids=["off", "on"])
 def test_log_probs_are_recomputed_from_recorded_logits(run: Run, tmp_path: Path) -> None:
     """Explain the same as by log-probs that were recorded at the temperature of the loss."""

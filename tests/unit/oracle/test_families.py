@@ -101,6 +101,7 @@ def judged(folder: Path) -> tuple[int, str]:
     return result.exit_code, result.output + repr(result.exception)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "family",
     [pytest.param(one, marks=[] if one in QUICK else pytest.mark.extended) for one in FAMILIES],

@@ -25,6 +25,7 @@ SIZES = (1, 31, 33, TILE - 1, TILE, 2 * TILE + 5)
 SUMS = ("error_l2", "golden_l2", "error_sum", "product")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_without_numba_numpy_finds_the_same(

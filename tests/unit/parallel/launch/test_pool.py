@@ -66,6 +66,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_communicate(pool: RankPool, targets: Any, world_size: int) -> None:
     expected = sum(range(1, world_size + 1))
@@ -212,6 +213,7 @@ STOPPED = (
 )
 
 
+@pytest.mark.extended
 def test_a_forkserver_that_was_stopped_before_a_job_is_named_and_another_takes_its_place(
     pool: RankPool, targets: Any
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_forkserver_that_was_stopped_before_a_job_is_named_and_another_takes_i
     assert pool.run(targets.total, {}, 2) == [3.0, 3.0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("waits", [True, False], ids=["while ranks run", "when they are done"])
 def test_a_forkserver_that_is_stopped_in_a_job_is_named_and_its_ranks_end(
     pool: RankPool, targets: Any, tmp_path: Path, waits: bool
@@ -255,6 +258,7 @@ def test_a_job_none_of_whose_ranks_does_anything_is_given_up(pool: RankPool, tar
         pool.run(targets.sleeps, {"culprit": 1}, 2, standstill=1.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["thread", "child"])
 def test_a_job_of_which_anything_goes_on_is_not_given_up(pool: RankPool, targets: Any, how: str) -> None:
     """Another thread computes, or a process that a rank has started."""
@@ -322,6 +326,7 @@ def test_a_module_that_cannot_be_imported_is_named(targets: Any) -> None:
     )
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_copies_of_a_process_whose_forkserver_imports_run_jobs_too(targets: Any) -> None:
     """All of them waited for the one message that tells when it is ready."""

@@ -82,6 +82,7 @@ def test_ranks_that_cannot_open_their_host_are_named(tmp_path: Path) -> None:
     executor.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("does", "sentence"),
     [
