@@ -59,7 +59,7 @@ class SeenRows:
     owner: Any = None
     rows: SoftmaxRows | None = None
 
-    def tell(self, targets: Any, ignored: int = UNKNOWN) -> None:
+    def take_targets(self, targets: Any, ignored: int = UNKNOWN) -> None:
         """Take the tokens that the trainer asked for, if there is one for each row; an ignored one is unknown."""
         if (
             isinstance(targets, Tensor)
@@ -120,7 +120,7 @@ class SoftmaxCalls:
         if index is None:
             return
         if (rows := self._known(source)) is not None:
-            rows.tell(index)
+            rows.take_targets(index)
         elif self._is_vocabulary(source) and index.numel() * source.shape[-1] == source.numel():
             self._asked[id(source)] = ref(source), index.detach().reshape(-1)
 
@@ -163,7 +163,7 @@ class SoftmaxCalls:
         found = self._watched(logits, LOSS if torch.is_grad_enabled() else QUIET)
         if function is functional.cross_entropy:
             ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
-            found.tell(args[1] if len(args) > 1 else kwargs.get("target"), ignored)
+            found.take_targets(args[1] if len(args) > 1 else kwargs.get("target"), ignored)
         elif isinstance(result, Tensor):
             self._rows[id(result)] = ref(result), found
 
@@ -178,7 +178,7 @@ class SoftmaxCalls:
             rows = logits.numel() // logits.shape[-1]
             unknown = torch.full((rows,), UNKNOWN, dtype=torch.int64, device=logits.device)
             found = SeenRows(tuple(logits.shape[:-1]), unknown, level)
-            found.tell(self._targets_of(logits))
+            found.take_targets(self._targets_of(logits))
             self._rows[id(logits)] = ref(logits), found
             if self.seen(found, logits):
                 reader = _Read(self, found, logits.detach())

@@ -47,7 +47,7 @@ def judge_update(
     dtype: Dtype | None = None,
     text: TokenText | None = None,
     config: Mapping[str, Any] | None = None,
-    beside: RelatedValues | None = NOTHING,
+    related: RelatedValues | None = NOTHING,
 ) -> list[Verdict]:
     """Return all verdicts on one optimizer update, in the order of computation.
 
@@ -67,7 +67,7 @@ def judge_update(
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: text of a token id.
         config: configuration of the run, nested, for failure contexts and the invariants of its objective.
-        beside: further facts about the update, for failure contexts; None for verdicts without them, where nobody asks
+        related: further facts about the update, for failure contexts; None for verdicts without them, where nobody asks
             what is affected.
 
     Raises:
@@ -75,10 +75,10 @@ def judge_update(
     """
     plan = Plan.of(planned)
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
-    golden, actual = InMemoryTruth(truth, frame, place, text, beside or NOTHING), Memory([*records], config)
+    golden, actual = InMemoryTruth(truth, frame, place, text, related or NOTHING), Memory([*records], config)
     with clearing_caches():
         values = golden_at(golden, actual, *place)
-        update = _Update((golden, actual), frame, Place(*place), plan, bounds, beside is not None)
+        update = _Update((golden, actual), frame, Place(*place), plan, bounds, related is not None)
         expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
         found = [*update.verdicts(expected, values.locator)]
         found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)

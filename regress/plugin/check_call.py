@@ -49,7 +49,7 @@ class Call:
     again: Callable[[], Any] | None
     nonfinite: bool
 
-    def settle(
+    def conclude(
         self, settings: Settings, provenance: Callable[[], Mapping[str, Any]], staged: StagedValues | None
     ) -> Outcome:
         """Compare with the golden; in an update, stage the new value with its provenance if it is to become golden.

@@ -100,7 +100,7 @@ class Regress:
             self._claim(name)
             call = self._call(name, value, rtol, atol, why, again, nonfinite)
             provenance = functools.partial(provenance_of, self._config)
-            outcome = call.settle(self._settings, provenance, self._staged)
+            outcome = call.conclude(self._settings, provenance, self._staged)
         except RegressError as error:
             raise error.with_traceback(None) from None
         if outcome.row is not None:

@@ -29,7 +29,7 @@ from regress.replay.rollout_judge import RolloutJudge
 from regress.replay.rollout_signal import require_rollout_signal
 from regress.replay.temporary_workspace import Workspace
 from regress.replay.test_matrix import Replay
-from regress.replay.update_facts import beside_of
+from regress.replay.update_facts import related_values_of
 from regress.replay.variant import Precision
 from regress.replay.variant_table import BASE
 
@@ -138,7 +138,7 @@ def formulas_of(
         update.frame,
         np.asarray(mask, bool),
         config["algorithm"],
-        beside_of(case, update, None, own=False),
+        related_values_of(case, update, None, own=False),
         length=config["data"]["max_completion_length"],
     )
 

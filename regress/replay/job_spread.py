@@ -71,9 +71,9 @@ class _Progress:
 
     def tick(self) -> None:
         _count(self._path)
-        self.tell()
+        self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report what was finished since it was last asked."""
         while self._reported < self._path.stat().st_size:
             self._reported += 1
@@ -115,8 +115,8 @@ def _on_ranks(arguments: dict[str, Any], ranks: int, progress: _Progress) -> Ite
     finally:
         while thread.is_alive():
             thread.join(_PAUSE)
-            progress.tell()
-        progress.tell()
+            progress.report()
+        progress.report()
         stop.close()
         given_up.close()
     if failed:

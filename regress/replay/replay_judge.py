@@ -22,7 +22,7 @@ from regress.replay.case_reads import trajectories_of, truth_of
 from regress.replay.metrics_judge import judge_metrics_file
 from regress.replay.replay_plan import PlannedUpdate
 from regress.replay.rollout_judge import RolloutJudge
-from regress.replay.update_facts import beside_of
+from regress.replay.update_facts import related_values_of
 from regress.replay.variant import Precision
 
 WIDE = ("weights", "grad_norm", *METRICS)
@@ -85,7 +85,7 @@ def verdicts_in_order(
                 dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
-                beside=beside_of(case, update, earlier.get(update.where)) if explained else None,
+                related=related_values_of(case, update, earlier.get(update.where)) if explained else None,
             )
             yield from invariants_of(dump, update, records)
             seen.append(values)

@@ -130,12 +130,12 @@ def replays(
     variants: Mapping[str, Variant],
     precisions: Sequence[Precision],
     extent: Extent = Extent.DEFAULT,
-    tell: Callable[[Replay, str], None] = lambda *_: None,
+    notify: Callable[[Replay, str], None] = lambda *_: None,
 ) -> Iterator[Replay]:
     """Yield the replays of some cases; see `combinations`.
 
     Args:
-        tell: called with each replay that is not possible, and the reason.
+        notify: called with each replay that is not possible, and the reason.
     """
     for found in combinations(list(cases), variants, precisions, extent):
         if not belongs(found):
@@ -144,7 +144,7 @@ def replays(
         if reason is None:
             yield found
         else:
-            tell(found, reason)
+            notify(found, reason)
 
 
 def items(replay: Replay) -> Iterator[Item]:

@@ -41,7 +41,7 @@ class _WhenAsked:
         return OwnGradients(self.case, self.update, self.before)
 
 
-def beside_of(
+def related_values_of(
     case: GoldenCase, update: PlannedUpdate, before: str | None, *, own: bool = True
 ) -> RelatedValues:
     """Return what is known of an update of a case besides its golden values.

@@ -168,7 +168,7 @@ def compare(
         options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common, verify=verify)
         if ranks_average:
             pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
-        work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
+        work = engine_named(engine, workers=workers, address=ray_address, notify=_warn)
         modes = None if dirs is None else modes_of(dirs, options)
         compared = pairs if modes is None else modes.pairs
         found = {name: _compared(one, other, options, work) for name, (one, other) in compared.items()}

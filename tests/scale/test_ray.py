@@ -47,7 +47,7 @@ def two_processors() -> Iterator[None]:
 
 def test_ray_finds_the_same_to_the_last_bit(pair: Pair, expected: list[object]) -> None:
     told: list[str] = []
-    found = compare_dumps(*pair, engine=Cluster(tell=told.append))
+    found = compare_dumps(*pair, engine=Cluster(notify=told.append))
     assert [verdict.to_json() for verdict in found.verdicts] == expected
     assert told == []
     assert imported().is_initialized(), "a connection that the engine did not make is not its own to close"
@@ -74,7 +74,7 @@ def test_a_job_that_kills_every_worker_is_done_here(pair: Pair) -> None:
     told: list[str] = []
     jobs: list[Job] = [(unit, None) for unit in plan_units(*pair).units[:4]]
     poisoned: Job = (replace(jobs[1][0], only=Deadly()), None)  # type: ignore[arg-type]
-    found = list(Cluster(tell=told.append)([jobs[0], poisoned, *jobs[2:]]))
+    found = list(Cluster(notify=told.append)([jobs[0], poisoned, *jobs[2:]]))
     assert found == [work(job) for job in jobs]
     assert len(told) == 1
     assert "a task on Ray failed 4 times (WorkerCrashedError" in told[0]

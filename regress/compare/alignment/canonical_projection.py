@@ -63,7 +63,7 @@ class Projection:
         frame: the samples of the update.
         text: text of a token id, for words.
         config: configuration of the run, nested; hypotheses depend on its sections ``algorithm`` and ``optimizer``.
-        beside: further facts about the update, for hypotheses.
+        related: further facts about the update, for hypotheses.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Projection:
         text: TokenText | None = None,
         config: Mapping[str, Any] | None = None,
         whole: Projection | None = None,
-        beside: RelatedValues = NOTHING,
+        related: RelatedValues = NOTHING,
     ) -> None:
         self.truth = truth
         self.frame = frame
@@ -84,7 +84,7 @@ class Projection:
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
         self._whole = whole or self
-        self._beside = beside
+        self._beside = related
 
     @cached_property
     def locator(self) -> Locator:
@@ -112,11 +112,11 @@ class Projection:
             name: Chosen(tensors, chosen) if quantity_named(name).kind in AT_TOKENS else tensors
             for name, tensors in self.truth.items()
         }
-        beside = self._known_beside.of_tokens(tokens)
-        return Projection(truth, frame, self._text, self._config, self, beside)
+        related = self._known_related.of_tokens(tokens)
+        return Projection(truth, frame, self._text, self._config, self, related)
 
     @cached_property
-    def _known_beside(self) -> RelatedValues:
+    def _known_related(self) -> RelatedValues:
         """Further facts, with the number of loss tokens of each sample."""
         loss = self.known_loss_mask
         if self._beside.counts or loss is None:
@@ -208,7 +208,7 @@ class Projection:
             self.known_loss_mask,
             self._config,
             self._whole.pool,
-            self._known_beside,
+            self._known_related,
             self._whole.truth,
         )
 

@@ -35,7 +35,7 @@ class FailureContexts:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
         config: configuration of the run, nested, as far as it is known.
         pool: the different golden values of a token quantity in the whole update, sorted.
-        beside: further facts about the update.
+        related: further facts about the update.
         of_update: golden values of all samples of the update, where the frame has a part of them.
     """
 
@@ -44,7 +44,7 @@ class FailureContexts:
     loss_mask: NDArray[np.bool_] | None
     config: Mapping[str, Any]
     pool: Callable[[QuantitySource], NDArray[np.float64] | None] = lambda _: None
-    beside: RelatedValues = NOTHING
+    related: RelatedValues = NOTHING
     of_update: Truth = field(default_factory=dict)
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
     _least: list[int] = field(default_factory=list)
@@ -173,7 +173,7 @@ class FailureContexts:
 
     def whole(self, quantity: str, name: str) -> FailureContext:
         """Return the context of a full tensor of the update."""
-        known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {}, self.beside)
+        known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {}, self.related)
         return FailureContext(
             guesses=lambda affected: known.of(quantity, name, affected) if self._is_first(quantity) else (),
             sums=lambda: known.sums(quantity, name),
@@ -203,13 +203,13 @@ class FailureContexts:
     def _classes(self) -> dict[str, NDArray[np.bool_]]:
         found = self._guesses.formulas
         clip = clip_range(self._section or ({} if found is None else found.searched))
-        return token_classes(self.truth, self.frame, self.loss_mask, clip, self.beside.sampled())
+        return token_classes(self.truth, self.frame, self.loss_mask, clip, self.related.sampled())
 
     @cached_property
     def _guesses(self) -> TokenHypotheses:
         limit = (self.config.get("data") or {}).get("max_completion_length")
         length = limit if isinstance(limit, int) else 0
-        return TokenHypotheses(self.truth, self.frame, self.loss_mask, self._section, self.beside, length)
+        return TokenHypotheses(self.truth, self.frame, self.loss_mask, self._section, self.related, length)
 
     @property
     def _section(self) -> Mapping[str, Any]:

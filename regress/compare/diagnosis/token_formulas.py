@@ -69,7 +69,7 @@ class TokenFormulas:
     frame: TokenFrame
     loss_mask: NDArray[np.bool_]
     section: Mapping[str, Any]
-    beside: RelatedValues
+    related: RelatedValues
     logits: tuple[Floats, NDArray[np.int64]] | None = None
     length: int = 0
     _formulas: dict[str, Formula | None] = field(default_factory=dict)
@@ -226,8 +226,8 @@ class TokenFormulas:
             for quantity, tensors in self.truth.items()
         }
         logits = None if self.logits is None else (self.logits[0][rows], self.logits[1][rows])
-        beside = replace(self.beside.of_tokens(rows), microbatches={})
-        return TokenFormulas(truth, frame, loss, section, beside, logits, self.length), rows
+        related = replace(self.related.of_tokens(rows), microbatches={})
+        return TokenFormulas(truth, frame, loss, section, related, logits, self.length), rows
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
@@ -236,16 +236,16 @@ class TokenFormulas:
 
         names = ("log_probs", "old_log_probs", "ref_log_probs", "entropy", "advantages", "weights")
         found: dict[str, NDArray[Any] | None] = {name: self.golden(name) for name in names}
-        if self.beside.sampler is not None:
-            found["sampler_log_probs"] = self.beside.sampler[self.loss_mask]
-        if self.beside.rewards and {*self.frame.samples} <= {*self.beside.rewards}:
-            found |= {"rewards": np.array([*self.beside.rewards.values()], np.float64), **self._groups}
+        if self.related.sampler is not None:
+            found["sampler_log_probs"] = self.related.sampler[self.loss_mask]
+        if self.related.rewards and {*self.frame.samples} <= {*self.related.rewards}:
+            found |= {"rewards": np.array([*self.related.rewards.values()], np.float64), **self._groups}
         return {name: torch.from_numpy(each.copy()) for name, each in found.items() if each is not None}
 
     @property
     def _groups(self) -> dict[str, NDArray[np.int64]]:
         """Return the group of each sample of the rollout, and other groups that may have been taken for them."""
-        own = np.unique([group for group, _ in self.beside.rewards], return_inverse=True)[1].astype(np.int64)
+        own = np.unique([group for group, _ in self.related.rewards], return_inverse=True)[1].astype(np.int64)
         index = np.arange(own.size)
         others = index % (int(own.max()) + 1), 0 * index, np.roll(own, 1), np.roll(own, -1)
         return {"groups": own.reshape(-1), **dict(zip(_GROUPS, others, strict=True))}
@@ -257,7 +257,7 @@ class TokenFormulas:
 
         from regress.grpo.objective_evaluation import Samples
 
-        keys, own = [*self.beside.rewards], self.frame.samples
+        keys, own = [*self.related.rewards], self.frame.samples
         sequence = np.repeat(np.arange(len(own)), self.frame.lengths)[self.loss_mask]
         place = {key: number for number, key in enumerate(keys)}
         numbers = np.array([place.get(key, 0) for key in own], np.int64)
@@ -267,14 +267,14 @@ class TokenFormulas:
             torch.from_numpy(numbers),
             [*own] == keys,
             self.length,
-            [one.samples.tolist() for one in self.beside.microbatches.values()],
+            [one.samples.tolist() for one in self.related.microbatches.values()],
             spans=self._spans,
         )
 
     @property
     def _spans(self) -> list[int]:
         """Return the tokens of each sample from the first sampled one on; 0 for a sample without any."""
-        sampled = self.beside.sampled()
+        sampled = self.related.sampled()
         own = np.split(self.loss_mask if sampled is None else sampled, np.cumsum(self.frame.lengths)[:-1])
         return [len(one) - int(one.argmax()) if one.any() else 0 for one in own]
 

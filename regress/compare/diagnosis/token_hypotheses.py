@@ -55,7 +55,7 @@ class TokenHypotheses:
     Attributes:
         loss_mask: ``[frame.size]``.
         objective: section ``algorithm`` of the configuration, as far as it is known.
-        beside: further facts about the update.
+        related: further facts about the update.
         length: longest completion that is allowed; 0 where it is unknown.
     """
 
@@ -63,7 +63,7 @@ class TokenHypotheses:
     frame: TokenFrame
     loss_mask: NDArray[np.bool_] | None
     objective: Mapping[str, Any]
-    beside: RelatedValues = NOTHING
+    related: RelatedValues = NOTHING
     length: int = 0
 
     def of(self, quantity: str, name: str, tokens: NDArray[np.int64]) -> Iterator[Hypothesis]:
@@ -77,7 +77,7 @@ class TokenHypotheses:
         if name == "position_ids":
             lengths = [np.arange(length) for length in self.frame.lengths]
             return np.concatenate(lengths).astype(np.float64) if lengths else None
-        if quantity == "old_log_probs" and self.beside.first():
+        if quantity == "old_log_probs" and self.related.first():
             return next(iter(self.truth.get("log_probs", {}).values()), None)
         return None if self.counterfactuals is None else self.counterfactuals.plain(quantity)
 
@@ -115,8 +115,8 @@ class TokenHypotheses:
             return
         for value in (0.0, 1.0):
             yield Hypothesis("formula", np.full(own.shape, value), {"what": f"{value:g} everywhere"})
-        if quantity == "old_log_probs" and self.beside.sampler is not None:
-            yield Hypothesis("equals", self.beside.sampler, {"what": "those that the sampler reported"})
+        if quantity == "old_log_probs" and self.related.sampler is not None:
+            yield Hypothesis("equals", self.related.sampler, {"what": "those that the sampler reported"})
         for other, tensors in self.truth.items():
             for values in tensors.values() if other != quantity and other in _TOKENS else ():
                 if values.shape == own.shape and is_float(values.dtype):
@@ -135,7 +135,7 @@ class TokenHypotheses:
         if self.loss_mask is None or not self.loss_mask.any():
             return None
         return TokenFormulas(
-            self.truth, self.frame, self.loss_mask, self.objective, self.beside, self.logits, self.length
+            self.truth, self.frame, self.loss_mask, self.objective, self.related, self.logits, self.length
         )
 
     @cached_property

@@ -35,12 +35,12 @@ class UpdateHypotheses:
 
     Attributes:
         settings: section ``optimizer`` of the configuration, as far as it is known.
-        beside: further facts about the update.
+        related: further facts about the update.
     """
 
     truth: Truth
     settings: Mapping[str, Any]
-    beside: RelatedValues = NOTHING
+    related: RelatedValues = NOTHING
 
     def of(self, quantity: str, name: str, affected: NDArray[np.bool_] | None = None) -> Iterator[Hypothesis]:
         """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``.
@@ -65,10 +65,10 @@ class UpdateHypotheses:
         golden, parameters = self._values("gradient", name), self._before(name)
         if golden is None:
             return
-        earlier = self.beside.before.get("gradient", {}).get(name)
+        earlier = self.related.before.get("gradient", {}).get(name)
         if earlier is not None and earlier.shape == golden.shape:
             last = earlier.astype(np.float64)
-            factor = self._clip_factor(self.beside.before)
+            factor = self._clip_factor(self.related.before)
             yield Hypothesis("formula", golden + factor * last, {"what": _LAST})
             if factor != 1.0:
                 yield Hypothesis("formula", golden + last, {"what": f"{_LAST}, before it was clipped"})
@@ -90,10 +90,10 @@ class UpdateHypotheses:
 
     def _shares(self, name: str) -> Iterator[Terms]:
         """Yield a gradient as the sum of its microbatches' own, and of its samples' own."""
-        own = None if self.beside.gradients is None else self.beside.gradients(name)
+        own = None if self.related.gradients is None else self.related.gradients(name)
         if own is None:
             return
-        micros = self.beside.microbatches
+        micros = self.related.microbatches
         there = [Term(name, own[one.samples].sum(axis=0)) for name, one in micros.items()]
         if len(there) > 1:
             places = {
@@ -170,15 +170,15 @@ class UpdateHypotheses:
     def _after_one_update(self, parameter: str) -> bool:
         """Return False if the golden state is not the recorded one of the update before, updated once."""
         count = self._values("optimizer", f"{parameter}/step")
-        earlier = self.beside.before.get("optimizer", {}).get(f"{parameter}/step")
-        if self.beside.trusted or earlier is None or count is None:
+        earlier = self.related.before.get("optimizer", {}).get(f"{parameter}/step")
+        if self.related.trusted or earlier is None or count is None:
             return True
         return bool((count == earlier.astype(np.float64) + 1).all())
 
     def _begins_as_recorded(self, name: str, golden: Floats, formula: Formula) -> bool:
         """Return False if the golden update does not begin with the parameters that the one before it left."""
-        earlier, before = self.beside.before.get("param", {}).get(name), formula.inputs["parameters"].numpy()
-        if self.beside.trusted or earlier is None or earlier.shape != before.shape:
+        earlier, before = self.related.before.get("param", {}).get(name), formula.inputs["parameters"].numpy()
+        if self.related.trusted or earlier is None or earlier.shape != before.shape:
             return True
         moved = float(np.abs(golden - before).max(initial=0.0))
         return float(np.abs(before - earlier).max(initial=0.0)) <= _BEGINS * moved

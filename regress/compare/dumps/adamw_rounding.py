@@ -69,12 +69,12 @@ class Updated:
         explained: the actual values, the golden ones where the recorded gradients explain the difference; None where
             they explain none.
         note: their number, in words.
-        doubt: why nothing tells whether the failure is a fault; empty if something does.
+        inconclusive: why nothing tells whether the failure is a fault; empty if something does.
     """
 
     explained: Array | None = None
     note: str = ""
-    doubt: str = ""
+    inconclusive: str = ""
 
     @classmethod
     def of(
@@ -105,7 +105,9 @@ class Updated:
         found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
         if found.allowed is None:
             return cls(
-                doubt=_inconclusive(name, place, error, size) if found.undecided(error, bound, size) else ""
+                inconclusive=_inconclusive(name, place, error, size)
+                if found.undecided(error, bound, size)
+                else ""
             )
         settled = (found.allowed > 0) & (error <= found.allowed + bound)
         if not settled.any():

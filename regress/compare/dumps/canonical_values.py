@@ -88,22 +88,22 @@ def golden_at(golden: Named, actual: Named, step: int | None, update: int | None
     config = merged(open_side(actual).config, golden_side.config)
     if isinstance(golden_side, TruthSide):
         where = Coordinates(step or 0, update=update).stem
-        beside = golden_side.beside(where)
+        related = golden_side.related(where)
         frame = golden_side.frame(where)
-        return Projection(golden_side.values(where), frame, golden_side.text, config, beside=beside)
+        return Projection(golden_side.values(where), frame, golden_side.text, config, related=related)
     names = [
         name
         for name, (type, place) in golden_side.entries.items()
         if type in (*MICRO_TYPES, *UPDATE_TYPES) and (place.step, place.update) == (step, update)
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
-    beside = RelatedValues(
+    related = RelatedValues(
         before=_before(golden_side, step, update),
         trusted=golden_side.system == "golden",
         sampled=partial(_sampled, golden_side, step, headers(golden_side, names), found.frame),
         first=partial(_is_first, golden_side, step, update),
     )
-    return Projection(found.truth(), found.frame, None, config, beside=beside)
+    return Projection(found.truth(), found.frame, None, config, related=related)
 
 
 def _sampled(side: Side, step: int | None, records: Sequence[Header], frame: TokenFrame) -> Mask | None:

@@ -30,8 +30,8 @@ def two_runs(comparison: Comparison) -> str:
     golden, actual = open_side(comparison.golden), open_side(comparison.actual)
     facts = [*_models(golden, actual, comparison.verdicts), *_samples(golden, actual, comparison)]
     facts = facts or [*_weights(comparison.verdicts)]
-    if not facts and (doubt := _outputs(comparison.verdicts)):
-        return f"{APART} if {doubt}"
+    if not facts and (statement := _outputs(comparison.verdicts)):
+        return f"{APART} if {statement}"
     return f"{APART}: {'; '.join(facts)}" if facts else ""
 
 

@@ -158,7 +158,7 @@ class GoldenSide(TruthSide):
         """Return the tensor names of each quantity of one update."""
         return self._recorded[where]
 
-    def beside(self, where: str) -> RelatedValues:
+    def related(self, where: str) -> RelatedValues:
         """Return rewards, the sampler's log-probs and the update before."""
         samples = self._trajectories.get(self.places[where].step, [])
         names = [*self.places]

@@ -29,7 +29,7 @@ class Finding:
         problem: why there is no verdict: both dumps have the same fault, so that nothing can be compared.
         nonfinite: elements that are NaN or infinite, the same on both sides.
         note: how values were judged, where that is not by the tolerance alone.
-        doubt: why nothing tells whether a failing verdict is a fault; it is then a problem.
+        inconclusive: why nothing tells whether a failing verdict is a fault; it is then a problem.
         carried: number of tokens that rounding carried over a bound of the clip range.
         share: part of the norm of all token gradients that they make up.
     """
@@ -39,7 +39,7 @@ class Finding:
     problem: str = ""
     nonfinite: int = 0
     note: str = ""
-    doubt: str = ""
+    inconclusive: str = ""
     carried: int = 0
     share: float = 0.0
 
@@ -116,8 +116,8 @@ def rejudge_at_common_scale(
         for finding in findings:
             key = finding.verdict.quantity, finding.verdict.name
             found = anew[key].pop(0) if key in names else finding
-            if found.doubt and problems is not None:
-                problems.append(found.doubt)
+            if found.inconclusive and problems is not None:
+                problems.append(found.inconclusive)
             else:
                 verdicts.append(_rescaled(found, scales[_tensor(finding.verdict)]))
     return verdicts

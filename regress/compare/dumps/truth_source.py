@@ -92,7 +92,7 @@ class TruthSide(source_readers.Source):
     def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
         """Return the tensor names of each quantity of one update."""
 
-    def beside(self, where: str) -> RelatedValues:
+    def related(self, where: str) -> RelatedValues:
         """Return what else is known of an update, for hypotheses; nothing by default."""
         return NOTHING
 
@@ -165,10 +165,10 @@ class InMemoryTruth(TruthSide):
         frame: TokenFrame,
         place: tuple[int, int | None],
         text: TokenText | None = None,
-        beside: RelatedValues = NOTHING,
+        related: RelatedValues = NOTHING,
     ) -> None:
         self._truth, self._frame, self._text = truth, frame, text
-        self._beside = beside
+        self._beside = related
         self._place = Coordinates(place[0], update=place[1])
         self._records: dict[str, Record] = {}
 
@@ -186,7 +186,7 @@ class InMemoryTruth(TruthSide):
         """Return the samples of the update."""
         return self._frame
 
-    def beside(self, where: str) -> RelatedValues:
+    def related(self, where: str) -> RelatedValues:
         """Return what else is known of the update."""
         return self._beside
 

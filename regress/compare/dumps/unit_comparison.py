@@ -133,7 +133,7 @@ class UnitWork:
         place, name = self.unit.place, source.tensor
         updated = Updated.of(sides, names, place, name, actual, golden, bound, relative)
         if updated.explained is None:
-            return replace(finding, doubt=updated.doubt)
+            return replace(finding, inconclusive=updated.inconclusive)
         found = self._whole(source, replace(actual, array=updated.explained), golden)
         return replace(self._judged(source, found), note=updated.note)
 

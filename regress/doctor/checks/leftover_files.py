@@ -99,12 +99,12 @@ def _checkpoints(context: CheckContext) -> list[str]:
 def _check(context: CheckContext, path: Path) -> Iterator[Issue]:
     name = path.relative_to(context.tree.root).as_posix()
     context.claimed.add(name)
-    doubt = _reason_to_keep(context.tree, path, name)
+    reason = _reason_to_keep(context.tree, path, name)
     folder = _FOLDER.fullmatch(path.name)
-    if doubt is not None:
+    if reason is not None:
         yield issue(
             "unproven_leftover",
-            f"{clean(name)} looks half written, but {doubt}, so it stays; nothing reads it, remove it if you know it",
+            f"{clean(name)} looks half written, but {reason}, so it stays; nothing reads it, remove it if you know it",
             path=name,
         )
     elif folder is not None and folder["kind"] == "replaced" and not context.tree.exists(folder["target"]):
@@ -157,9 +157,9 @@ def _reason_to_keep_folder(tree: Tree, path: Path, name: str) -> str | None:
     for file in tree.names(name):
         own = file.rpartition("/")[2]
         match = _FILE.fullmatch(own)
-        doubt = _reason_to_keep_file(tree, file, _target(match) if match else own)
-        if doubt is not None:
-            return f"in it lies {clean(file)}: {doubt}"
+        reason = _reason_to_keep_file(tree, file, _target(match) if match else own)
+        if reason is not None:
+            return f"in it lies {clean(file)}: {reason}"
     return None
 
 

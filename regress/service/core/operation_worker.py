@@ -159,7 +159,7 @@ class Worker:
                 with contextlib.suppress(ServiceError, OSError):
                     outcome.undo()
                 error = error or unwritten
-            self._state.operations.settle(pending, None if error else result, error)
+            self._state.operations.finish(pending, None if error else result, error)
         if pending.kind.startswith("close"):
             self._state.operations.read(pending)  # no client has its id
         with contextlib.suppress(Exception):  # a log that cannot be written stops nothing

@@ -100,7 +100,7 @@ class Operations:
         """Return an operation, None if it is not kept."""
         return self._by_id.get(id)
 
-    def settle(self, pending: PendingOperation, result: Any, error: ServiceError | None) -> None:
+    def finish(self, pending: PendingOperation, result: Any, error: ServiceError | None) -> None:
         """Bring an operation to its end, of which those that wait for it learn."""
         pending.status = Status.DONE if error is None else Status.FAILED
         pending.result, pending.error, pending.job = result, error, None

@@ -109,7 +109,7 @@ class Admission:
         try:
             self._state.end(pending, None, error)
         except ServiceError:  # not written: a restart fails it for another reason
-            self._state.operations.settle(pending, None, error)
+            self._state.operations.finish(pending, None, error)
         self._state.changed.notify_all()
 
     def _pending(self, queue_id: str, seq: int | None, job: Job, content: Content) -> PendingOperation:

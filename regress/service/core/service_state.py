@@ -106,7 +106,7 @@ class State:
             if not model.changed or step != model.step:
                 changes = [replace(model, changed=True, step=step)]
         self.ledger.write(ended, *changes, sync=bool(entries))
-        self.operations.settle(pending, result, error)
+        self.operations.finish(pending, result, error)
 
     def operation(self, id: str) -> PendingOperation | Operation:
         """Return an operation that is kept, or the state of one that is only remembered."""

@@ -23,14 +23,14 @@ def engine_named(
     *,
     workers: int | None = None,
     address: str | None = None,
-    tell: Callable[[str], None] = warn,
+    notify: Callable[[str], None] = warn,
 ) -> Engine:
     """Return the engine of that name.
 
     Args:
         workers: processes or tasks at a time; by default as many as there are processors.
         address: address of an existing Ray cluster; by default that of RAY_ADDRESS, else one is started here.
-        tell: called with a sentence on each problem that was worked around; by default a warning.
+        notify: called with a sentence on each problem that was worked around; by default a warning.
 
     Raises:
         CompareError: for an unknown name, options that do not fit it, or if Ray is not installed.
@@ -51,11 +51,11 @@ def engine_named(
         from regress.compare.dumps.engines import ray_cluster
 
         ray_cluster.imported()
-        return ray_cluster.Cluster(workers, address, tell)
+        return ray_cluster.Cluster(workers, address, notify)
     if name == "processes":
         from regress.compare.dumps.engines.process_pool import Processes
 
-        return Processes(workers, tell)
+        return Processes(workers, notify)
     from regress.compare.dumps.comparison import serial
 
     return serial

@@ -32,12 +32,12 @@ class Processes:
 
     Attributes:
         workers: number of processes; by default one for each processor that this process may use.
-        tell: called with a sentence on processes that died.
+        notify: called with a sentence on processes that died.
         alone: seconds until others are started.
     """
 
     workers: int | None = None
-    tell: Callable[[str], None] = warn
+    notify: Callable[[str], None] = warn
     alone: float = ALONE
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[list[Finding]]:
@@ -47,13 +47,13 @@ class Processes:
         for index, job in enumerate(jobs):
             left = len(jobs) - index
             if min(workers, left) > 1 and time.monotonic() - start >= self.alone:
-                yield from _spread(jobs[index:], min(workers, left), self.tell)
+                yield from _spread(jobs[index:], min(workers, left), self.notify)
                 return
             yield work(job)
 
 
-def _spread(jobs: Sequence[Job], workers: int, tell: Callable[[str], None]) -> Iterator[list[Finding]]:
-    pool = _Pool(workers, tell)
+def _spread(jobs: Sequence[Job], workers: int, notify: Callable[[str], None]) -> Iterator[list[Finding]]:
+    pool = _Pool(workers, notify)
     try:
         for job in jobs:
             pool.put(job)
@@ -72,10 +72,10 @@ class _Pool:
         waiting: jobs whose results were not taken yet.
     """
 
-    def __init__(self, workers: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, workers: int, notify: Callable[[str], None]) -> None:
         self.waiting: deque[tuple[Job, Future[list[Finding]]]] = deque()
         self._workers = workers
-        self._tell = tell
+        self._tell = notify
         self._broken = 0  # pools, since the last result
         self._pool: ProcessPoolExecutor | None = self._started()
 

@@ -37,12 +37,12 @@ class Cluster:
     Attributes:
         workers: tasks at a time; by default as many as the cluster has processors.
         address: address of an existing cluster: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``.
-        tell: called with a sentence on tasks that failed there.
+        notify: called with a sentence on tasks that failed there.
     """
 
     workers: int | None = None
     address: str | None = None
-    tell: Callable[[str], None] = warn
+    notify: Callable[[str], None] = warn
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[list[Finding]]:
         """Yield the results of the jobs, in their order."""
@@ -71,7 +71,7 @@ class Cluster:
         except ray.exceptions.RayTaskError as error:
             raise _cause(ray, error) from None
         except ray.exceptions.RayError as error:
-            self.tell(
+            self.notify(
                 f"a task on Ray failed {PATIENCE + 1} times ({reason(error)}): this process does its comparison"
             )
             return work(job)

@@ -210,4 +210,4 @@ def test_without_explanations_the_verdicts_are_the_same(
     explained = judge()
     assert any(verdict.affected is not None for verdict in explained)
     monkeypatch.setattr(FailureContext, "affected", None)
-    assert judge(beside=None) == [replace(verdict, affected=None) for verdict in explained]
+    assert judge(related=None) == [replace(verdict, affected=None) for verdict in explained]
