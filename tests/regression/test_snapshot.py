@@ -59,18 +59,36 @@ def counts(row: dict[str, Any], known: dict[str, Any]) -> dict[str, dict[str, in
 SAME = ("first", "held", "patterns", "rules")
 FROM_THE_CASE = ("formula", "microbatches", "samples")
 """Patterns that may come from facts which a replay hands to the judge beside the golden values."""
+OF_BOTH_DUMPS = {"everywhere"}
+"""Patterns that need all places of both sides, which golden values do not have."""
+GENERAL = {"accumulation": {"gradients", "backward-of-a-module"}}
+"""Cause that gradients of microbatches prove -> those that contain it, where nothing tells such gradients."""
+COUNTED_OTHERWISE = {"no-update", "update-without-a-gradient"}
+"""Causes of a counter of updates that take the golden one for right; of two dumps either may be."""
+WITHOUT_A_PLAN = {
+    "microbatches_swapped_at_the_end-tied-pp2-mbs4": "coverage forward_data coverage at step0/rank1/micro0"
+}
+"""Fault -> first divergence, where a dump says itself which samples a microbatch has, and a replay knows it better."""
 
 
-def require_alike(found: dict[str, Any], known: dict[str, Any]) -> None:
-    """A comparison of dumps says what a replay says, but for what rewards and samples' own gradients prove."""
+def require_alike(found: dict[str, Any], name: str, known: dict[str, Any], *, trusted: bool) -> None:
+    """A comparison of dumps says what a replay says, but for what only the case, or a plan, proves."""
+    if name in WITHOUT_A_PLAN:
+        assert (found["first"], found["rules"]) == (WITHOUT_A_PLAN[name], [UNKNOWN])
+        return
     assert [found.get(key) for key in ("first", "held")] == [known.get(key) for key in ("first", "held")]
-    told, all_of = ({*row.get("patterns", ())} for row in (found, known))
-    assert told <= all_of
-    assert {pattern.split(":")[0] for pattern in all_of - told} <= {*FROM_THE_CASE}
-    if told == all_of:
-        assert found.get("rules") == known.get("rules")
+    seen, all_of = ({*row.get("patterns", ())} for row in (found, known))
+    assert seen - OF_BOTH_DUMPS <= all_of
+    lost = {pattern.split(":")[0] for pattern in all_of - seen}
+    assert lost <= {*FROM_THE_CASE}
+    rules, expected = {*found.get("rules", ())}, {*known.get("rules", ())}
+    if lost:
+        general = set().union(*(GENERAL.get(rule, set()) for rule in expected if "microbatches" in lost))
+        assert rules <= expected | {UNKNOWN} | general
+    elif not trusted and "/step " in known.get("first", ""):
+        assert rules == expected - COUNTED_OTHERWISE | {"step-counter"}
     else:
-        assert {*found["rules"]} <= {*known["rules"], UNKNOWN}
+        assert found.get("rules") == known.get("rules")
 
 
 @pytest.mark.parametrize("one", rows())
@@ -89,7 +107,7 @@ def test_it_says_what_it_said_whichever_way_it_is_asked(
     for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(healthy.folder)):
         scene, verdicts = snapshot.compared(golden, str(dump.folder))
         found = snapshot.told(verdicts, scene)
-        require_alike(found, known)
+        require_alike(found, one.name, known, trusted=golden.startswith("golden:"))
 
 
 def test_the_snapshot_has_every_fault_and_no_other() -> None:

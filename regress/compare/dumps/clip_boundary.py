@@ -207,24 +207,32 @@ class Branches:
         least = NOTHING * float(np.nanmax(np.abs(golden), initial=0.0))
         coarse = 4 * self.spacing * float(np.nanmax(np.abs(golden), initial=0.0))
         found = np.zeros(here.size, bool)
+        # gradients that are gone from a whole sample are clipped if they were those of one advantage, not of a KL
+        clipping = (
+            self._turned(actual, 1, least)
+            | self._turned(actual, -1, least)
+            | np.isfinite(self._per_ratio(coarse))
+        )
         for sign, (start, end) in zip((-1, 1), self.bounds, strict=True):
             own, theirs = sign * self.golden.log_ratio, sign * self.actual.log_ratio
             first, last = sorted((sign * start, sign * end))
             rounded = 0.5 * self.spacing * self.golden.size
-            turned = self._turned(sign, least)
+            turned = self._turned(golden, sign, least)
             with np.errstate(invalid="ignore"):
                 free = turned & (-sign * actual > coarse)
                 furthest = float(theirs[free].max(initial=-np.inf))
                 let = turned & (np.abs(golden) <= least) & (-sign * actual > coarse)
                 let &= np.minimum(own, theirs) - rounded > last
-                stopped = turned & (-sign * golden > coarse) & (np.abs(actual) <= least) & (own > 0)
+                stopped = (
+                    turned & clipping & (-sign * golden > coarse) & (np.abs(actual) <= least) & (own > 0)
+                )
                 stopped &= (np.maximum(own, theirs) + rounded < first) & (theirs >= furthest)
             found |= (let | stopped)[here]
         return replace(rows, selected=at[known[found]]) if found.any() else None
 
-    def _turned(self, sign: int, least: float) -> Bools:
+    def _turned(self, gradient: Floats, sign: int, least: float) -> Bools:
         """Return the tokens of samples whose advantage has a sign, as the gradients of some of its tokens tell."""
-        speaking = np.nan_to_num(-sign * self.golden.gradient) > least
+        speaking = np.nan_to_num(-sign * gradient) > least
         return np.repeat(np.maximum.reduceat(speaking, self.frame.offsets[:-1]), self.frame.lengths)
 
     def _beside(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from regress import Comparison, Recorder, Segment, TokenLayout, at, compare_sources, recording, tap
 from regress.dump.dump_manifest import Provenance
@@ -32,11 +33,15 @@ def written(folder: Path, records: dict[str, dict[str, Any]], **meta: Any) -> st
 
 def clipped(folder: Path, log_ratio: float, *, free: bool) -> str:
     """Write a sample of advantage 1 whose token 5 has a ratio; it has a gradient, or the clip has stopped it."""
-    old = np.linspace(-2.0, -0.5, TOKENS, dtype=np.float32)[None]
     ratios = np.linspace(0.9, 1.1, TOKENS)[None]
     ratios[0, 5] = np.exp(log_ratio)
     gradient = -0.125 * ratios
     gradient[0, 5] *= free
+    return with_gradient(folder, ratios, gradient)
+
+
+def with_gradient(folder: Path, ratios: NDArray[Any], gradient: NDArray[Any]) -> str:
+    old = np.linspace(-2.0, -0.5, TOKENS, dtype=np.float32)[None]
     return written(
         folder,
         {
@@ -73,6 +78,17 @@ def test_a_token_away_from_the_bound_may_not_and_nothing_may_under_a_given_toler
     golden = clipped(tmp_path / "golden", BOUND - 2e-8 - away, free=True)
     found = compared(golden, clipped(tmp_path / "actual", BOUND + 2e-8 - away, free=False), **options)
     assert failing(found) == {"token_gradient"}
+
+
+def test_gradients_of_a_kl_that_are_gone_were_not_clipped(tmp_path: Path) -> None:
+    ratios = np.linspace(0.95, 1.05, TOKENS)[None]
+    of_kl = 0.04 * np.cos(np.arange(TOKENS))[None]  # no advantage: the KL alone, of either sign
+    golden = with_gradient(tmp_path / "golden", ratios, of_kl)
+    (verdict,) = compared(golden, with_gradient(tmp_path / "actual", ratios, 0 * of_kl)).failed
+    assert (verdict.quantity, verdict.over, verdict.count) == ("token_gradient", TOKENS, TOKENS)
+    of_advantage = with_gradient(tmp_path / "policy", ratios, -0.04 * ratios)
+    (verdict,) = compared(of_advantage, with_gradient(tmp_path / "stopped", ratios, 0 * of_kl)).failed
+    assert verdict.tolerance < 1e-7, "a whole sample that is clipped is a difference however coarse the dtype"
 
 
 def routed(folder: Path, margin: float, taken: int) -> str:
