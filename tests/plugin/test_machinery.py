@@ -172,6 +172,7 @@ MESSAGES = {
 ALONE_AND_WORKERS = [pytest.param((), id="alone"), pytest.param(("-p", "xdist", "-n2"), id="n2")]
 
 
+@pytest.mark.extended
 def test_faults_and_an_interrupt_fail_their_own_tests_and_leave_nothing_behind(sessions: Sessions) -> None:
     """The two tests below as one session, without workers."""
     sessions.variants(*MESSAGES, "works", "sleeps")

@@ -34,6 +34,7 @@ def changed_truth(before: Any, after: Any) -> set[tuple[str, str]]:
     return {key for key in rows[0].keys() | rows[1].keys() if rows[0].get(key) != rows[1].get(key)}
 
 
+@pytest.mark.extended
 def test_a_quantity_that_was_not_recorded_fails_the_coverage_until_it_is_added(stubbed: Any) -> None:
     recorded = stubbed.manifest()
     gone = {where: {"ratio": None} for where in recorded.truth}

@@ -25,10 +25,9 @@ KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
 ALL = snapshot.subjects()
 BY_DEFAULT = (
     "ratio_inverted-dense-mbs4",
-    "causal_only-dense-packed-mbs3",
     "healthy-dapo-packed-dynamic",
 )
-"""Rows of the terms of the loss, of layers, and of a healthy replay."""
+"""Rows of the terms of the loss, and of a healthy replay."""
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,7 @@ def test_the_help_has_the_commands_of_the_core(core: Core) -> None:
     assert "No such command 'serve'" in core.refuses("serve")
 
 
+@pytest.mark.extended
 def test_no_public_name_and_no_module_of_the_core_needs_another(core: Core) -> None:
     code = (
         "import importlib, pkgutil, regress\n"

@@ -66,6 +66,7 @@ def files(dump: Path) -> Any:
     return json.loads((dump / "manifest.json").read_text())["files"]
 
 
+@pytest.mark.extended
 def test_every_breakage_breaks(healthy: Path, tmp_path: Path, subtests: pytest.Subtests) -> None:
     """A breakage that changes nothing would record the healthy dump again."""
     for name, breakage in BREAKAGES.items():

@@ -84,6 +84,7 @@ def test_a_gradient_that_is_not_there_is_wrong(tmp_path: Path, monkeypatch: pyte
     )
 
 
+@pytest.mark.extended
 def test_a_model_that_raises_is_refused_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Qwen3Config().save_pretrained(tmp_path)
 

@@ -54,6 +54,7 @@ def test_no_more_rows_than_a_chunk_are_ever_projected_and_none_is_kept(count: in
     torch.testing.assert_close(gradient, hidden.grad, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_a_run_in_chunks_records_the_same(
     checkpointing: str, config: MakeConfig, console: Console, tmp_path: Path

@@ -172,6 +172,7 @@ def test_a_file_that_is_no_state_is_refused(built: Callable[..., Run], tmp_path:
         built(f"optimizer.state_path={other}")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("implementation", OPTIMIZERS)
 def test_every_optimizer_implementation_learns_the_same(
     implementation: str, first: tuple[str, Path], built: Callable[..., Run]

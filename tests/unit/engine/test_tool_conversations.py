@@ -58,6 +58,7 @@ def stretches(found: Trajectory) -> list[tuple[int, list[int]]]:
     return [(mask, [token for _, token in part]) for mask, part in groupby(after, key=lambda pair: pair[0])]
 
 
+@pytest.mark.extended
 def test_both_kinds_of_conversation_occur(rollout: list[Trajectory]) -> None:
     """Otherwise the tests below would look at nothing."""
     kinds = {len(stretches(found)) for found in rollout}

@@ -177,6 +177,7 @@ def test_killed_at_every_step(update: Update, ends: Any, extent: str, tmp_path: 
     assert {True, False} == set(states)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("extent", [FEW, ALL])
 def test_the_recovery_killed_at_every_step(
     update: Update, ends: Any, extent: str, tmp_path: Path, content: Any

@@ -68,7 +68,8 @@ def backward(
     (-(ratio * advantages.repeat_interleave(torch.tensor(lengths))[1:]).sum() / total).backward()
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", pytest.param("qwen3_next", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
 def test_a_state_that_runs_into_the_next_packed_sample_is_found_and_named(
     family: str, tmp_path: Path
 ) -> None:

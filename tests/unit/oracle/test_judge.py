@@ -90,6 +90,7 @@ def test_entropy_bonus_is_not_overlooked(tmp_path: Path) -> None:
     assert judged(tmp_path / "dump", tmp_path / "work", settings=settings).comparison.exit_code == 0
 
 
+@pytest.mark.extended
 def test_later_update_begins_with_the_recorded_weights(healthy: Path, tmp_path: Path) -> None:
     """A wrong first update must not make the second one look wrong."""
     found = judged(healthy, tmp_path, settings={"optimizer.max_grad_norm": 0.01})

@@ -192,6 +192,7 @@ def test_a_calibration_measures_every_quantity_of_a_case(case: GoldenCase, tmp_p
         assert measured[0] < 1e-13 < 1e-9 < measured[1] < measured[2]
 
 
+@pytest.mark.extended
 def test_an_ill_conditioned_case_is_refused_by_its_quantity(
     case: GoldenCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

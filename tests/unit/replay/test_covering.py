@@ -141,6 +141,7 @@ def test_experts_without_tokens_are_met(tmp_path: Path) -> None:
     assert empty["experts"] > 0
 
 
+@pytest.mark.extended
 def test_there_are_eighty_variants_on_every_extent() -> None:
     for extent in Extent:
         assert len({found.variant.name for found in default_replays(extent)}) >= 80

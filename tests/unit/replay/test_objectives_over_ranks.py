@@ -108,6 +108,7 @@ def test_weights_of_microbatches_hold_all_ranks(layout: str, case: GoldenCase, f
         assert np.allclose(weights, 1 / (mask.sum() * len(records)), rtol=1e-12, atol=0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("objective", GLOBAL)
 @pytest.mark.one_in(3)
 def test_statistics_of_a_batch_are_those_of_all_ranks(objective: str, case: GoldenCase, folder: Path) -> None:

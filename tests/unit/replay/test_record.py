@@ -95,6 +95,7 @@ def without_gradients_of_tokens(store: GoldenStore) -> None:
     commit(case.folder, truth=truth, tolerances=tolerances, provenance=case.manifest.provenance)
 
 
+@pytest.mark.extended
 def test_a_quantity_is_added_to_a_recorded_case_and_nothing_else_changes(store: GoldenStore) -> None:
     without_gradients_of_tokens(store)
     folder = store.folder("dense")
@@ -146,6 +147,7 @@ def test_a_case_of_before_is_replayed_without_them(store: GoldenStore, tmp_path:
     assert not {verdict.quantity for verdict in verdicts} & {*ADDED}
 
 
+@pytest.mark.extended
 def test_a_case_without_signal_leaves_the_recording_alone(store: GoldenStore) -> None:
     folder = store.folder("dense")
     edit(folder, lambda tree: tree["config"]["algorithm"].update(clip_high=100.0))

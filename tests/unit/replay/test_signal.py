@@ -324,7 +324,7 @@ def test_what_was_made_otherwise_tells_of_no_setting() -> None:
     assert unshown(truth, clip_low=0.999, clip_high=50.0) == []
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(25)
 @pytest.mark.parametrize(
     "case",
     [case for name in STORE.names() if not (case := STORE.case(name)).sampled],

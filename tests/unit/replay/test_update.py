@@ -31,6 +31,7 @@ def test_nothing_changes_when_nothing_did(case: GoldenCase, tmp_path: Path) -> N
     assert sum(found.compared.values()) == len(flat(found.truth)) > 400
 
 
+@pytest.mark.extended
 @pytest.mark.usefixtures("changed_eps")
 def test_a_changed_constant_touches_what_depends_on_it(case: GoldenCase, tmp_path: Path) -> None:
     found = propose(case, tmp_path / "work")
@@ -85,6 +86,7 @@ def test_values_that_differ_between_two_runs_are_refused(
     assert "look for a source of randomness" in str(error.value)
 
 
+@pytest.mark.extended
 def test_a_case_that_lost_its_signal_is_refused(
     case: GoldenCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

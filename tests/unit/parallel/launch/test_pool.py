@@ -349,6 +349,7 @@ def test_copies_of_a_process_whose_forkserver_imports_run_jobs_too(targets: Any)
         assert pool.run(targets.total, {}, 2) == [3.0, 3.0]
 
 
+@pytest.mark.extended
 def test_a_forkserver_that_dies_takes_its_ranks_along_and_another_takes_its_place(
     targets: Any, tmp_path: Path
 ) -> None:

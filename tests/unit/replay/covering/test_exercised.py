@@ -72,6 +72,7 @@ def test_everything_that_is_possible_is_exercised(found: Unexercised) -> None:
     assert found.lines() == [*BEYOND]
 
 
+@pytest.mark.extended
 def test_what_is_refused_is_refused_by_at_most_ten_rules(found: Unexercised) -> None:
     unknown = [text for text in found.refused.values() if not any(words in text for words in RULES)]
     assert unknown == []
