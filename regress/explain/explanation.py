@@ -24,7 +24,7 @@ from regress.explain.preset_match import agreements, followed
 from regress.explain.selection_hypotheses import without_drawn, without_low_entropy
 from regress.explain.statement import Explanation, Statement, UpdateExplanation
 from regress.explain.trust_regions import regions
-from regress.explain.update_sources import Place, UpdateSource, chosen
+from regress.explain.update_sources import chosen
 from regress.explain.update_tokens import Bools, Floats, UpdateTokens, read_update
 from regress.grpo.objective_presets import make_objective, preset_values
 
@@ -46,15 +46,16 @@ def explain_dump(
     """
     if preset is not None:
         preset_values(preset)
+    return _explanation(str(path), read_updates(path, step, update), preset)
+
+
+def read_updates(path: str | Path, step: int | None, update: int | None) -> Iterator[UpdateTokens]:
+    """Yield the tokens of the updates that `explain_dump` explains; raises as it does."""
     source = open_side(str(path))
-    return _explanation(str(path), _updates(source, chosen(source, step, update)), preset)
-
-
-def _updates(source: UpdateSource, places: Iterable[Place]) -> Iterator[UpdateTokens]:
-    for place in places:
-        update = read_update(source, *place)
-        add_log_probs(update, source)
-        yield update
+    for place in chosen(source, step, update):
+        found = read_update(source, *place)
+        add_log_probs(found, source)
+        yield found
 
 
 def explain_update(path: str, found: UpdateTokens, preset: str | None = None) -> Explanation:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.dumps.opened_dump import open_side
-from regress.explain.explanation import explain_dump
+from regress.compare.dumps.frame_mapping import in_frame
+from regress.explain.explanation import explain_update, read_updates
+from regress.explain.policy_log_probs import OLD, REFERENCE
 from regress.explain.statement import Statement, UpdateExplanation
-from regress.explain.update_tokens import UpdateTokens, read_update
+from regress.explain.update_tokens import UpdateTokens
 from regress.layout import SampleKey
 
 SUBJECTS = (
@@ -38,12 +39,21 @@ def differences(golden: str, actual: str, step: int, update: int | None) -> list
     Raises:
         RegressError: if one of them cannot be explained.
     """
-    one, two = (explain_dump(path, step=step, update=update).updates[0] for path in (golden, actual))
-    found = [*_phrases(one, two)]
+    one, two = (next(read_updates(path, step, update)) for path in (golden, actual))
+    _complete(one, two)
+    _complete(two, one)
+    explained = (explain_update(path, side).updates[0] for path, side in ((golden, one), (actual, two)))
+    found = [*_phrases(*explained)]
     if not any(phrase.startswith("mask:") for phrase in found):
-        spans = (_trained(read_update(open_side(path), step, update)) for path in (golden, actual))
-        found = [*_shifted(*spans), *found]
+        found = [*_shifted(_trained(one), _trained(two)), *found]
     return found
+
+
+def _complete(update: UpdateTokens, other: UpdateTokens) -> None:
+    """Give an update old and reference log-probs that its trainer did not record from the other side."""
+    for names in (OLD, REFERENCE):
+        if update.get(*names) is None and (values := other.get(*names)) is not None:
+            update.values[names[-1]] = in_frame(values, other.frame, None, update.frame, np.nan)
 
 
 def _trained(update: UpdateTokens) -> dict[SampleKey, tuple[int, int]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from regress.compare.diagnosis.first_divergence import Divergence, exchanged_divergence, find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose
-from regress.compare.diagnosis.rules.rule_table import OF_GOLDEN
+from regress.compare.diagnosis.rules.rule_table import OF_GOLDEN, RULES
 from regress.compare.diagnosis.run_context import RunContext, run_context_of_side
 from regress.compare.dumps.absent_records import absent_records
 from regress.compare.dumps.comparison import Comparison, exchanged
@@ -163,11 +163,22 @@ def _causes(
         return found
     if (closer.first.place.step, closer.first.place.update) != (place.step, place.update):
         return found
-    again = diagnose(closer, context, exchanged=partial(_exchanged, comparison, closer, options))
+    again = diagnose(closer, context, _RULES_OF_TERMS)
+    if again[0].rule == UNKNOWN:
+        again = diagnose(closer, context, exchanged=partial(_exchanged, comparison, closer, options))
     again = _explained(comparison, closer, again)
     return [one for one in again if one.rule != UNKNOWN] or found
 
 
+_RULES_OF_TERMS = tuple(
+    replace(rule, at=("token_gradient",))
+    for term in ("token_loss", "policy_loss", "kl")
+    for rule in RULES
+    if rule.what and term in rule.at
+)
+"""Rules of the terms of a loss, asked of its token gradients: where the loss differs, too, its way back may be right.
+
+A whole term that has another sign comes before a part of it that has another derivative."""
 _SUBJECTS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("token_gradient", "entropy_gradient"), SUBJECTS),
     **dict.fromkeys(("log_probs", "entropy"), ("targets", "temperature")),
