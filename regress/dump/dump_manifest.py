@@ -152,6 +152,12 @@ def dump_inside(folder: Location) -> Location | None:
     return next((folder / name for name in _INSIDE if (folder / name).is_dir()), None)
 
 
+def no_folder(path: Location, name: str | None = None) -> DumpError:
+    """Return the error of a path that is no folder; ``name`` is the path as it was given."""
+    what = "is a file that holds no tensors" if path.is_file() else "does not exist"
+    return DumpError(f"{name or path} {what}: give the folder of a dump")
+
+
 def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
@@ -160,7 +166,7 @@ def read_manifest(folder: Location) -> Manifest:
         return _from_json(tree)
     except (FileNotFoundError, NotADirectoryError):
         if not folder.is_dir():
-            raise DumpError(f"{folder} is not a folder, but a dump is one: check the path") from None
+            raise no_folder(folder) from None
         inside = dump_inside(folder)
         remedy = f"give {inside}, the dump inside of it" if inside else "record again or correct the path"
         raise DumpError(f"""{folder} is not a complete dump: it has no {MANIFEST}, which is written last, so the run was

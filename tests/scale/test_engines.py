@@ -145,7 +145,7 @@ def test_what_a_job_raises_is_raised_here(pair: Pair, told: list[str], tmp_path:
         missing = replace(unit, actual=str(tmp_path / "nowhere"))
         return spread(told, workers)([*jobs[:2], (missing, scales), *jobs[3:]])
 
-    with pytest.raises(DumpError, match="nowhere is not a folder, but a dump is one"):
+    with pytest.raises(DumpError, match="nowhere does not exist: give the folder of a dump"):
         compare_dumps(*pair, engine=broken)
     assert not multiprocessing.active_children()
 

@@ -15,7 +15,7 @@ from regress.compare.dumps.wire_view import WireView, flags_of, is_sent
 from regress.dump.chunk_checksums import Span
 from regress.dump.coordinates import Coordinates
 from regress.dump.dump_location import Location, location
-from regress.dump.dump_manifest import MANIFEST, dump_inside
+from regress.dump.dump_manifest import MANIFEST, dump_inside, no_folder
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import DTYPES
 from regress.dump.record import Record
@@ -135,7 +135,7 @@ def _opened(path: str) -> Side:
     if own:
         return OwnDump(folder)
     if not folder.is_dir():
-        raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
+        raise no_folder(folder, path)
     inside = dump_inside(folder)
     given = f"give {inside}, the dump inside of it" if inside else "give the dump directory itself"
     raise DumpError(f"""{path} is not a complete dump: it has neither the {MANIFEST} that ours end with, nor folders of

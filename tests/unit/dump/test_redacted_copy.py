@@ -129,7 +129,7 @@ def test_dumps_of_one_key_compare_as_the_originals_do(tmp_path: Path) -> None:
     [
         (["a", "a"], "a is the dump itself: give another folder"),
         (["a", "b", "--key", "k"], "--key is for hashes, which only --redact makes: give both"),
-        (["nowhere", "b"], "nowhere is not a folder, but a dump is one"),
+        (["nowhere", "b"], "nowhere does not exist: give the folder of a dump"),
     ],
 )
 def test_what_cannot_be_copied_is_refused(

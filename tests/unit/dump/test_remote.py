@@ -108,7 +108,7 @@ def test_an_interrupted_run_stays_one(memory: dict[str, Any], make_trajectory: A
     with pytest.raises(DumpError, match=f"was interrupted: record again, or give {URL}/trajectory"):
         read_trajectories(URL)
     assert list(read_trajectories(f"{URL}/trajectory")) == [0, 1]
-    with pytest.raises(DumpError, match="memory://runs/none is not a folder, but a dump is one"):
+    with pytest.raises(DumpError, match="memory://runs/none does not exist: give the folder of a dump"):
         DumpReader("memory://runs/none")
 
 
