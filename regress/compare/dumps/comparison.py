@@ -255,9 +255,7 @@ def _given_the_weights(
 
     def relative(moved: float) -> dict[str, float]:
         grown = replace(bounds, moved=moved)
-        return {
-            record_type: grown.of(record_type, dtypes).relative for record_type in ("gradient", "optimizer")
-        }
+        return {name: grown.of(name, dtypes).relative for name in ("gradient", "optimizer")}
 
     apart = {at: own for at, own in weight_distances(sides, relative).items() if own.relative}
     shifts = _shifts(results)
