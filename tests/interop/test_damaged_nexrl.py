@@ -90,7 +90,7 @@ def test_what_is_no_dump(nexrl: Setup, tmp_path: Path, what: str) -> None:
     elif what == "empty":
         other.mkdir()
     with pytest.raises(
-        RegressError, match=r"is not a folder|is not a complete dump|cannot be read as tensors"
+        RegressError, match=r"does not exist|is not a complete dump|cannot be read as tensors"
     ):
         compare_dumps(str(golden.folder), str(other))
 
