@@ -77,9 +77,7 @@ class UpdateUnits:
         """Add the units, and verdicts that need headers only."""
         if not self.options.only.patterns:
             self._lost(planned)
-        for record_type in (
-            record_type.name for record_type in RECORD_TYPES if record_type.name != "trajectory"
-        ):
+        for record_type in (one.name for one in RECORD_TYPES if one.name != "trajectory"):
             golden, actual = (
                 [record for record in side if record.key.record_type == record_type]
                 for side in (self.golden, self.actual)

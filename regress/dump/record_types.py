@@ -42,17 +42,15 @@ RECORD_TYPES: tuple[RecordType, ...] = (
     ),
     RecordType("step_metrics", True, "metrics of a rollout step, recorded with its last update"),
 )
-FOLDERS = (*(record_type.name for record_type in RECORD_TYPES), "train", "val", "val_samples")
+FOLDERS = (*(one.name for one in RECORD_TYPES), "train", "val", "val_samples")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by use."""
 
-_INDEX = {record_type.name: index for index, record_type in enumerate(RECORD_TYPES)}
+_INDEX = {one.name: index for index, one in enumerate(RECORD_TYPES)}
 _LATER = ("token_gradient", "gradient_clipped", "metrics", "step_metrics")
 """Types added after the first release, in the order in which they were added."""
 _NUMBERS = {
     name: number
-    for number, name in enumerate(
-        (*(record_type.name for record_type in RECORD_TYPES if record_type.name not in _LATER), *_LATER)
-    )
+    for number, name in enumerate((*(one.name for one in RECORD_TYPES if one.name not in _LATER), *_LATER))
 }
 
 

@@ -186,7 +186,8 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
     if outer is None and coordinates.get("step") is None:
         yield None
         return
-    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]  # step is not None
+    changed: dict[str, Any] = coordinates
+    where = replace(outer or Coordinates(0), **changed)
     token = _where.set(where)
     try:
         yield where

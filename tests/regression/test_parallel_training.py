@@ -18,7 +18,7 @@ from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.layout import DIMENSIONS
 from regress.parallel.launch.rank_pool import RankPool
 
-SMALL = (
+SMALL = (  # ten samples a step
     "task.train_size=12",
     "task.eval_size=3",
     "data.prompts_per_step=2",
@@ -26,7 +26,6 @@ SMALL = (
     "task.rewards={exact_match: 1.0, character_match: 1.0}",
     "optimizer.learning_rate=3e-3",
 )
-"""Ten samples a step."""
 
 EVERYTHING = (
     *SMALL,

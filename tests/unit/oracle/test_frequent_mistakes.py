@@ -115,6 +115,8 @@ def loss_of(now: Tensor, old: Tensor, ref: Tensor, kept: Tensor, a: Tensor, faul
 
 
 FAULTS = {
+    "mean over samples": "1 / (samples of the whole update x tokens of the sample), where the golden dump has: the "
+    "weight of a token is 1 / tokens of the whole update",
     "mask off by one": "it lacks 4 tokens in 4 samples, the last token of each",
     "population deviation": "scaled by 1.1547",
     "KL k1": "(rule kl-estimator;",
@@ -122,15 +124,13 @@ FAULTS = {
     "KL sign": "a sum in which the KL term counts with the other sign",
     "another sample": "advantages are not those of the recorded rewards in their groups",
     "another group": "advantages are not those of the recorded rewards in their groups",
+    "no clip": "the ratio is not clipped (rule clip-left-out;",
     "temperature missing": "those of the recorded logits at temperature 1, golden 0.7",
     "temperature twice": "those of the recorded logits at temperature 0.49, golden 0.7",
     "no division by accumulation": "that factor is the number of microbatches, 4",
     "denominator of the microbatch": "its own denominator in place of that of the mini-batch",
     "constant denominator": "another denominator, a backward pass",
-    "no clip": "the ratio is not clipped (rule clip-left-out;",
     "no old log-probs": "the ratio does not enter the loss (rule loss-without-ratio;",
-    "mean over samples": "1 / (samples of the whole update x tokens of the sample), where the golden dump has: the "
-    "weight of a token is 1 / tokens of the whole update",
     "truncated rows counted": "it has in addition 168 tokens in 2 samples",
 }
 """Fault -> what `regress oracle` says of it."""
