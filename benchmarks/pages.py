@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.report import Report as Told
 from benchmarks.timing import alternate, timed
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
+from regress.compare.verdicts.verdict import Status, Verdict, Worst, WorstRow
+from regress.dump.coordinates import Place
 from regress.report.html_report import to_html
 from regress.report.report_files import JSON_NAME, write_report
 from regress.report.report_model import Report

@@ -22,7 +22,8 @@ from regress.compare.quantities import (
 from regress.compare.record_plan import Plan
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import element
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.dump.coordinates import Place
 from regress.layout import TokenFrame
 
 QUANTITY = "coverage"

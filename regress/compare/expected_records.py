@@ -31,7 +31,8 @@ from regress.compare.record_plan import Plan
 from regress.compare.update_records import Records, tokens_of
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 
 NORM = QuantitySource("gradient", "grad_norm", "grad_norm", "grad_norm")
 """The norm in the metadata of gradients, which is asked for like a tensor of theirs."""

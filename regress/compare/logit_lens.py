@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from regress.compare.dumps.comparison import Comparison
 from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
@@ -166,7 +167,7 @@ class _Side:
     @classmethod
     def read(cls, path: str, step: int | None, update: int | None) -> _Side | None:
         dump = DumpReader(path, mapped=True)
-        head = _head_before(dump, step, update)
+        head = _head_before(dump, Place(step, update))
         records = {
             (record.rank, record.micro): record
             for record in dump.records("activations", step)
@@ -316,20 +317,14 @@ def _states(record: Record, beside: Mapping[str, Record | None]) -> _States | No
     )
 
 
-def _head_before(dump: DumpReader, step: int | None, update: int | None) -> Array | None:
+def _head_before(dump: DumpReader, place: Place) -> Array | None:
     """Return the weights of the head before an update, ``[V, H]``; None where they were not recorded whole."""
-    earlier = [
-        name
-        for name, (type, where) in dump.entries.items()
-        if type == "param" and (where.step, where.update or 0) < (step or 0, update or 0)
-    ]
-    last = (
-        max((dump.entries[name][1].step, dump.entries[name][1].update or 0) for name in earlier)
-        if earlier
-        else None
-    )
+    recorded = {
+        name: where.of_update.counted for name, (type, where) in dump.entries.items() if type == "param"
+    }
+    last = max((one for one in recorded.values() if one < place.counted), default=None)
     if last is not None:
-        here = [n for n in earlier if (dump.entries[n][1].step, dump.entries[n][1].update or 0) == last]
+        here = [name for name, one in recorded.items() if one == last]
         return _head_of(
             (name, array)
             for n in here

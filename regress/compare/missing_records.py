@@ -28,7 +28,8 @@ from regress.compare.quantities import (
 from regress.compare.record_header import Header
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import element
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.source_readers import Source
 from regress.layout import SampleKey
 

@@ -18,7 +18,8 @@ from regress.compare.quantities import MICRO_TYPES, UPDATE_TYPES, source_of
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tensor_case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import dtype_name
 
 QUANTITY = "replicas"

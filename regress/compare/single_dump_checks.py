@@ -26,8 +26,9 @@ from regress.compare.record_header import Header
 from regress.compare.single_dump_units import check_single, single_units
 from regress.compare.updates.invariant_counts import QUANTITY as INVARIANTS
 from regress.compare.updates.invariant_counts import REASON
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.compare.verdicts.verdict_sequence import in_order
+from regress.dump.coordinates import Place
 from regress.errors import CompareError, ConfigError
 from regress.layout import Mesh
 

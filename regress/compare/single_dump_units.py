@@ -21,7 +21,8 @@ from regress.compare.updates.group_advantage_sums import GroupOf
 from regress.compare.updates.invariant_counts import QUANTITY as INVARIANTS
 from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import EXACT
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.layout import TokenFrame
 
@@ -94,11 +95,16 @@ def check_single(
     """Check the records of one update; ``leave`` gets the name of an invariant and why a part was not checked."""
     side = open_side(unit.actual)
     records = [side.read(name) for name in unit.actual_names]
-    place = unit.place.step or 0, unit.place.update
     asked = any("advantages" in record.tensors for record in records)
-    groups = groups_of(side, place[0], headers(side, unit.actual_names)) if asked else {}
+    groups = groups_of(side, unit.place.step or 0, headers(side, unit.actual_names)) if asked else {}
     found = check_records(
-        records, unit.quantity, place=place, roots=unit.roots, config=side.config, groups=groups, leave=leave
+        records,
+        unit.quantity,
+        place=unit.place,
+        roots=unit.roots,
+        config=side.config,
+        groups=groups,
+        leave=leave,
     )
     return [Finding(verdict, EXACT) for verdict in found]
 
@@ -107,7 +113,7 @@ def check_records(
     held: Iterable[Record],
     quantity: str,
     *,
-    place: tuple[int, int | None],
+    place: Place,
     roots: Mapping[int, int] | None = None,
     config: Mapping[str, Any] | None = None,
     groups: GroupOf | None = None,
@@ -125,4 +131,4 @@ def check_records(
     if quantity == INVARIANTS:
         return judge_invariants(records, place=place, planned=plan, config=config, groups=groups, leave=leave)
     records.root = plan.root
-    return [*Replicas(records, Locator(records.frame), Place(*place)).verdicts()]
+    return [*Replicas(records, Locator(records.frame), place).verdicts()]

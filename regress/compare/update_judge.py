@@ -27,8 +27,9 @@ from regress.compare.record_plan import Plan
 from regress.compare.replica_agreement import Replicas
 from regress.compare.update_records import Records
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.compare.verdicts.verdict_sequence import in_order
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
@@ -42,7 +43,7 @@ def judge_update(
     frame: TokenFrame,
     tolerances: Tolerances,
     *,
-    place: tuple[int, int | None],
+    place: Place,
     planned: Plan | Sequence[tuple[int, int]],
     dtype: Dtype | None = None,
     text: TokenText | None = None,
@@ -62,7 +63,7 @@ def judge_update(
         truth: canonical golden values, ``quantity -> name -> array``.
         frame: the samples of the update.
         tolerances: tolerance of a quantity; None leaves it out.
-        place: step, and update within the step (None where it has one).
+        place: the update.
         planned: every rank and microbatch that had to be computed, and which of them hold the same.
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: text of a token id.
@@ -77,8 +78,8 @@ def judge_update(
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     golden, actual = InMemoryTruth(truth, frame, place, text, related or NOTHING), Memory([*records], config)
     with clearing_caches():
-        values = golden_at(golden, actual, *place)
-        update = _Update((golden, actual), frame, Place(*place), plan, bounds, related is not None)
+        values = golden_at(golden, actual, place)
+        update = _Update((golden, actual), frame, place, plan, bounds, related is not None)
         expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
         found = [*update.verdicts(expected, values.locator)]
         found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)
@@ -91,7 +92,7 @@ def judge_bitwise(
     reference: Iterable[Record],
     frame: TokenFrame,
     *,
-    place: tuple[int, int | None],
+    place: Place,
     planned: Plan | None = None,
     text: TokenText | None = None,
 ) -> list[Verdict]:
@@ -104,7 +105,7 @@ def judge_bitwise(
     golden, actual = Memory([*reference], text=text), Memory([*records])
     with clearing_caches():
         bounds = Bounds(BITWISE)
-        update = _Update((golden, actual), frame, Place(*place), planned or Plan(()), bounds, False)
+        update = _Update((golden, actual), frame, place, planned or Plan(()), bounds, False)
         recorded = update.golden.recorded
         expected = Expected(update.golden, update.actual, None, recorded.loss)
         return in_order(update.verdicts(expected, Locator(frame, recorded.ids, text)))

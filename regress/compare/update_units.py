@@ -28,7 +28,7 @@ from regress.compare.record_header import Header, has_rows_of_loss_tokens
 from regress.compare.single_dump_checks import Alone
 from regress.compare.single_dump_units import single_units
 from regress.compare.update_records import Holders, Records, likeliest
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.dump.record_types import RECORD_TYPES
 from regress.layout import SampleKey, TokenFrame
 
@@ -165,7 +165,7 @@ class UpdateUnits:
                 yield replace(unit, tensors=chosen[actual.name], elementwise=True)
 
     @cached_property
-    def _layouts(self) -> tuple[Mapping[tuple[int, int], Spans], Mapping[tuple[int, int], Spans]]:
+    def _layouts(self) -> tuple[Mapping[Place, Spans], Mapping[Place, Spans]]:
         return layouts_of(self.golden), layouts_of(self.actual)
 
     def _repeated(self, record_type: str) -> bool:

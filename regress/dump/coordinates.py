@@ -10,19 +10,61 @@ from regress.dump.record_types import RECORD_TYPES, type_index
 _STEM = re.compile(r"step_(-\d{5,}|\d{6,})(?:_update(\d+))?(?:_rank(\d+))?(?:_micro(\d+))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Coordinates:
-    """Step, optimizer update within the step (None: the step has one), rank and microbatch within the update.
+FIELDS = ("step", "update", "epoch", "mini_batch", "rank", "micro")
+"""Fields of coordinates, in the order of the file formats."""
 
-    `epoch` and `mini_batch` describe the update; they do not name files, because `update` counts both.
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run: step, optimizer update within it, rank, and microbatch within the update.
+
+    None where one does not apply; `update` also where a step has one update. Earlier places are smaller, and what has
+    no number comes before what has one.
     """
 
-    step: int
+    step: int | None = None
     update: int | None = None
-    epoch: int | None = None
-    mini_batch: int | None = None
     rank: int | None = None
     micro: int | None = None
+
+    def __str__(self) -> str:
+        """Return text such as ``step0/update1/rank0/micro2``, as in test ids."""
+        return "/".join(f"{name}{value}" for name, value in self._numbers if value is not None)
+
+    def __lt__(self, other: Place) -> bool:
+        own, others = ([-1 if value is None else value for _, value in one._numbers] for one in (self, other))
+        return own < others
+
+    @property
+    def words(self) -> str:
+        """Words such as ``step 3 update 1``."""
+        return " ".join(f"{name} {value}" for name, value in self._numbers if value is not None)
+
+    @property
+    def of_update(self) -> Place:
+        """The update that it belongs to: step and update alone."""
+        return Place(self.step, self.update)
+
+    @property
+    def counted(self) -> Place:
+        """The same place with 0 for each None, as where one trainer counts what another has one of."""
+        return Place(self.step or 0, self.update or 0, self.rank or 0, self.micro or 0)
+
+    @property
+    def _numbers(self) -> list[tuple[str, int | None]]:
+        return [(name, getattr(self, name)) for name in ("step", "update", "rank", "micro")]
+
+
+@dataclass(frozen=True)
+class Coordinates(Place):
+    """Place of a record, which has a step; `epoch` and `mini_batch` describe its update.
+
+    They do not name files, because `update` counts both.
+    """
+
+    step: int = 0
+    epoch: int | None = None
+    mini_batch: int | None = None
 
     @property
     def stem(self) -> str:
@@ -33,12 +75,6 @@ class Coordinates:
             if value is not None:
                 parts.append(f"{key}{value}")
         return "_".join(parts)
-
-    @property
-    def place(self) -> str:
-        """Text such as ``step0/update1/rank0/micro2``, as in test ids."""
-        named = ((name, getattr(self, name)) for name in ("step", "update", "rank", "micro"))
-        return "/".join(f"{name}{value}" for name, value in named if value is not None)
 
 
 def parse_stem(stem: str) -> Coordinates | None:

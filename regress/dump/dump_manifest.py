@@ -16,7 +16,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from regress.credential_redaction import redacted_tree
 from regress.dump.canonical_json import Json, dumps, loads, plain, tag_floats
 from regress.dump.chunk_checksums import CHUNK, fits
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import FIELDS, Coordinates
 from regress.dump.dump_files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.dump_location import Location, read_bytes
 from regress.dump.record_types import FOLDERS, RECORD_TYPES
@@ -201,7 +201,7 @@ def _from_json(tree: Any) -> Manifest:
 
 def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
     """Return the entry of a file; chunks of another size than ours are verified by the hash of the whole file."""
-    where = Coordinates(row["step"], *(row[key] for key in _PLACE))  # type: ignore[literal-required]  # its own keys
+    where = Coordinates(**{key: row[key] for key in FIELDS})  # type: ignore[literal-required]  # its own keys
     folder, _, file = name.rpartition("/")
     if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _TYPES:
         raise ValueError(f"its file {name!r} does not fit the type and the place that stand beside it")
@@ -209,9 +209,6 @@ def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
     if found and not fits(found, row["size"]):
         raise ValueError(f"its file {name!r} has other checksums than {row['size']} bytes need")
     return Entry(row["type"], where, Stamp(row["size"], row["sha256"]), found)
-
-
-_PLACE = tuple(Coordinates.__dataclass_fields__)[1:]
 
 
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:

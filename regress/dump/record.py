@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict
 
 from regress.dump.canonical_json import Json, dumps, plain
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import FIELDS, Coordinates
 from regress.dump.file_damage import Damage
 from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw, to_numpy
 from regress.dump.record_types import type_index, type_number
@@ -29,8 +29,6 @@ _PAYLOAD_KEYS = (
 _CONTAINERS = ("__metadata__", "regress", "entropy_shape", "params", "gradients", "tensors")
 RESERVED = frozenset((*_PAYLOAD_KEYS, *_CONTAINERS))
 """Tensor names that the file formats reserve."""
-
-_PLACE = tuple(item.name for item in fields(Coordinates))
 
 
 class _Head(TypedDict):
@@ -85,12 +83,12 @@ class Record:
         type_index(type)
         copies = {check_name(name, type): to_numpy(value, name) for name, value in tensors.items()}
         info = {str(key): plain(value, f"meta[{key!r}]") for key, value in (meta or {}).items()}
-        return cls(type, tensors=copies, meta=info, **{key: getattr(where, key) for key in _PLACE})
+        return cls(type, tensors=copies, meta=info, **{key: getattr(where, key) for key in FIELDS})
 
     @property
     def where(self) -> Coordinates:
         """Coordinates of this record."""
-        return Coordinates(**{key: getattr(self, key) for key in _PLACE})
+        return Coordinates(**{key: getattr(self, key) for key in FIELDS})
 
     @property
     def dataflow(self) -> int:
@@ -105,7 +103,7 @@ class Record:
     def head(self) -> dict[str, Json]:
         """Return everything but the tensor data, as plain JSON; its table of tensors keeps their order."""
         table: list[Json] = [[name, dtype_name(a.dtype), list(a.shape)] for name, a in self.tensors.items()]
-        place: dict[str, Json] = {key: getattr(self, key) for key in _PLACE}
+        place: dict[str, Json] = {key: getattr(self, key) for key in FIELDS}
         return {
             "schema": SCHEMA_VERSION,
             "type": self.type,
@@ -145,7 +143,7 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
         description: _Head = conform(head, _Head, "its description")
     except ValueError as error:
         raise Damage(str(error)) from None
-    place: dict[str, Any] = {key: head.get(key) for key in _PLACE}
+    place: dict[str, Any] = {key: head.get(key) for key in FIELDS}
     record = Record(description["type"], tensors=dict(tensors), meta=description["meta"], **place)
     if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
         raise Damage("its description of the record contradicts itself")

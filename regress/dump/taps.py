@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import FIELDS, Coordinates
 from regress.dump.record import Record
 from regress.dump.recorder import Collector, Recorder
 from regress.dump.trajectory import Trajectory, to_record
@@ -27,7 +27,6 @@ from regress.errors import DumpError
 _recorder: ContextVar[Collector | None] = ContextVar("regress_recorder", default=None)
 _where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
 _watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("regress_watcher", default=None)
-_PLACES = tuple(field.name for field in fields(Coordinates))
 
 
 class Layout(Protocol):
@@ -201,8 +200,8 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
 
 
 def _check_coordinate(name: str, value: object) -> None:
-    if name not in _PLACES:
-        raise DumpError(f"at({name}=...) is not a coordinate: give some of {', '.join(_PLACES)}")
+    if name not in FIELDS:
+        raise DumpError(f"at({name}=...) is not a coordinate: give some of {', '.join(FIELDS)}")
     if name == "step" and type(value) is int:
         return  # negative ones are those of other systems
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):

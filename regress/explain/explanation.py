@@ -53,7 +53,7 @@ def read_updates(path: str | Path, step: int | None, update: int | None) -> Iter
     """Yield the tokens of the updates that `explain_dump` explains; raises as it does."""
     source = open_side(str(path))
     for place in chosen(source, step, update):
-        found = read_update(source, *place)
+        found = read_update(source, place.step, place.update)
         add_log_probs(found, source)
         yield found
 
@@ -93,7 +93,9 @@ def _explained(update: UpdateTokens, preset: str | None) -> tuple[UpdateExplanat
             except RegressError as error:
                 refusal = CompareError(f"{preset} cannot be evaluated: {error}")
                 undetermined["preset"] = str(refusal)
-    return UpdateExplanation(update.step, update.update, tuple(statements), undetermined), refusal
+    return UpdateExplanation(
+        update.place.step or 0, update.place.update, tuple(statements), undetermined
+    ), refusal
 
 
 @dataclass(frozen=True)

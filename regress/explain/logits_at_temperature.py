@@ -29,7 +29,7 @@ def add_log_probs(update: UpdateTokens, dump: UpdateSource) -> None:
     if update.elsewhere("forward_data") is None or known is None or used is None or len(recorded) > 1:
         return
     for name, (type, where) in dump.entries.items():
-        if type == LOGITS and where.step == update.step and where.update in (None, update.update):
+        if type == LOGITS and where.step == update.place.step and where.update in (None, update.place.update):
             _add(update, dump.read(name), known, max(recorded), used)
 
 

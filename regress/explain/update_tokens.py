@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import CompareError
-from regress.explain.update_sources import Place, UpdateSource, chosen
+from regress.explain.update_sources import UpdateSource, chosen
 from regress.layout import SampleKey, TokenFrame, TokenLayout
 
 Floats = NDArray[np.float64]
@@ -57,8 +58,7 @@ class UpdateTokens:
         config: configuration of the run, as the manifest tells it.
     """
 
-    step: int
-    update: int | None
+    place: Place
     frame: TokenFrame
     values: dict[str, Floats]
     block: Ints
@@ -160,10 +160,10 @@ def read_update(
         dump.read(name)
         for record_type in types
         for name, (type, where) in dump.entries.items()
-        if type == record_type and where.step == place[0] and where.update in (None, place[1])
+        if type == record_type and where.step == place.step and where.update in (None, place.update)
     ]
     steps = {where.step for type, where in dump.entries.values() if type == "trajectory"}
-    at = max((one for one in steps if one <= place[0]), default=place[0])
+    at = max((one for one in steps if one <= (place.step or 0)), default=place.step)
     records += [
         dump.read(name)
         for name, (type, where) in dump.entries.items()
@@ -208,10 +208,10 @@ def _gather(
         _refuse_shapeless(gradients, values)
     recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
     trajectories = recorded or [*rollouts]
-    earlier = any(record.type == "trajectory" and record.where.step != place[0] for record in records)
+    earlier = any(record.type == "trajectory" and record.step != place.step for record in records)
     rollout, note = _match(trajectories, frame, values, named=not earlier)
     return UpdateTokens(
-        *place,
+        place,
         frame,
         values,
         block,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from regress.dump.coordinates import Place
 from regress.errors import CompareError, ConfigError, OracleError
 from regress.explain.explanation import explain_update
 from regress.explain.loss_statements import NEGLIGIBLE
@@ -13,10 +14,8 @@ from regress.explain.statement import Statement, UpdateExplanation
 from regress.explain.update_tokens import Floats, read_update
 from regress.grpo.objective import Objective
 from regress.grpo.objective_presets import preset_values
-from regress.oracle.dump_rollouts import At
 from regress.oracle.exported_truth import ADVANTAGES, advantage_in
 from regress.oracle.observed_updates import OLD, Observed, Recorded
-from regress.oracle.update_samples import named
 
 OldOf: TypeAlias = Callable[[Observed], Floats | None]
 """Returns log-probs over the frame of an update; None where nothing tells the weights."""
@@ -142,7 +141,7 @@ class _Shown:
         changed: the preset has other values than its own.
     """
 
-    at: At
+    at: Place
     names: list[str]
     values: Mapping[str, Any]
     changed: bool
@@ -168,19 +167,19 @@ def _common(shown: list[_Shown]) -> tuple[str, dict[str, Any], str]:
     names, values = shown[0].names, dict[str, Any]()
     for one in shown:
         names = [name for name in names if name in one.names]
-        place = f"(see regress explain --step {one.at[0]})"
+        place = f"(see regress explain --step {one.at.step})"
         for key in one.values:
             if values.setdefault(key, one.values[key]) != one.values[key]:
                 return (
                     "",
                     {},
-                    f"{key} is {one.values[key]} in {named(one.at)} and {values[key]} before {place}",
+                    f"{key} is {one.values[key]} in {one.at.words} and {values[key]} before {place}",
                 )
         if not names:
             return (
                 "",
                 {},
-                f"no preset that has the gradients of those before has those of {named(one.at)} {place}",
+                f"no preset that has the gradients of those before has those of {one.at.words} {place}",
             )
     return names[0], values, ""
 
@@ -191,7 +190,7 @@ def _explained(
     """Return the explanation of an update with the rollout that it trains on; None without token gradients."""
     rollout = () if update.rollout is None else update.rollout.samples
     try:
-        tokens = read_update(recorded.dump, *update.at, rollouts=rollout)
+        tokens = read_update(recorded.dump, update.at.step, update.at.update, rollouts=rollout)
     except CompareError:
         return None
     if tokens.get(*OLD) is None and tokens.frame == update.tokens.frame:
@@ -202,7 +201,7 @@ def _explained(
         (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
     )
     if bonus is not None:
-        raise OracleError(f"""the loss of {named(update.at)} of {path} has an entropy term ({bonus.text}), which no
+        raise OracleError(f"""the loss of {update.at.words} of {path} has an entropy term ({bonus.text}), which no
         preset names; give --preset and --set algorithm.entropy_coef=VALUE""")
     return found
 
@@ -213,7 +212,7 @@ def _preset(found: UpdateExplanation) -> Statement | None:
     return next((one for one in presets if _changed(one) or not one.departure), None)
 
 
-def _untold(at: At, found: UpdateExplanation) -> str:
+def _untold(at: Place, found: UpdateExplanation) -> str:
     """Return what an update without a preset shows, in a sentence."""
     said = "; ".join(
         [
@@ -223,11 +222,11 @@ def _untold(at: At, found: UpdateExplanation) -> str:
         ]
         + [f"{subject}: {why}" for subject, why in found.undetermined.items() if subject != "entropy"]
     )
-    place = named(at)
+    place = at.words
     return f"{place} is that of no preset, and was judged by what other updates prove ({said})"
 
 
-def _read(at: At, found: UpdateExplanation, statement: Statement) -> _Shown:
+def _read(at: Place, found: UpdateExplanation, statement: Statement) -> _Shown:
     changed = _changed(statement)
     if changed:
         name, changes = statement.values

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from regress.dump.coordinates import Place
 from regress.dump.trajectory import Trajectory
 from regress.explain.update_tokens import Floats, UpdateTokens
-
-At: TypeAlias = tuple[int, int | None]
-"""Step, and update within it."""
 
 
 @dataclass
@@ -25,7 +22,7 @@ class Rollout:
     """
 
     samples: Sequence[Trajectory]
-    began: At | None = None
+    began: Place | None = None
     old: dict[int, Floats] = field(default_factory=dict)
 
     def holds(self, others: Sequence[Trajectory]) -> bool:

@@ -14,6 +14,7 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.shard_overlap import assembled
 from regress.compare.alignment.token_spans import Spans
+from regress.dump.coordinates import Place
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
@@ -21,7 +22,7 @@ from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import OracleError
 from regress.explain.update_tokens import Floats, UpdateTokens, read_update
 from regress.layout import SampleKey
-from regress.oracle.dump_rollouts import At, Rollout, Rollouts
+from regress.oracle.dump_rollouts import Rollout, Rollouts
 from regress.oracle.recorded_routing import Experts, recorded_experts
 from regress.oracle.update_samples import foreign, loss_mask, token_ids, untapped
 
@@ -46,7 +47,7 @@ class Observed:
         mask_from: source of the loss mask.
     """
 
-    at: At
+    at: Place
     tokens: UpdateTokens
     samples: Sequence[Trajectory]
     rollout: Rollout | None
@@ -56,7 +57,7 @@ class Observed:
     mask_from: str
 
     @property
-    def began(self) -> At:
+    def began(self) -> Place:
         """Place of the first update that trained on these samples, as far as anything tells it."""
         return self.at if self.rollout is None or self.rollout.began is None else self.rollout.began
 
@@ -131,11 +132,10 @@ class Recorded:
     notes: dict[str, None] = field(default_factory=dict)
 
     @property
-    def places(self) -> list[At]:
+    def places(self) -> list[Place]:
         """Places of its updates, in order."""
         files = self.dump.manifest.files
-        found = {(files[n].where.step, files[n].where.update) for n in self.dump.names("forward_data")}
-        return sorted(found, key=lambda at: (at[0], at[1] or 0))
+        return sorted({files[name].where.of_update for name in self.dump.names("forward_data")})
 
     @property
     def capture(self) -> Mapping[str, Any]:
@@ -148,18 +148,18 @@ class Recorded:
         rollouts = Rollouts()
         last: int | None = None
         for at in self.places:
-            tokens = read_update(self.dump, *at, samples_of="forward_data")
-            tapped = [] if at[0] == last else self._trajectories(at[0])
+            tokens = read_update(self.dump, at.step, at.update, samples_of="forward_data")
+            tapped = [] if at.step == last else self._trajectories(at.step)
             rollouts.tap(tapped)
-            last = at[0]
+            last = at.step
             yield self._observed(at, tokens, rollouts, tapped)
 
-    def _trajectories(self, step: int) -> list[Trajectory]:
+    def _trajectories(self, step: int | None) -> list[Trajectory]:
         names = self.dump.names("trajectory", step)
         return [t for name in names for t in from_record(self.dump.read(name)) if not t.is_val]
 
     def _observed(
-        self, at: At, tokens: UpdateTokens, rollouts: Rollouts, tapped: Sequence[Trajectory]
+        self, at: Place, tokens: UpdateTokens, rollouts: Rollouts, tapped: Sequence[Trajectory]
     ) -> Observed:
         ids = token_ids(tokens, at)
         found = rollouts.of(tokens, ids)
@@ -181,7 +181,9 @@ class Recorded:
         samples = [untapped(tokens, number, own, mask) for number, own in enumerate(ids)]
         return Observed(at, tokens, samples, None, (), range(len(ids)), (), source)
 
-    def _note_old(self, rollout: Rollout, at: At, tokens: UpdateTokens, numbers: Mapping[int, int]) -> None:
+    def _note_old(
+        self, rollout: Rollout, at: Place, tokens: UpdateTokens, numbers: Mapping[int, int]
+    ) -> None:
         """Keep log-probs from before the first update on a rollout, as its trainer has them."""
         if rollout.began != at:
             return
@@ -194,13 +196,13 @@ class Recorded:
                 size = len(rollout.samples[index].tokens)
                 rollout.old.setdefault(index, np.full(size, np.nan))[places] = values
 
-    def passes(self, kind: str, at: At) -> list[list[tuple[SampleKey, slice, Array]]]:
+    def passes(self, kind: str, at: Place) -> list[list[tuple[SampleKey, slice, Array]]]:
         """Return sample, positions and log-probs of each run of tokens of passes without gradients, by rank.
 
         They belong to the first update of their step.
         """
-        first = next(place for place in self.places if place[0] == at[0])
-        records = [self.dump.read(name) for name in self.dump.names(kind, at[0])] if at == first else []
+        first = next(place for place in self.places if place.step == at.step)
+        records = [self.dump.read(name) for name in self.dump.names(kind, at.step)] if at == first else []
         return [[*Spans.of(one.meta, kind).runs(one.tensors.get(kind))] for one in records]
 
     @cached_property
@@ -208,14 +210,14 @@ class Recorded:
         """Tokens of samples by their keys, of those that are trained on and of those that only rollouts hold."""
         found: dict[SampleKey, tuple[int, ...]] = {}
         for at in self.places:
-            tapped = self._trajectories(at[0])
+            tapped = self._trajectories(at.step)
             found |= {(content_key(np.asarray(one.tokens)), 0): tuple(one.tokens) for one in tapped}
             found |= {one.key: tuple(one.tokens) for one in tapped}
-            tokens = read_update(self.dump, *at, samples_of="forward_data")
+            tokens = read_update(self.dump, at.step, at.update, samples_of="forward_data")
             found |= dict(zip(tokens.frame.samples, token_ids(tokens, at), strict=True))
         return found
 
-    def whole(self, type: str, at: At) -> dict[str, Array]:
+    def whole(self, type: str, at: Place) -> dict[str, Array]:
         """Return the full tensors of a record type after an update, put together from all ranks; empty without any."""
         records = self._records(type, at)
         names = dict.fromkeys(name for record in records for name in record.tensors)
@@ -224,7 +226,7 @@ class Recorded:
             for name in names
         }
 
-    def optimizer(self, at: At) -> Optimizer | None:
+    def optimizer(self, at: Place) -> Optimizer | None:
         """Return how the optimizer made an update; None if it is none that the engine has, or was not recorded."""
         metas = [record.meta for record in self._records("optimizer", at)]
         if not metas or any(str(meta.get("optimizer_type")) not in ADAMW for meta in metas):
@@ -248,7 +250,7 @@ class Recorded:
         keys = dict(zip(update.tokens.frame.samples, ids, strict=True))
         return recorded_experts(self._records("activations", update.at), keys)
 
-    def continued(self, at: At) -> bool:
+    def continued(self, at: Place) -> bool:
         """Return True if an optimizer had made updates before this one, as the step counts after it tell."""
         counts = [
             float(np.max(values))
@@ -258,9 +260,9 @@ class Recorded:
         ]
         return max(counts, default=1.0) > 1.0
 
-    def _records(self, type: str, at: At) -> list[Record]:
+    def _records(self, type: str, at: Place) -> list[Record]:
         files = self.dump.manifest.files
-        names = [n for n in self.dump.names(type, at[0]) if files[n].where.update == at[1]]
+        names = [n for n in self.dump.names(type, at.step) if files[n].where.update == at.update]
         return [self.dump.read(name) for name in names]
 
 

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.taps import tap
 from regress.engine.causal_lm_policy import LocalPolicy
 from regress.errors import OracleError
 from regress.layout import SampleKey, Segment, TokenLayout
-from regress.oracle.dump_rollouts import At
 from regress.oracle.observed_updates import OLD, Observed, Recorded
 from regress.oracle.recorded_inputs import Known
-from regress.oracle.update_samples import named
 
 PASSES = ("old_log_probs", "ref_log_probs")
 """Record types of passes without gradients."""
@@ -41,9 +40,9 @@ class OldPolicy:
     given: Recorded
     rule: str
     rounding: float
-    earlier: Callable[[At], LocalPolicy | None]
+    earlier: Callable[[Place], LocalPolicy | None]
     notes: dict[str, None]
-    computed: dict[At, list[Array]] = field(default_factory=dict)
+    computed: dict[Place, list[Array]] = field(default_factory=dict)
     later: list[Observed] = field(default_factory=list)
     alone: list[Observed] = field(default_factory=list)
 
@@ -82,11 +81,11 @@ class OldPolicy:
         """Return tapped values of a policy whose weights are unknown."""
         update = known.update
         if tapped is None:
-            raise OracleError(f"""{named(update.at)} trains on the rollout of {named(update.began)}, whose log-probs
+            raise OracleError(f"""{update.at.words} trains on the rollout of {update.began.words}, whose log-probs
             before that update are unknown; record them with classify=, or tap old_log_probs""")
         self.notes[
-            f"old log-probs of {named(update.at)} were taken as they were recorded: the weights before "
-            f"{named(update.began)}, the first update on its rollout, are unknown"
+            f"old log-probs of {update.at.words} were taken as they were recorded: the weights before "
+            f"{update.began.words}, the first update on its rollout, are unknown"
         ] = None
         return torch.from_numpy(tapped)
 
@@ -103,12 +102,12 @@ class OldPolicy:
             if found is not None and self._alike(known, tapped, known.chosen(found)):
                 self.computed[update.at] = found
                 self.notes[
-                    f"{named(update.at)} trains on samples of the rollout of {named(place)}: the tapped old log-probs "
+                    f"{update.at.words} trains on samples of the rollout of {place.words}: the tapped old log-probs "
                     "are those of the weights before that update"
                 ] = None
                 return known.chosen(found)
         self.notes[
-            f"the tapped old log-probs of {named(update.at)} are those of no recorded weights, and were judged by the "
+            f"the tapped old log-probs of {update.at.words} are those of no recorded weights, and were judged by the "
             "weights before it; give --set algorithm.old_log_probs=sampler for a trainer that takes the sampler's"
         ] = None
         return known.chosen(self.computed[update.at])
@@ -121,7 +120,7 @@ class OldPolicy:
         """Yield what was taken for the rollout of an update, a sentence each."""
         if self.later:
             yield (
-                f"{_listed(self.later)} on the rollout of an earlier one, {named(self.later[0].began)}, whose "
+                f"{_listed(self.later)} on the rollout of an earlier one, {self.later[0].began.words}, whose "
                 "trajectories are the same: old log-probs are those before that; give --set "
                 "algorithm.old_log_probs=current for a trainer whose ratio is always 1"
             )
@@ -164,7 +163,7 @@ class OldPolicy:
 
 def _listed(updates: Sequence[Observed]) -> str:
     more = f" (and each of {len(updates) - 1} others)" if len(updates) > 1 else ""
-    return f"{named(updates[0].at)}{more} was taken to train"
+    return f"{updates[0].at.words}{more} was taken to train"
 
 
 def _layout(runs: Sequence[tuple[SampleKey, slice, Array]], width: int) -> TokenLayout:

@@ -20,7 +20,6 @@ from regress.grpo.kl_divergence import kl_penalty
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.observed_updates import Observed
-from regress.oracle.update_samples import named
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Known:
         found = []
         for sample in self.update.samples:
             if sample.log_probs is None:
-                raise OracleError(f"""algorithm.old_log_probs=sampler needs the log-probs that {named(self.update.at)}
+                raise OracleError(f"""algorithm.old_log_probs=sampler needs the log-probs that {self.update.at.words}
                 was sampled with, and the trajectories have none; tap them, or give --set
                 algorithm.old_log_probs=current for a trainer that is on policy""")
             found.append(sample.log_probs.astype(np.float64)[np.asarray(self.mask(sample), bool)])
@@ -82,7 +81,7 @@ class Known:
             return torch.from_numpy(found)
         if self.reference is None:
             raise OracleError(f"""the objective has a KL term (algorithm.kl_coef={self.objective.kl_coef:g}) and nothing
-            tells the reference log-probs of {named(self.update.at)}; record them with classify= or tap ref_log_probs,
+            tells the reference log-probs of {self.update.at.words}; record them with classify= or tap ref_log_probs,
             or give --reference""")
         return self.chosen(self.reference_of_rollout())
 
@@ -90,7 +89,7 @@ class Known:
         """Return log-probs under the reference model of the loss tokens of each sample of the rollout."""
         if self.reference is None:
             raise OracleError(f"""a KL in the reward needs reference log-probs of the whole rollout of
-            {named(self.update.at)}, of which the update has a part only; give --reference""")
+            {self.update.at.words}, of which the update has a part only; give --reference""")
         return self._by(self.reference)
 
     def _by(self, model: LocalPolicy | Reference) -> list[Array]:
@@ -129,7 +128,7 @@ def _penalty(known: Known, tokens: LossTokens, old: Sequence[Array] | None) -> T
     if whole and tokens.old_log_probs is not None and tokens.ref_log_probs is not None:
         return kl_penalty(tokens.old_log_probs, tokens.ref_log_probs, known.objective)
     if old is None:
-        raise OracleError(f"""a KL in the reward needs log-probs of the whole rollout of {named(known.update.at)} before
+        raise OracleError(f"""a KL in the reward needs log-probs of the whole rollout of {known.update.at.words} before
         its first update; give --set algorithm.old_log_probs=recompute""")
     ref = known.reference_of_rollout()
     before, frozen = (torch.from_numpy(np.concatenate(values)) for values in (old, ref))

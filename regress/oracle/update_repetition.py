@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim import AdamW
 
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
@@ -35,7 +36,6 @@ from regress.explain.update_tokens import Floats
 from regress.grpo.loss_aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
-from regress.oracle.dump_rollouts import At
 from regress.oracle.float64_engine import NO_TOKENIZER
 from regress.oracle.observed_updates import Observed, Optimizer, Recorded
 from regress.oracle.old_log_probs import OldPolicy
@@ -43,7 +43,6 @@ from regress.oracle.recorded_clipping import ratios_as_clipped, taken_branches
 from regress.oracle.recorded_gradients import step_with
 from regress.oracle.recorded_inputs import Known, advantages_of
 from regress.oracle.recorded_routing import forced
-from regress.oracle.update_samples import named
 from regress.oracle.withheld_records import without
 from regress.replay.case_run import torch_settings
 
@@ -79,7 +78,7 @@ class Repetition:
     perturb: Callable[[LocalPolicy], None] | None = None
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     notes: dict[str, None] = field(default_factory=dict)
-    places: list[At] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
 
     @cached_property
     def old(self) -> OldPolicy:
@@ -101,7 +100,7 @@ class Repetition:
             recorded(config, policy, provenance(config, None), world, resources)
             reference = None if frozen is None else Reference(policy, config.reference, frozen, world)
             router = router_loss(policy, config.model)
-            before: At | None = None
+            before: Place | None = None
             for update in self.given.updates():
                 if self._begin(policy, update, before):
                     self._repeat(policy, reference, router, update, before)
@@ -134,23 +133,23 @@ class Repetition:
         wide = self.given.capture.get("buffers") == "float64" and self.config.model.dtype == "float64"
         return true_float64() if wide else nullcontext()
 
-    def _begin(self, policy: LocalPolicy, update: Observed, before: At | None) -> bool:
+    def _begin(self, policy: LocalPolicy, update: Observed, before: Place | None) -> bool:
         """Give the policy the weights that an update began with; return False, and note why, if nothing tells them."""
         first = before is None
-        if first and update.at[0] == 0:
+        if first and update.at.step == 0:
             return True  # the initial weights
-        if first or (before is not None and update.at[0] > before[0] + 1):
-            self.notes[f"{named(update.at)} was not judged: the update before it was not recorded"] = None
+        if first or (before is not None and (update.at.step or 0) > (before.step or 0) + 1):
+            self.notes[f"{update.at.words} was not judged: the update before it was not recorded"] = None
             return False
         assert before is not None
         lacking = self._put_weights(policy, before)
         if lacking:
             self.notes[
-                f"{named(update.at)} was not judged: {lacking} after {named(before)} was not recorded (param=True)"
+                f"{update.at.words} was not judged: {lacking} after {before.words} was not recorded (param=True)"
             ] = None
         return not lacking
 
-    def _put_weights(self, policy: LocalPolicy, after: At) -> str:
+    def _put_weights(self, policy: LocalPolicy, after: Place) -> str:
         """Give the policy the weights that were recorded after an update; return the first that was not, if any."""
         weights = self.given.whole("param", after)
         own = dict(trained_parameters(policy.architecture))
@@ -162,14 +161,14 @@ class Repetition:
                 parameter.copy_(torch.from_numpy(weights[name].astype(np.float64)))
         return ""
 
-    def _earlier(self, at: At) -> LocalPolicy | None:
+    def _earlier(self, at: Place) -> LocalPolicy | None:
         """Return the policy as it was before an update; None if nothing tells its weights."""
         places = self.given.places
         number = places.index(at)
         with self._built():
             policy = build_policy(self.config, NO_TOKENIZER, SingleProcess())
         if number == 0:
-            return policy if at[0] == 0 else None
+            return policy if at.step == 0 else None
         return None if self._put_weights(policy, places[number - 1]) else policy
 
     def _repeat(
@@ -178,7 +177,7 @@ class Repetition:
         reference: Reference | None,
         router: RouterLoss | None,
         update: Observed,
-        before: At | None,
+        before: Place | None,
     ) -> None:
         given = self.given.optimizer(update.at)
         optimizer = self._optimizer(policy, given, before)
@@ -192,14 +191,14 @@ class Repetition:
         unknown = before is None and self.given.continued(update.at)
         if unknown:
             self.notes[
-                f"parameters and optimizer states after {named(update.at)} were not judged: AdamW had made updates "
+                f"parameters and optimizer states after {update.at.words} were not judged: AdamW had made updates "
                 "before it, and nothing tells its moments"
             ] = None
         kept = without(("param", "optimizer") if unknown else ())
         with self.context(), kept, forced(policy, self.given.experts(update)):
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
             tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
-            with at(step=update.at[0], update=update.at[1], rank=0):
+            with at(step=update.at.step, update=update.at.update, rank=0):
                 if update.tapped:
                     tap_trajectories(list(update.tapped))
                 self.old.tap_passes(known)
@@ -264,7 +263,7 @@ class Repetition:
         blocks = update.blocks()
         if blocks is None or sorted(blocks) != blocks or len({blocks.count(one) for one in blocks}) != 1:
             raise OracleError(f"""the objective counts its denominator over a microbatch, and those of
-            {named(update.at)} do not hold the samples in order, equally many each; record a run with such microbatches,
+            {update.at.words} do not hold the samples in order, equally many each; record a run with such microbatches,
             or set algorithm.denominator_scope=global""")
         return BatchPlan(micro_batch_size=blocks.count(blocks[0]))
 
@@ -287,7 +286,7 @@ class Repetition:
         )
         if count:
             self.notes[
-                f"{named(update.at)}: {count} of {len(now)} ratios lie on the other side of the clip range than in "
+                f"{update.at.words}: {count} of {len(now)} ratios lie on the other side of the clip range than in "
                 "float64, and by no more than rounding: they were clipped as the trainer did"
             ] = None
         return torch.from_numpy(found)
@@ -298,7 +297,7 @@ class Repetition:
         if known.update.rollout is None:
             tapped = known.update.at_loss("is_loss_debug/advantages", mask=self._mask)
             if tapped is None:
-                raise OracleError(f"""nothing tells the advantages of {named(known.update.at)}; tap rewards with
+                raise OracleError(f"""nothing tells the advantages of {known.update.at.words}; tap rewards with
                 tap_trajectories, or advantages with tap_batch, or give --set advantages=1.0 for supervised
                 fine-tuning""")
             self.notes["advantages were taken as they were tapped: no rewards tell what they should be"] = (
@@ -310,7 +309,7 @@ class Repetition:
     def _limit(self, given: Optimizer | None) -> float | None:
         return self.max_grad_norm if self.max_grad_norm is not None or given is None else given.max_grad_norm
 
-    def _optimizer(self, policy: LocalPolicy, given: Optimizer | None, before: At | None) -> AdamW:
+    def _optimizer(self, policy: LocalPolicy, given: Optimizer | None, before: Place | None) -> AdamW:
         """Return AdamW with the settings and moments of the trainer's own at this update."""
         named_parameters = dict(policy.named_parameters())
         chosen = self.config.optimizer
@@ -330,12 +329,12 @@ class Repetition:
         state: Mapping[str, Array] = {} if before is None else self.given.whole("optimizer", before)
         if given is not None and state:
             put_state(
-                optimizer, policy, state, f"the state of the optimizer after {named(before or (0, None))}"
+                optimizer, policy, state, f"the state of the optimizer after {(before or Place(0)).words}"
             )
         return optimizer
 
 
-def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:
+def judged_types(given: Recorded, places: Sequence[Place]) -> dict[str, bool]:
     """Return which results of the optimizer can be judged: its own updates, if it is AdamW with known settings."""
     known = all(given.optimizer(place) is not None for place in places)
     return {"param": known, "optimizer": known}

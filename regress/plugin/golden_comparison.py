@@ -9,7 +9,8 @@ import numpy as np
 
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
 from regress.errors import CheckError
 from regress.golden.value_tree import CONTAINERS, TENSOR, Node, Tree, describe

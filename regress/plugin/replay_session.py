@@ -152,9 +152,9 @@ class ReplaySession:
             return
         chosen_quantities: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for node, part in parts.items():
-            where = {(update.step, update.update): update.where for update in part.replay.plan}
+            where = {update.place: update.where for update in part.replay.plan}
             for item in chosen(node, part):
-                if (place := (item.place.step, item.place.update)) in where:
+                if (place := item.place.of_update) in where:
                     chosen_quantities[part.replay.case.name].add((where[place], item.quantity))
         suite.selection.update(chosen_quantities)
 

@@ -19,7 +19,7 @@ from regress.compare.quantities import METRICS, Kind, QuantitySource, quantity_n
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Overrides
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.dump_files import write_atomically
 from regress.dump.numpy_arrays import Array, dtype_name, raw
 from regress.golden.case_update import check_finite, commit
@@ -140,7 +140,7 @@ def _judge(
         tolerance,
         quantity=quantity,
         name=name,
-        place=Place(place.step, place.update),
+        place=place.of_update,
         scale=scale,
         dtype=None if old is None else dtype_name(old.dtype),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from regress.compare.quantities import METRICS
 from regress.compare.updates.invariant_counts import Broken, Checked
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.dump.dump_reader import DumpReader
 from regress.dump.metrics_file import METRICS as FILE
 from regress.dump.metrics_file import STEP, UPDATE, metrics_of, read_metrics
@@ -71,7 +71,7 @@ class _File:
             if number + 1 == len(self.plan):
                 self._final(known, update.step + 1, number + 1)
             if known.count:
-                yield known.verdict(NAME, Place(update.step, update.update), SENTENCE)
+                yield known.verdict(NAME, update.place, SENTENCE)
 
     def _reported(self, update: PlannedUpdate) -> dict[str, dict[str, float]]:
         """Return the metrics that the first rank recorded of an update, by record type."""

@@ -80,7 +80,7 @@ def verdicts_in_order(
                 values,
                 update.frame,
                 bound,
-                place=(update.step, update.update),
+                place=update.place,
                 planned=update.records,
                 dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
@@ -91,7 +91,7 @@ def verdicts_in_order(
             seen.append(values)
     if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
-        yield judge_rolled(seen, measured, (plan[0].step, plan[0].update))
+        yield judge_rolled(seen, measured, plan[0].place)
     yield from judge_metrics_file(dump, plan, partial(records_of, dump))
 
 
@@ -110,7 +110,7 @@ def judge_by_bitwise_reference(
                 records,
                 records_of(bitwise_reference, update),
                 update.frame,
-                place=(update.step, update.update),
+                place=update.place,
                 planned=update.records,
                 text=token_text(case),
             )
@@ -128,7 +128,7 @@ def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Rec
     """Return the verdicts on the invariants of an update and its records, whatever its golden values are."""
     return judge_invariants(
         Records.of(records, update.frame),
-        place=(update.step, update.update),
+        place=update.place,
         planned=update.records,
         config=dump.manifest.provenance.config,
         mesh=update.ranks.mesh,

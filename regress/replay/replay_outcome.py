@@ -13,7 +13,8 @@ from regress.compare.diagnosis.layer_names import merged_layers, multiples_by_la
 from regress.compare.diagnosis.probable_cause import Diagnosis, diagnose
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import NEW
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.errors import ReplayError, reason
 from regress.json_schema import conform
 from regress.report.verdict_entries import Call
@@ -123,7 +124,7 @@ class ReplayOutcome:
         for verdict in verdicts:
             key = (str(place(verdict.place)), verdict.quantity)
             if key not in tested and not verdict.ok:
-                key = (str(Place(verdict.place.step, verdict.place.update)), "coverage")
+                key = (str(verdict.place.of_update), "coverage")
             result.outcomes.setdefault(key, Outcome()).add(verdict)
         return result
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.record_plan import Plan
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason
 from regress.grpo.fields import ObjectiveFields
@@ -113,6 +113,11 @@ class PlannedUpdate:
     loss_mask: NDArray[np.bool_] = field(repr=False, compare=False)
     ranks: RankPlan = field(default_factory=RankPlan)
     loss_stage: int = 0
+
+    @property
+    def place(self) -> Place:
+        """Step and update."""
+        return Place(self.step, self.update)
 
     @property
     def where(self) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.tolerance_overrides import Overrides
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_location import Location
 from regress.golden.golden_case import GoldenCase
 from regress.plugins import REPLAYERS, load, named

@@ -12,7 +12,8 @@ from regress.compare.alignment.canonical_tensors import canonicalize
 from regress.compare.diagnosis.sampled_tokens import draws_that_differ
 from regress.compare.updates.trajectory_judge import MISMATCH, SAMPLER, judge_mismatch, judge_trajectories
 from regress.compare.verdicts.tolerance import Tolerance, Tolerances
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_reader import DumpReader, read_all
 from regress.dump.metrics_file import METRICS
 from regress.dump.numpy_arrays import Array

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.errors import ConfigError
 from regress.golden.golden_case import GoldenCase
 from regress.layout import RankLayout
@@ -177,13 +177,13 @@ def require_recorded_plan(replay: Replay) -> None:
 
 def place_of_test(place: Place) -> Place:
     """Return the place of the test for a verdict where ranks and microbatches are not ours to plan."""
-    return Place(place.step, place.update)
+    return place.of_update
 
 
 def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
     recorded = set(replay.case.quantities(update.where))
     judged = [q for q in QUANTITIES if q.name in recorded and is_judged(replay, q.name)]
-    where = Place(update.step, update.update)
+    where = update.place
     for rank, layouts in enumerate(update.layouts):
         for micro, layout in enumerate(layouts):
             place = Place(update.step, update.update, rank, micro)

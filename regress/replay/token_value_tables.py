@@ -8,8 +8,8 @@ from pathlib import Path
 from regress.compare.dumps.golden_source import token_text
 from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place
 from regress.dump.canonical_json import dumps, loads, plain
+from regress.dump.coordinates import Place
 from regress.dump.dump_files import write_atomically
 from regress.dump.dump_reader import DumpReader
 from regress.golden.golden_case import GoldenCase
@@ -40,7 +40,7 @@ def keep_tables(
     tables = [
         token_table(
             replay.name,
-            Place(update.step, update.update),
+            update.place,
             records_of(dump, update),
             golden.truth(update.where),
             update.frame,
@@ -48,19 +48,19 @@ def keep_tables(
             text,
         )
         for update in replay.plan
-        if (update.step, update.update) in updates
+        if update.place in updates
     ]
     tree = plain([table.to_json() for table in tables], "tokens")
     write_atomically(folder / FILE, [dumps(tree).encode()])
 
 
-def _updates(outcome: ReplayOutcome) -> list[tuple[int | None, int | None]]:
+def _updates(outcome: ReplayOutcome) -> list[Place]:
     failed = [verdict.place for verdict in outcome.failed]
     if not failed:
         found = [one.closest for one in outcome.outcomes.values() if one.closest is not None]
         near = [verdict for verdict in found if verdict.quantity in _AT_TOKENS]
         failed = [verdict.place for verdict in sorted(near, key=lambda verdict: -verdict.multiple)[:1]]
-    return list(dict.fromkeys((place.step, place.update) for place in failed))[:UPDATES]
+    return list(dict.fromkeys(place.of_update for place in failed))[:UPDATES]
 
 
 def chosen_tables(root: Path, calls: Iterable[Call]) -> list[TokenTable]:

@@ -17,7 +17,8 @@ from regress.compare.update_records import Records
 from regress.compare.updates.trajectory_judge import judge_trajectories
 from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import Tolerances
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_files import remove_tree
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
@@ -72,7 +73,7 @@ class ForeignReplayer(Replayer):
             yield Item(replay, Place(step), "trajectory")
             for update in (update for update in replay.plan if update.step == step):
                 recorded = set(replay.case.quantities(update.where))
-                place = Place(update.step, update.update)
+                place = update.place
                 for quantity in QUANTITIES:
                     structure = quantity.name in ("coverage", "invariants") or (
                         quantity.name == "replicas" and replay.world_size > 1
@@ -186,18 +187,18 @@ def whole_config(one: Replay) -> dict[str, Any]:
 def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[PlannedUpdate, list[Record]]]:
     """Yield the case's updates with their records: by step and update, or the k-th optimizer step as k-th."""
     entries = dump.manifest.files
-    files: dict[tuple[int, int | None], list[str]] = {}
+    files: dict[Place, list[str]] = {}
     for file in dump.names():
         entry = entries[file]
         if entry.type != "trajectory":
-            files.setdefault((entry.where.step, entry.where.update), []).append(file)
-    planned = [(update.step, update.update) for update in one.plan]
-    found = sorted(files, key=lambda place: (place[0], -1 if place[1] is None else place[1]))
-    counted: list[tuple[int, int | None]] = [(number, None) for number in range(len(planned))]
+            files.setdefault(entry.where.of_update, []).append(file)
+    planned = [update.place for update in one.plan]
+    found = sorted(files)
+    counted = [Place(number) for number in range(len(planned))]
     if set(found) != set(planned) and found != counted:
-        places = ", ".join(str(Place(*place)) for place in found) or "none"
+        places = ", ".join(map(str, found)) or "none"
         raise ReplayError(f"""{name} recorded the optimizer updates {places}, but {one.case.name} has {len(planned)}
-        ({", ".join(str(Place(*place)) for place in planned)}); count them as the case does, or from 0""")
+        ({", ".join(map(str, planned))}); count them as the case does, or from 0""")
     keys = planned if set(found) == set(planned) else counted
     for update, key in zip(one.plan, keys, strict=True):
         yield update, [dump.read(file) for file in files[key]]
@@ -262,7 +263,7 @@ class _Judge:
         truth = self.recorded.truth(self.case.truth(update.where))
         kept = [own for record in records if (own := self.recorded.only(record, truth)).tensors]
         plan = _plan(update, kept, self.replay.world_size)
-        place, config = (update.step, update.update), self.config
+        place, config = update.place, self.config
         text = token_text(self.case)
         yield from judge_update(
             kept, truth, update.frame, self.bound, place=place, planned=plan, text=text, config=config
@@ -270,7 +271,7 @@ class _Judge:
         yield from judge_invariants(
             Records.of(records, update.frame), place=place, planned=plan, config=config
         )
-        yield from self._coverage(truth, kept, Place(*place))
+        yield from self._coverage(truth, kept, place)
 
     def _coverage(self, truth: Truth, records: Sequence[Record], place: Place) -> Iterator[Verdict]:
         """Yield verdicts on ranks that recorded nothing, and on a dump without any of the required quantities."""

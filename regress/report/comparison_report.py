@@ -28,7 +28,8 @@ from regress.compare.logit_lens import logit_lens
 from regress.compare.quantities import QUANTITIES, UPDATE_TYPES, Kind, quantity_named
 from regress.compare.single_dump_checks import check_dump
 from regress.compare.updates.invariant_statements import not_asked
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.errors import RegressError
 from regress.explain.trainer_differences import SUBJECTS, differences
 from regress.layout import SampleKey, TokenFrame
@@ -161,7 +162,7 @@ def _causes(
     closer = find_divergence(rest, context)
     if closer is None or closer.first.quantity != "token_gradient":
         return found
-    if (closer.first.place.step, closer.first.place.update) != (place.step, place.update):
+    if closer.first.place.of_update != place.of_update:
         return found
     again = diagnose(closer, context, _RULES_OF_TERMS)
     if again[0].rule == UNKNOWN:
@@ -255,16 +256,16 @@ def comparison_tables(where: str, comparison: Comparison, options: Options) -> l
         where: name of the comparison.
         options: options of the comparison.
     """
-    found: dict[tuple[int, int | None], dict[Place, None]] = {}
+    found: dict[Place, dict[Place, None]] = {}
     for verdict in _notable_verdicts(comparison):
         place = verdict.place
         if place.step is not None:
-            found.setdefault((place.step, place.update), {})[place] = None
+            found.setdefault(place.of_update, {})[place] = None
     return [
         table
-        for (step, update), places in [*found.items()][:UPDATES]
+        for update, places in [*found.items()][:UPDATES]
         for table in _token_tables(
-            where, comparison, replace(options, steps=(step, step)), Place(step, update), [*places]
+            where, comparison, replace(options, steps=(update.step or 0,) * 2), update, [*places]
         )
     ]
 

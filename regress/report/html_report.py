@@ -9,8 +9,9 @@ from typing import Any
 
 from regress.compare.diagnosis.layer_names import merged_layers, multiples_by_layer
 from regress.compare.verdicts.affected_elements import Affected
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.dump.canonical_json import dumps, float_name, strict
+from regress.dump.coordinates import Place
 from regress.printable_text import printable
 from regress.report.headroom import closest_table, in_order_of_computation, variants_table
 from regress.report.html_pages import Card, Chart, Line, Page, Panel, packed_json, script_json

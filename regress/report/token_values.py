@@ -13,7 +13,7 @@ from regress.compare.alignment.element_names import TokenText
 from regress.compare.alignment.record_keys import canonical_layout
 from regress.compare.quantities import QUANTITIES, Kind, QuantitySource, primary_source
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.compare.verdicts.affected_elements import Affected, Count
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.dump.coordinates import Place
 from regress.report.report_files import in_order, write_report
 from regress.report.report_model import Report
 from regress.report.token_values import TokenTable, TokenValues

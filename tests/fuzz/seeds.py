@@ -280,7 +280,8 @@ def metrics(folder: Path) -> None:
 @seed
 def outcome(folder: Path) -> None:
     """Verdicts of a replay as a worker leaves them."""
-    from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+    from regress.compare.verdicts.verdict import Status, Verdict, Worst
+    from regress.dump.coordinates import Place
     from regress.replay.replay_outcome import Outcome, ReplayOutcome
 
     folder.mkdir(parents=True)

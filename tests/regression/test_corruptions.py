@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record, replace_tensors

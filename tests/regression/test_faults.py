@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.replay.replay_plan import world_size

@@ -75,7 +75,7 @@ def test_a_healthy_run_holds_with_room(tmp_path: Path, precision: Precision) -> 
     for update in chosen.plan:
         verdicts = judge_invariants(
             Records.of(records_of(dump, update), update.frame),
-            place=(update.step, update.update),
+            place=update.place,
             planned=update.records,
             config=dump.manifest.provenance.config,
         )

@@ -33,7 +33,7 @@ from regress.compare.quantities import (
 )
 from regress.compare.record_plan import Plan
 from regress.compare.update_records import Records, tokens_of
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -21,7 +21,8 @@ from regress.compare.diagnosis.dataflow import (
 from regress.compare.diagnosis.layer_names import layer_of
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import UPDATE_TYPES
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 
 _LISTED = 10
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.quantities import MICRO_TYPES
+from regress.dump.coordinates import Place
 
-At = tuple[int, int, int, int]
-"""Step, update, rank and microbatch."""
 NAMED = 4
 """Most gaps that are named one by one."""
 
@@ -19,9 +18,9 @@ def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
     they were lost, or the layout is another one.
     """
     known, other = _places(golden), _places(actual)
-    own_steps, steps = ({at[0] for at in set().union(*side.values())} for side in (known, other))
+    own_steps, steps = ({at.step for at in set().union(*side.values())} for side in (known, other))
     steps &= own_steps
-    made = {at for places in other.values() for at in places if at[0] in steps}
+    made = {at for places in other.values() for at in places if at.step in steps}
     record_types = [
         record_type for record_type in known if record_type not in other and actual.writes(record_type)
     ]
@@ -34,25 +33,24 @@ def absent_records(golden: Side, actual: Side) -> tuple[str, ...]:
     ]
     if actual.system == "regress":  # its manifest would tell of lost files
         known = {}
-    expected = {at for places in known.values() for at in places if at[0] in steps}
-    ranks = sorted({at[2] for at in expected} - {at[2] for at in made}) if made else []
+    expected = {at for places in known.values() for at in places if at.step in steps}
+    ranks = sorted({at.rank or 0 for at in expected} - {at.rank or 0 for at in made}) if made else []
     gaps += [f"all records of rank {rank}, which the golden dump has" for rank in ranks]
-    lost = sorted(at for at in expected - made if at[2] not in ranks) if made else []
+    lost = sorted(at for at in expected - made if at.rank not in ranks) if made else []
     gaps += [f"all records of {_words(at)}, which the golden dump has" for at in lost]
     more = [f"and {len(gaps) - NAMED} more"] if len(gaps) > NAMED else []
     return (*gaps[:NAMED], *more)
 
 
-def _places(side: Side) -> dict[str, set[At]]:
+def _places(side: Side) -> dict[str, set[Place]]:
     """Return the places of each type of records of microbatches."""
-    found: dict[str, set[At]] = {}
+    found: dict[str, set[Place]] = {}
     for record_type, where in side.entries.values():
         if record_type in MICRO_TYPES and where.micro is not None:
-            at = (where.step, where.update or 0, where.rank or 0, where.micro)
-            found.setdefault(record_type, set()).add(at)
+            found.setdefault(record_type, set()).add(where.counted)
     return found
 
 
-def _words(at: At) -> str:
-    step, update, rank, micro = at
-    return f"step {step}{f', update {update}' if update else ''}, rank {rank}, microbatch {micro}"
+def _words(at: Place) -> str:
+    update = f", update {at.update}" if at.update else ""
+    return f"step {at.step}{update}, rank {at.rank}, microbatch {at.micro}"

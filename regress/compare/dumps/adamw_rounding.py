@@ -9,8 +9,7 @@ turned sign differ where the gradients agree, too, so they stay beyond every bou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,15 +21,13 @@ from regress.compare.dumps.adamw_settings import STATE, Adam, Floats
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import record_of
 from regress.compare.dumps.scaled_verdicts import weight_beside
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.dump.mapped_arrays import release
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 
-At: TypeAlias = tuple[int, int]
-"""Step, and update within it."""
 FEW = 0.1
 """Largest part of a tensor that near-zero gradients may hold: a wrong update moves more of it."""
 
@@ -101,7 +98,7 @@ class Updated:
             return cls()
         places, error, there = beyond
         own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
-        at, size = (at_of(own.step, own.update), at_of(other.step, other.update)), actual.array.size
+        at, size = (own.of_update.counted, other.of_update.counted), actual.array.size
         found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
         if found.allowed is None:
             return cls(
@@ -192,7 +189,7 @@ def _inconclusive(name: str, place: Place, error: Floats, size: int) -> str:
 def difference(
     sides: tuple[Side, Side],
     adam: Adam | None,
-    at: tuple[At, At],
+    at: tuple[Place, Place],
     name: str,
     chosen: Chosen,
     relative: Mapping[str, float],
@@ -210,7 +207,8 @@ def difference(
     golden, actual = (updates_of(side, last) for side, last in zip(sides, at, strict=True))
     limit = None
     if adam is not None:
-        limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
+        updates = 1 + max((place.update or 0 for place in golden), default=at[0].update or 0)
+        limit = 2 * adam.most * ((at[0].step or 0) + 1) * updates
     if len(golden) != len(actual) or not from_the_start(golden) or not from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
@@ -255,23 +253,20 @@ def scale_of(records: Iterable[Record], made: Made, name: str) -> float:
     return found
 
 
-def updates_of(side: Side, last: At) -> list[At]:
+def updates_of(side: Side, last: Place) -> list[Place]:
     """Return the updates up to the last one of which gradients, states or parameters are recorded, in order."""
     kinds = ("gradient", "optimizer", "param")
-    places = {at_of(where.step, where.update) for kind, where in side.entries.values() if kind in kinds}
-    return sorted(place for place in places if place <= last)
+    places = {where.of_update.counted for kind, where in side.entries.values() if kind in kinds}
+    return sorted(place for place in places if not last < place)
 
 
-def at_of(step: int, update: int | None) -> At:
-    return step, update or 0
-
-
-def from_the_start(updates: list[At]) -> bool:
+def from_the_start(updates: list[Place]) -> bool:
     """Return True if no update is missing: steps from 0, and the updates of each step from 0."""
     known = set(updates)
-    steps = [step for step, _ in updates]
+    steps = {0, *((place.step or 0) + 1 for place in updates)}
     return bool(updates) and all(
-        (step, update - 1) in known if update else step == 0 or step - 1 in steps for step, update in updates
+        replace(place, update=place.update - 1) in known if place.update else place.step in steps
+        for place in updates
     )
 
 
@@ -285,7 +280,7 @@ class Made:
     suffix: str = ""
 
 
-def _settings(side: Side, updates: Iterable[At], name: str, configured: Adam | None) -> list[Adam | None]:
+def _settings(side: Side, updates: Iterable[Place], name: str, configured: Adam | None) -> list[Adam | None]:
     """Return the settings of each update: those given for all, else those of its record of the states."""
     if configured is not None:
         return [configured for _ in updates]
@@ -296,7 +291,7 @@ def _settings(side: Side, updates: Iterable[At], name: str, configured: Adam | N
 
 
 def _made(
-    side: Side, updates: Iterable[At], name: str, chosen: Chosen, settings: Iterable[Adam | None]
+    side: Side, updates: Iterable[Place], name: str, chosen: Chosen, settings: Iterable[Adam | None]
 ) -> Iterable[Mapping[str, Made]]:
     """Yield each update as its recorded state makes it, and as all gradients so far do, by type; what is recorded."""
     moments = Moments(chosen)
@@ -361,7 +356,7 @@ def part_of(records: Iterable[Record], name: str, chosen: Chosen) -> tuple[Float
     return chosen.values(shards), norm
 
 
-def records_of(side: Side, record_type: str, at: At) -> Iterable[Record]:
+def records_of(side: Side, record_type: str, at: Place) -> Iterable[Record]:
     for record, (kind, where) in side.entries.items():
-        if kind == record_type and at_of(where.step, where.update) == at:
+        if kind == record_type and where.of_update.counted == at:
             yield record_of(side, record)

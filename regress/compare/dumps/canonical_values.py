@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from regress.compare.quantities import (
     source_of,
 )
 from regress.compare.record_header import Header, lengths_of
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.mapped_arrays import release
 from regress.dump.numpy_arrays import Array
 from regress.errors import CompareError
@@ -51,19 +52,15 @@ def golden_update(golden: Named, actual: Named, record: str) -> Projection:
         golden, actual: the two sources.
         record: name of a golden record.
     """
-    place = open_side(golden).entries[record][1]
-    return golden_at(golden, actual, place.step, place.update)
+    return golden_at(golden, actual, open_side(golden).entries[record][1].of_update)
 
 
 def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Projection]:
     """Yield the updates before the one that a golden record belongs to, in order."""
     entries = open_side(golden).entries
     own = entries[record][1]
-    places = {(where.step, where.update) for type, where in entries.values() if type in MICRO_TYPES}
-    last = own.step, own.update or 0
-    for step, update in sorted(places, key=lambda at: (at[0], at[1] or 0)):
-        if (step, update or 0) < last:
-            yield golden_at(golden, actual, step, update)
+    places = {where.of_update for type, where in entries.values() if type in MICRO_TYPES}
+    yield from (golden_at(golden, actual, place) for place in sorted(places) if place < own.of_update)
 
 
 def clear_caches() -> None:
@@ -82,26 +79,26 @@ def clearing_caches() -> Iterator[None]:
 
 
 @lru_cache(maxsize=4)
-def golden_at(golden: Named, actual: Named, step: int | None, update: int | None) -> Projection:
+def golden_at(golden: Named, actual: Named, place: Place) -> Projection:
     """Return the golden values of one update of two sources, able to be projected onto layouts."""
     golden_side = open_side(golden)
     config = merged(open_side(actual).config, golden_side.config)
     if isinstance(golden_side, TruthSide):
-        where = Coordinates(step or 0, update=update).stem
+        where = Coordinates(place.step or 0, place.update).stem
         related = golden_side.related(where)
         frame = golden_side.frame(where)
         return Projection(golden_side.values(where), frame, golden_side.text, config, related=related)
     names = [
         name
-        for name, (type, place) in golden_side.entries.items()
-        if type in (*MICRO_TYPES, *UPDATE_TYPES) and (place.step, place.update) == (step, update)
+        for name, (type, where) in golden_side.entries.items()
+        if type in (*MICRO_TYPES, *UPDATE_TYPES) and where.of_update == place
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
     related = RelatedValues(
-        before=_before(golden_side, step, update),
+        before=_before(golden_side, place),
         trusted=golden_side.system == "golden",
-        sampled=partial(_sampled, golden_side, step, headers(golden_side, names), found.frame),
-        first=partial(_is_first, golden_side, step, update),
+        sampled=partial(_sampled, golden_side, place.step, headers(golden_side, names), found.frame),
+        first=partial(_is_first, golden_side, place),
     )
     return Projection(found.truth(), found.frame, None, config, related=related)
 
@@ -118,11 +115,11 @@ def _sampled(side: Side, step: int | None, records: Sequence[Header], frame: Tok
     return np.concatenate(parts) if parts else None
 
 
-def _is_first(side: Side, step: int | None, update: int | None) -> bool:
+def _is_first(side: Side, place: Place) -> bool:
     """Return True for the first update on its rollouts: they are not those of the step before, recorded again."""
-    if update or not step:
-        return not update
-    own, last = (dict(_rollouts(side, at)) for at in (step, step - 1))
+    if place.update or not place.step:
+        return not place.update
+    own, last = (dict(_rollouts(side, step)) for step in (place.step, place.step - 1))
     return not own or own.keys() != last.keys() or any(not np.array_equal(own[k], last[k]) for k in own)
 
 
@@ -135,17 +132,17 @@ def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
         yield from zip(found.frame.samples, np.split(ids, found.frame.offsets[1:-1]), strict=True)
 
 
-def _before(side: Side, step: int | None, update: int | None) -> Mapping[str, Mapping[str, Array]]:
+def _before(side: Side, place: Place) -> Mapping[str, Mapping[str, Array]]:
     """Return gradients, parameters and states of the update before; nothing where it was not recorded."""
-    if step is None or (update is None and step == 0):
+    if place.step is None:
         return {}
-    recorded = {(place.step, place.update) for type, place in side.entries.values() if type in UPDATE_TYPES}
-    last = [one for one in recorded if one[0] == step - 1]
-    earlier = (step, update - 1) if update else max(last, key=lambda one: one[1] or 0, default=None)
+    recorded = {where.of_update for type, where in side.entries.values() if type in UPDATE_TYPES}
+    last = (one for one in recorded if one.step == place.step - 1)
+    earlier = replace(place, update=place.update - 1) if place.update else max(last, default=None)
     names = [
         name
-        for name, (type, place) in side.entries.items()
-        if type in UPDATE_TYPES and (place.step, place.update) == earlier
+        for name, (type, where) in side.entries.items()
+        if type in UPDATE_TYPES and where.of_update == earlier
     ]
     return _Recorded(side, headers(side, names)).truth() if names else {}
 

@@ -27,7 +27,8 @@ from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tolerance_bounds import spacing
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.layout import SampleKey, TokenFrame
 
 Floats: TypeAlias = NDArray[np.float64]

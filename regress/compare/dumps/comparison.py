@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from regress.compare.dumps.adamw_rounding import At, at_of
 from regress.compare.dumps.byte_verification import (
     NOT_VERIFIED,
     IntegrityUnit,
@@ -39,6 +38,7 @@ from regress.compare.quantities import QUANTITIES, source_or_other
 from regress.compare.single_dump_units import SingleUnit, check_single
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.compare.verdicts.verdict_sequence import Verdicts, in_order
+from regress.dump.coordinates import Place
 from regress.dump.source_readers import spans_of
 from regress.errors import CompareError
 
@@ -272,23 +272,23 @@ def _given_the_weights(
     return found
 
 
-def _shifts(results: Iterable[tuple[AnyUnit, list[Finding]]]) -> dict[At, float]:
+def _shifts(results: Iterable[tuple[AnyUnit, list[Finding]]]) -> dict[Place, float]:
     """Return the largest difference of log-probs and entropies of each update."""
-    found: dict[At, float] = {}
+    found: dict[Place, float] = {}
     for verdict in (finding.verdict for _, findings in results for finding in findings):
         if verdict.quantity in _OF_LOGITS:
-            at = at_of(verdict.place.step or 0, verdict.place.update)
+            at = verdict.place.of_update.counted
             found[at] = max(found.get(at, 0.0), verdict.max_error)
     return found
 
 
-def _failed_at(unit: AnyUnit, findings: Sequence[Finding]) -> At | None:
+def _failed_at(unit: AnyUnit, findings: Sequence[Finding]) -> Place | None:
     """Return step and update of a unit of which something drifts beyond a tolerance of the table; else None."""
     table = (f for f in findings if f.verdict.status is Status.DRIFT and "dtype" in f.tolerance.basis)
     failed = next(table, None)
     if failed is None or not isinstance(unit, Unit | ShareUnit):
         return None
-    return at_of(failed.verdict.place.step or 0, failed.verdict.place.update)
+    return failed.verdict.place.of_update.counted
 
 
 def limited(planned: Planned, options: Options, actual: Side) -> Planned:

@@ -19,7 +19,7 @@ from regress.compare.quantities import MICRO_TYPES
 from regress.compare.record_header import Header, lengths_of
 from regress.compare.update_units import UpdateUnits
 from regress.compare.updates.trajectory_judge import QUANTITY as TRAJECTORY
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.errors import CompareError
 
 _REPEATED = (

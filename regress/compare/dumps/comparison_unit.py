@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from regress.compare.dumps.opened_dump import Named
 from regress.compare.dumps.tensor_selection import Selection
 from regress.compare.dumps.tolerance_bounds import Bounds
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.layout import SampleKey, TokenFrame
 
 

@@ -21,10 +21,9 @@ from regress.compare.quantities import (
     source_or_other,
 )
 from regress.compare.record_header import Header
+from regress.dump.coordinates import Place
 
 Pair = tuple[Header, Header]
-At = tuple[int, int]
-"""Rank and microbatch."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Elementwise:
     where: str
     golden: Sequence[Header]
     actual: Sequence[Header]
-    layouts: tuple[Mapping[At, Spans], Mapping[At, Spans]]
+    layouts: tuple[Mapping[Place, Spans], Mapping[Place, Spans]]
     matching: Matching
 
     @property
@@ -126,7 +125,7 @@ class Elementwise:
             return f"{words} has no places of tokens, and the microbatch holds other tokens in the two dumps"
         return None
 
-    def _alike(self, at: At, *, whole: bool) -> bool:
+    def _alike(self, at: Place, *, whole: bool) -> bool:
         """Return True if a microbatch holds the same samples, or the same tokens in all, as far as anything tells."""
         golden_layout, actual_layout = (side.get(at) for side in self.layouts)
         if golden_layout is None or actual_layout is None:
@@ -151,9 +150,9 @@ class Elementwise:
         ]
 
 
-def layouts_of(records: Iterable[Header]) -> dict[At, Spans]:
+def layouts_of(records: Iterable[Header]) -> dict[Place, Spans]:
     """Return the places of the tokens of each rank and microbatch, as far as any record tells."""
-    found: dict[At, Spans] = {}
+    found: dict[Place, Spans] = {}
     for record in records:
         if record.spans is not None and record.key.micro is not None:
             found.setdefault(_at(record), record.spans)
@@ -205,11 +204,11 @@ def _fits(record: Header, name: str) -> bool:
     return record.by_token(name)
 
 
-def _at(record: Header) -> At:
-    return record.key.rank or 0, record.key.micro or 0
+def _at(record: Header) -> Place:
+    return Place(rank=record.key.rank or 0, micro=record.key.micro or 0)
 
 
-def _places(found: Iterable[At]) -> str:
+def _places(found: Iterable[Place]) -> str:
     known = sorted(found)
-    some = ", ".join(f"rank {rank} microbatch {micro}" for rank, micro in known[:4])
+    some = ", ".join(f"rank {at.rank} microbatch {at.micro}" for at in known[:4])
     return some + (f" and {len(known) - 4} more" if len(known) > 4 else "")

@@ -30,7 +30,8 @@ from regress.compare.quantities import SHARES, QuantitySource, source_of
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import SampleKey, ShardLayout, TokenFrame

@@ -10,7 +10,7 @@ from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.sample_matching import Matching
 from regress.compare.quantities import SHARES, Kind, quantity_named, source_of
 from regress.compare.record_header import Header
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.layout import SampleKey
 
 

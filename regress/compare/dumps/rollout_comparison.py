@@ -19,7 +19,8 @@ from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.updates.trajectory_judge import QUANTITY, words_of
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.mapped_arrays import release
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.trajectory import Rollout, rollouts_in

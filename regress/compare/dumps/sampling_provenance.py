@@ -12,7 +12,8 @@ from regress.compare.alignment.element_names import Locator
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.token_provenance import PROVENANCE, Version, stale
 from regress.dump.trajectory import Rollout

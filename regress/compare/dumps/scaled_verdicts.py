@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 
 U = TypeVar("U")
 
@@ -131,17 +132,17 @@ def without_carried(
     The gradient of a parameter sums what each token adds to it, and no dump holds the summands: where a token took
     the other branch nothing tells whether a difference of that size is a fault.
     """
-    carried: dict[tuple[int, int], tuple[int, float]] = {}
+    carried: dict[Place, tuple[int, float]] = {}
     for finding in (finding for _, findings in results for finding in findings if finding.carried):
-        at = _update(finding.verdict)
+        at = finding.verdict.place.of_update.counted
         count, share = carried.get(at, (0, 0.0))
         carried[at] = count + finding.carried, math.hypot(share, finding.share)
     kept: list[Verdict] = []
-    notes_and_problems: dict[tuple[int, int], list[Verdict]] = {}
+    notes_and_problems: dict[Place, list[Verdict]] = {}
     for verdict in verdicts:
         reach = REACH * _share_before(carried, verdict)
         if verdict.status is Status.DRIFT and verdict.quantity in FOLLOWING and verdict.relative <= reach:
-            notes_and_problems.setdefault(_update(verdict), []).append(verdict)
+            notes_and_problems.setdefault(verdict.place.of_update.counted, []).append(verdict)
         else:
             kept.append(verdict)
     for at, failed in notes_and_problems.items():
@@ -150,7 +151,7 @@ def without_carried(
         those = f"{count} of its tokens" if count else "tokens of earlier updates"
         norm = f", {share:.2g} of the norm of all," if count else ""
         problems.append(
-            f"{replace(failed[0].place, rank=None, micro=None)}: {len(failed)} tensors ({kinds}) differ by no more "
+            f"{failed[0].place.of_update}: {len(failed)} tensors ({kinds}) differ by no more "
             f"than {those}{norm} can make of them that rounding carried over a bound of the clip range, and no dump "
             "holds what a token adds to them: judge them with regress oracle, which repeats the update in the branches "
             "that the trainer took"
@@ -158,15 +159,11 @@ def without_carried(
     return kept
 
 
-def _share_before(carried: Mapping[tuple[int, int], tuple[int, float]], verdict: Verdict) -> float:
+def _share_before(carried: Mapping[Place, tuple[int, float]], verdict: Verdict) -> float:
     """Return the part of the gradient that carried tokens make up; moments keep those of earlier updates."""
-    at, later = _update(verdict), verdict.quantity == "optimizer"
+    at, later = verdict.place.of_update.counted, verdict.quantity == "optimizer"
     found = [share for place, (_, share) in carried.items() if place == at or (later and place < at)]
     return (2 if later else 1) * max(found, default=0.0)
-
-
-def _update(verdict: Verdict) -> tuple[int, int]:
-    return verdict.place.step or 0, verdict.place.update or 0
 
 
 def _tensor(verdict: Verdict) -> tuple[Any, ...]:

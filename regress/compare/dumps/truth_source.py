@@ -22,7 +22,7 @@ from regress.compare.quantities import (
     sources_in,
 )
 from regress.dump import source_readers
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import LOSS_ROWS, Record
 from regress.errors import CompareError
@@ -163,13 +163,13 @@ class InMemoryTruth(TruthSide):
         self,
         truth: Truth,
         frame: TokenFrame,
-        place: tuple[int, int | None],
+        place: Place,
         text: TokenText | None = None,
         related: RelatedValues = NOTHING,
     ) -> None:
         self._truth, self._frame, self._text = truth, frame, text
         self._beside = related
-        self._place = Coordinates(place[0], update=place[1])
+        self._place = Coordinates(place.step or 0, place.update)
         self._records: dict[str, Record] = {}
 
     @property

@@ -129,7 +129,7 @@ class UnitRecords:
         """The golden update that the unit belongs to."""
         unit = self.unit
         if self.unit.planned:
-            return golden_at(unit.golden, unit.actual, unit.place.step, unit.place.update)
+            return golden_at(unit.golden, unit.actual, unit.place.of_update)
         return golden_update(unit.golden, unit.actual, unit.records[0])
 
     @cached_property

@@ -77,10 +77,10 @@ def _nonzero(records: Iterable[Record], name: str) -> bool:
 
 def _trained(side: Side, records: Iterable[Record], name: str) -> bool:
     """Return True if the update of some parameter's records had a gradient of it that is not zero."""
-    places = {(record.step, record.update) for record in records}
+    places = {record.where.of_update for record in records}
     gradients = (
         side.read(one)
         for one, (type, where) in side.entries.items()
-        if type == "gradient" and (where.step, where.update) in places
+        if type == "gradient" and where.of_update in places
     )
     return _nonzero(gradients, name)

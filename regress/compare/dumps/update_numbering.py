@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 from regress.compare.dumps.golden_source import GoldenSide
 from regress.compare.dumps.opened_dump import Side
@@ -17,20 +16,10 @@ from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.sample_contents import tokens_in
 from regress.compare.dumps.sample_matching import Tokens
 from regress.compare.dumps.source_view import SourceView
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.record import Record
 
 _OF_STEPS = ("trajectory", "old_log_probs", "ref_log_probs")
-
-
-class Number(NamedTuple):
-    """Step, and update within the step (None where it has one)."""
-
-    step: int
-    update: int | None
-
-    def __str__(self) -> str:
-        return f"step {self.step}" + ("" if self.update is None else f" update {self.update}")
 
 
 class RenumberedSource(SourceView):
@@ -40,20 +29,20 @@ class RenumberedSource(SourceView):
         numbers: recorded number -> that of the dump; other updates are not compared.
     """
 
-    def __init__(self, side: Side, numbers: Mapping[Number, Number]) -> None:
+    def __init__(self, side: Side, numbers: Mapping[Place, Place]) -> None:
         super().__init__(side)
         self._numbers = numbers
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """The records of the updates that are compared."""
-        steps = {own.step: number.step for own, number in reversed([*self._numbers.items()])}
+        steps = {own.step: number.step or 0 for own, number in reversed([*self._numbers.items()])}
         found = {}
         for name, (type, place) in self.whole.entries.items():
-            own = Number(place.step, place.update)
+            own = place.of_update
             if type != "trajectory" and own in self._numbers:
                 number = self._numbers[own]
-                found[name] = type, replace(place, step=number.step, update=number.update)
+                found[name] = type, replace(place, step=number.step or 0, update=number.update)
             elif type in _OF_STEPS and place.update is None and place.step in steps:
                 found[name] = type, replace(place, step=steps[place.step])
         return found
@@ -91,21 +80,21 @@ def numbered_as(golden: Side, actual: Side) -> tuple[Side, list[str]]:
     of = "the case" if isinstance(golden, GoldenSide) else "the golden dump"
     if all(own == number for own, number in ordered.items()):
         return RenumberedSource(golden, ordered), _left(golden, known, ordered)
-    ranges = ", ".join(f"{number} with {own} of {of}" for own, number in [*ordered.items()][:4])
+    ranges = ", ".join(f"{number.words} with {own.words} of {of}" for own, number in [*ordered.items()][:4])
     more = " ..." if len(ordered) > 4 else ""
     notes = [
         f"steps are counted otherwise than in {_named(golden)}, so the actual {ranges}{more} were compared"
     ]
-    left = [str(number) for number in others if number not in ordered.values()]
+    left = [number.words for number in others if number not in ordered.values()]
     if left:
         notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {_named(golden)}")
     return RenumberedSource(golden, ordered), [*notes, *_left(golden, known, ordered)]
 
 
-def _known(golden: Side) -> list[Number]:
+def _known(golden: Side) -> list[Place]:
     """Return the updates of a golden case, or of a dump."""
     if isinstance(golden, GoldenSide):
-        return [Number(place.step, place.update) for place in golden.places.values()]
+        return [place.of_update for place in golden.places.values()]
     return _numbers(golden)
 
 
@@ -113,34 +102,31 @@ def _named(golden: Side) -> str:
     return golden.case.name if isinstance(golden, GoldenSide) else "the golden dump"
 
 
-def _left(golden: Side, known: Sequence[Number], numbers: Mapping[Number, Number]) -> list[str]:
+def _left(golden: Side, known: Sequence[Place], numbers: Mapping[Place, Place]) -> list[str]:
     """Return a sentence on recorded updates that are not compared."""
-    left = [str(number) for number in known if number not in numbers]
+    left = [number.words for number in known if number not in numbers]
     if not left:
         return []
     more = f" and {len(left) - 4} more" if len(left) > 4 else ""
     return [f"{', '.join(left[:4])}{more} of {_named(golden)} has no counterpart in the actual dump"]
 
 
-def _numbers(side: Side) -> list[Number]:
+def _numbers(side: Side) -> list[Place]:
     """Return the updates that a dump has, in order."""
-    found = {
-        Number(place.step, place.update) for type, place in side.entries.values() if type not in _OF_STEPS
-    }
-    return sorted(found, key=lambda number: (number.step, number.update or 0))
+    return sorted({place.of_update for type, place in side.entries.values() if type not in _OF_STEPS})
 
 
-def _agree(golden: Side, actual: Side, numbers: Mapping[Number, Number]) -> bool:
+def _agree(golden: Side, actual: Side, numbers: Mapping[Place, Place]) -> bool:
     """Return True unless a pair of updates is known to have no samples in common."""
     pairs = ((_tokens(golden, own), _tokens(actual, number)) for own, number in numbers.items())
     return bool(numbers) and all(not mine or not theirs or mine & theirs for mine, theirs in pairs)
 
 
 def _by_content(
-    golden: Side, actual: Side, known: Sequence[Number], others: Sequence[Number]
-) -> dict[Number, Number]:
+    golden: Side, actual: Side, known: Sequence[Place], others: Sequence[Place]
+) -> dict[Place, Place]:
     """Return updates in order, each with the first remaining one that has samples in common with it."""
-    found: dict[Number, Number] = {}
+    found: dict[Place, Place] = {}
     left = [*known]
     for number in others:
         theirs = _tokens(actual, number)
@@ -151,11 +137,11 @@ def _by_content(
     return found
 
 
-def _tokens(side: Side, number: Number) -> frozenset[Tokens]:
+def _tokens(side: Side, number: Place) -> frozenset[Tokens]:
     """Return what identifies the samples of an update, as far as records tell it."""
     names = (
         name
         for name, (type, place) in side.entries.items()
-        if type in ("batch_inputs", "forward_data") and Number(place.step, place.update) == number
+        if type in ("batch_inputs", "forward_data") and place.of_update == number
     )
     return frozenset(tokens_in(side, headers(side, names)).values())

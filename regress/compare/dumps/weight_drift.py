@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.dumps.adamw_rounding import (
-    At,
     Chosen,
     Made,
     Moments,
@@ -35,6 +34,7 @@ from regress.compare.dumps.adamw_settings import Adam, Floats
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.scaled_verdicts import weight_beside
 from regress.compare.dumps.tolerance_bounds import coarsest, spacing
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -44,7 +44,7 @@ ROUNDINGS = 4
 """Roundings of a weight in an update: the decay and the step, on each side, half a unit in the last place each."""
 MOST = 1 << 20
 """Elements that are followed, of all parameters together, in some 100 MB; of more, as many at even distances."""
-NEVER: At = (1 << 62, 0)
+NEVER = Place(1 << 62)
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ Relative = Callable[[float], Mapping[str, float]]
 """Function of the weights' distance: tolerances of ``gradient`` and ``optimizer``, relative to the largest value."""
 
 
-def weight_distances(sides: tuple[Side, Side], relative: Relative) -> dict[At, Distance]:
+def weight_distances(sides: tuple[Side, Side], relative: Relative) -> dict[Place, Distance]:
     """Return the distance of the weights that each update began with, by the golden step and update.
 
     Updates after one whose parameters are not recorded on both sides have none, nor has the first.
     """
     known = [updates_of(side, NEVER) for side in sides]
     shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(*known, strict=False))]
-    found: dict[At, Distance] = {}
+    found: dict[Place, Distance] = {}
     weights = _Weights(sides)
     distance = Distance(0.0, "")
     for number, at in enumerate(shared):
@@ -110,7 +110,7 @@ class _Weights:
     sides: tuple[Side, Side]
     parts: dict[str, list[_Part]] = field(default_factory=dict)
 
-    def update(self, at: At, relative: Mapping[str, float]) -> Distance | None:
+    def update(self, at: Place, relative: Mapping[str, float]) -> Distance | None:
         """Return the distance of the weights after an update; None if they are not recorded on both sides."""
         records = [
             {
@@ -226,12 +226,12 @@ def _largest(norms: Mapping[str, tuple[float, float]]) -> Distance:
     return found
 
 
-def spread(found: Mapping[At, Distance]) -> Iterator[str]:
+def spread(found: Mapping[Place, Distance]) -> Iterator[str]:
     """Yield the notes on the distances that were needed."""
     if found:
         first, last = min(found), max(found)
         worst = max(found.values(), key=lambda one: one.relative)
-        steps = f"step {first[0]}" if first[0] == last[0] else f"steps {first[0]} to {last[0]}"
+        steps = f"step {first.step}" if first.step == last.step else f"steps {first.step} to {last.step}"
         yield (
             f"{steps}: weights that differ before the update by {worst.relative:.2g} of their size ({worst.name}) are "
             "what rounding and AdamW make of earlier updates, and tolerances of what was computed with them are wider "

@@ -13,7 +13,8 @@ from regress.compare.metrics.striped_measures import largest
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.updates.invariant_counts import QUANTITY
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 
 NAME = "rolled"
@@ -23,7 +24,7 @@ _REASON = "what is rolled by one place must fail, or the comparison could not"
 def judge_rolled(
     truths: Sequence[Mapping[str, Mapping[str, Array]]],
     tolerances: Callable[[str], Tolerance | None],
-    place: tuple[int, int | None],
+    place: Place,
 ) -> Verdict:
     """Return one verdict for the golden values of all updates: some tensor of every quantity must fail when rolled.
 
@@ -32,7 +33,6 @@ def judge_rolled(
     Args:
         place: place of the verdict: the first of the updates.
     """
-    where = Place(*place)
     noticed, blind = 0, []
     for quantity in dict.fromkeys(quantity for truth in truths for quantity in truth):
         tolerance = tolerances(quantity)
@@ -46,9 +46,9 @@ def judge_rolled(
             )
         noticed += len(shares)
     if not blind:
-        return Verdict(Status.OK, QUANTITY, NAME, where, count=noticed, reason=_REASON)
+        return Verdict(Status.OK, QUANTITY, NAME, place, count=noticed, reason=_REASON)
     detail = f"values that are rolled by one place pass: {', '.join(blind)}; measure the tolerance again"
-    return Verdict.fault(Status.DRIFT, QUANTITY, NAME, where, detail, len(blind), count=noticed)
+    return Verdict.fault(Status.DRIFT, QUANTITY, NAME, place, detail, len(blind), count=noticed)
 
 
 def _moved(values: Array) -> float | None:

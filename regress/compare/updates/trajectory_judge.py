@@ -13,8 +13,9 @@ from regress.compare.alignment.element_names import Locator
 from regress.compare.verdicts.tensor_case import Locate
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.canonical_json import dumps
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import TokenFrame

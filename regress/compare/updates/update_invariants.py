@@ -34,7 +34,8 @@ from regress.compare.updates.logit_recomputation import (
 )
 from regress.compare.updates.metric_invariants import TOKENS, check_combined, check_part, parts_of
 from regress.compare.updates.model_parts import WEIGHTS, check_parts
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import Mesh, TokenFrame
@@ -64,7 +65,7 @@ _TERMS = {
 def judge_invariants(
     records: Records,
     *,
-    place: tuple[int, int | None],
+    place: Place,
     planned: Plan,
     config: Mapping[str, Any] | None = None,
     mesh: Mesh | None = None,
@@ -74,16 +75,14 @@ def judge_invariants(
     """Return one verdict for each invariant that an update's records tell anything of.
 
     Args:
-        place: step, and update within the step (None where it has one).
+        place: the update.
         planned: which ranks repeat each other's tokens.
         config: configuration of the run, nested; without it no invariant of the objective is checked.
         mesh: ranks that had to split the model; None if that is not known.
         groups: those of the samples, as the rollouts of the step tell them.
         leave: called with the name of each invariant of which a part was not checked, and why.
     """
-    update = _Update(
-        records, records.frame, Place(*place), planned, config or {}, mesh or Mesh(), groups or {}
-    )
+    update = _Update(records, records.frame, place, planned, config or {}, mesh or Mesh(), groups or {})
     return update.verdicts(leave)
 
 

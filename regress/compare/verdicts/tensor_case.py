@@ -14,7 +14,8 @@ from regress.compare.metrics.error_measures import RowNorms
 from regress.compare.metrics.striped_measures import ratio
 from regress.compare.metrics.ulps import ulps_apart
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
+from regress.compare.verdicts.verdict import Status, Verdict, Worst, WorstRow
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, is_float
 
 

@@ -10,7 +10,8 @@ from regress.compare.metrics.policy_distances import QUANTITIES, LogRatios, log_
 from regress.compare.metrics.striped_measures import Measures, largest, measure, ratio, scaled_residual
 from regress.compare.verdicts.tensor_case import Block, Case, Locate, kind
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
+from regress.compare.verdicts.verdict import Status, Verdict, Worst, WorstRow
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array, dtype_name, is_float
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from regress.compare.verdicts.affected_elements import Affected
+from regress.dump.coordinates import Place
 from regress.json_schema import conform
 
 
@@ -24,21 +25,6 @@ class Status(StrEnum):
     NONFINITE = "nonfinite"
     DRIFT = "drift"
     OK = "ok"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Place of a verdict; ``None`` where a coordinate does not apply. ``update`` counts within the step."""
-
-    step: int | None = None
-    update: int | None = None
-    rank: int | None = None
-    micro: int | None = None
-
-    def __str__(self) -> str:
-        """Return text such as ``step0/update1/rank0/micro2``, as in test ids."""
-        named = ((name, getattr(self, name)) for name in ("step", "update", "rank", "micro"))
-        return "/".join(f"{name}{value}" for name, value in named if value is not None)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 from regress.compare.quantities import order_of
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.dump.canonical_json import dumps, plain
+from regress.dump.coordinates import Place
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -93,8 +93,8 @@ def _run(job: Start, rank: int, report: Connection, port: int, listener: socket.
 
     def tell(record_type: str, where: Coordinates) -> None:
         nonlocal last
-        if last != Tapped(record_type, where.place):
-            last = Tapped(record_type, where.place)
+        if last != Tapped(record_type, str(where)):
+            last = Tapped(record_type, str(where))
             report.send(last)
 
     with watching(tell):

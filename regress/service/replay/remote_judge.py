@@ -11,7 +11,8 @@ from regress.compare.dumps.comparison_options import Options
 from regress.compare.dumps.tolerance_bounds import Bounds
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
 from regress.compare.verdicts.tolerance_overrides import Overrides
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.errors import CompareError
 from regress.golden.golden_case import GoldenCase
 from regress.replay.replay_context import commands
@@ -66,7 +67,7 @@ def judged(one: Replay, found: Comparison, *, masked: bool) -> list[Verdict]:
     if missing:
         raise CompareError(f"""{min(missing)} was not compared: the service's dump {found.actual} has none of it; dump
         it with WEAVER_DEBUG_DUMP_OPTIONS""")
-    planned = [Place(update.step, update.update) for update in one.plan]
+    planned = [update.place for update in one.plan]
     return [replace(verdict, place=_of_case(verdict.place, planned)) for verdict in kept]
 
 

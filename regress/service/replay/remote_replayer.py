@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.compare.quantities import QUANTITIES
-from regress.compare.verdicts.verdict import Place
 from regress.dump.dump_location import Location
 from regress.errors import ConfigError
 from regress.optional_packages import missing
@@ -42,7 +41,7 @@ class RemoteReplayer(Replayer):
         """Yield the tests of a replay, whose ranks and microbatches are the service's own."""
         require_recorded_plan(replay)
         for update in replay.plan:
-            place, recorded = Place(update.step, update.update), {*replay.case.quantities(update.where)}
+            place, recorded = update.place, {*replay.case.quantities(update.where)}
             for quantity in (q.name for q in QUANTITIES):
                 over_wire = quantity in quantities(replay.precision) and quantity in recorded
                 if quantity == "coverage" or (over_wire and is_judged(replay, quantity)):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
 from regress.report import token_values

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from tests.faults.fault import COMMON
 from tests.faults.trials.common_practice import LIMITS, measured, noticed
 

@@ -17,7 +17,8 @@ import torch
 import tests.faults
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.rules.rule_table import RULES
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.errors import ReplayError
 from regress.replay.fault_injection import Patch
 from regress.replay.probes import probes

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regress.compare.quantities import QUANTITIES
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.engine.run_construction import Run
 from regress.errors import ReplayError
 from regress.golden.case_manifest import ToleranceEntry

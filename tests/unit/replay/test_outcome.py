@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.quantities import NEW
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.dump.coordinates import Place
 from regress.replay.replay_outcome import Outcome, ReplayOutcome
 
 PLACE = Place(1, None, 0, 2)

@@ -19,7 +19,8 @@ from regress.replay.variant_table import project_variants
 CASE = GoldenStore(Path(__file__).parents[3] / "golden").case("dense")
 REPLAYER = """
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.coordinates import Place
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.replay.test_matrix import Item
 from regress.replay.replayer_registry import Judged, Replayer
 from regress.replay.variant import Precision, Variant

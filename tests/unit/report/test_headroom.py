@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.report.headroom import COLUMNS, closest_calls
 from regress.report.terminal_report import headroom_table, printed
 from regress.report.verdict_entries import Call

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regress.report
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.dump.canonical_json import loads
+from regress.dump.coordinates import Place
 from regress.errors import DumpError
 from regress.report.report_files import write_report
 from regress.report.report_model import Report

@@ -13,7 +13,8 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
+from regress.compare.verdicts.verdict import Status, Verdict, Worst, WorstRow
+from regress.dump.coordinates import Place
 from regress.printable_text import printable
 from regress.report.html_report import LISTED, page_data, to_html
 from regress.report.report_model import Report

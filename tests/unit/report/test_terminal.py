@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.dump.coordinates import Place
 from regress.report import github_summary
 from regress.report.github_summary import LIMIT, append_step_summary, step_summary
 from regress.report.report_model import Report

@@ -13,7 +13,8 @@ from regress.compare.diagnosis.first_divergence import Divergence
 from regress.compare.diagnosis.probable_cause import Diagnosis
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
+from regress.dump.coordinates import Place
 from regress.report.number_format import multiple, pair, plural
 from regress.report.verdict_text import explain, headline
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.report.headroom import QUANTITY_COLUMNS, VariantRow, variant_rows, variants_table
 from regress.report.report_model import Report
 from regress.report.verdict_entries import Call

@@ -20,7 +20,8 @@ from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.sampled_tokens import SAMPLED
 from regress.compare.quantities import QUANTITIES
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.replay.command_replays import spelled_out, variant_table
 from regress.replay.variant_names import choose
 from tests.as_subtests import as_subtests

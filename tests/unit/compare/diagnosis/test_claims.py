@@ -22,7 +22,8 @@ from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 
 TIGHT = Tolerance(1e-12, reason="a test")
 RNG = np.random.default_rng(0)

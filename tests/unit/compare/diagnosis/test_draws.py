@@ -14,7 +14,8 @@ from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.sampled_tokens import SAMPLED, draws_that_differ
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.trajectory import Trajectory, to_record
 
 PROMPT = [3, 4, 5]

@@ -11,7 +11,8 @@ import pytest
 from regress.compare.diagnosis.dataflow import inputs_under
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 
 PENALTY = {"kl_placement": "reward", "kl_coef": 0.1}
 REJECTION = {"rejection": "token_k1:0.4:2.5"}

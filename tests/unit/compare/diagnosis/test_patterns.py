@@ -27,7 +27,8 @@ from regress.compare.verdicts.affected_elements import Affected, Count
 from regress.compare.verdicts.tensor_case import Case
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.layout import Segment, TokenFrame, TokenLayout
 

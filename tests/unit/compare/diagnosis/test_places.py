@@ -18,7 +18,8 @@ from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 
 TIGHT = Tolerance(1e-12, reason="a test")
 SCENE = RunContext(world_size=2, micros=2, mesh={"dp": 2})

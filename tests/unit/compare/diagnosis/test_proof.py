@@ -22,7 +22,8 @@ from regress.compare.diagnosis.term_decomposition import Term, Terms
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 
 TIGHT = Tolerance(1e-12, reason="a test")
 BOUND = 1e-12

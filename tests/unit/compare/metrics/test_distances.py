@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from regress.compare.metrics.policy_distances import log_ratios
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
-from regress.compare.verdicts.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import DTYPES
 
 

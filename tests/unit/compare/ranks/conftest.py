@@ -13,7 +13,7 @@ from regress.compare.record_plan import Plan
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan, Mesh, RankLayout, RankPlan, ShardLayout, plan_ranks
@@ -91,7 +91,7 @@ class Ranks:
             self.world.truth,
             self.world.frame,
             self.tolerances,
-            place=(0, None),
+            place=Place(0),
             planned=self.plan,
             dtype=None if dtype is None else lambda quantity, name: dtype,
         )

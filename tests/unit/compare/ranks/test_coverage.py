@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.ranks.findings import LENGTHS, brief

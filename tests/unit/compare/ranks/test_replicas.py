@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from regress.compare.update_judge import judge_bitwise
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.layout import BatchPlan
 from tests.unit.compare.ranks.findings import LENGTHS, brief, refusal
 
@@ -114,7 +115,7 @@ def test_a_twin_on_a_mesh(make_ranks: Any) -> None:
 
     def faults() -> list[Verdict]:
         found = judge_bitwise(
-            ranks.records, bitwise_reference.records, ranks.world.frame, place=(0, None), planned=ranks.plan
+            ranks.records, bitwise_reference.records, ranks.world.frame, place=Place(0), planned=ranks.plan
         )
         assert "replicas" in {v.quantity for v in found}
         return [v for v in found if not v.ok]

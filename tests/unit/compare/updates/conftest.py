@@ -10,6 +10,7 @@ import pytest
 
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_files import write_atomically
 from regress.dump.dump_manifest import Entry, Manifest, Provenance, write_manifest
 from regress.dump.formats import FORMATS
@@ -41,7 +42,7 @@ def faults(world: Any, tolerances: Any) -> Callable[..., list[Verdict]]:
             world.truth,
             world.frame,
             tolerances,
-            place=(0, None),
+            place=Place(0),
             planned=world.planned(plan),
             dtype=None if dtype is None else lambda quantity, name: dtype,
             text=lambda token: f"<{token}>",

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from regress.compare.update_judge import judge_bitwise
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import PADDED, changed, last_loss_token, place_of
 
@@ -19,7 +20,7 @@ def test_one_ulp_in_the_bitwise_tier(world: Any, plan: BatchPlan, faults: Any) -
         tensors["model.norm.weight"].view(np.uint32)[1] += 1
 
     moved = changed(records, "gradient", None, change)
-    (verdict,) = [v for v in judge_bitwise(moved, records, world.frame, place=(0, None)) if not v.ok]
+    (verdict,) = [v for v in judge_bitwise(moved, records, world.frame, place=Place(0)) if not v.ok]
     assert (verdict.status, verdict.quantity, verdict.place) == (Status.DRIFT, "gradient", Place(0, None, 0))
     assert (verdict.over, verdict.count) == (1, 3)
     assert verdict.worst is not None
@@ -35,7 +36,7 @@ def test_one_ulp_of_a_token_in_the_bitwise_tier(world: Any, plan: BatchPlan) -> 
         tensors["entropy"].view(np.uint64)[row, col] += 1
 
     moved = changed(records, "forward_data", micro, change)
-    (verdict,) = [v for v in judge_bitwise(moved, records, world.frame, place=(0, None)) if not v.ok]
+    (verdict,) = [v for v in judge_bitwise(moved, records, world.frame, place=Place(0)) if not v.ok]
     assert (verdict.quantity, verdict.over) == ("entropy", 1)
     assert verdict.worst is not None
     assert verdict.worst.where.startswith(f"sample 000/0, position {position}, token ")
@@ -44,7 +45,7 @@ def test_one_ulp_of_a_token_in_the_bitwise_tier(world: Any, plan: BatchPlan) -> 
 def test_a_twin_of_another_layout_has_no_bytes_to_compare(world: Any) -> None:
     found = judge_bitwise(
         world.records(PADDED), world.records(BatchPlan(micro_batch_size=2, padding_side="left")), world.frame,
-        place=(0, None),
+        place=Place(0),
     )  # fmt: skip
     wrong = [v for v in found if not v.ok]
     assert {v.status for v in wrong} == {Status.COVERAGE}
@@ -60,9 +61,9 @@ def test_a_twin_of_another_layout_has_no_bytes_to_compare(world: Any) -> None:
 def test_a_twin_sees_missing_and_additional_records(world: Any, plan: BatchPlan) -> None:
     records = world.records(plan)
     fewer = [r for r in records if r.type != "param"]
-    lost = [v for v in judge_bitwise(fewer, records, world.frame, place=(0, None)) if not v.ok]
+    lost = [v for v in judge_bitwise(fewer, records, world.frame, place=Place(0)) if not v.ok]
     assert {(v.status, v.quantity) for v in lost} == {(Status.MISSING, "param")}
-    more = [v for v in judge_bitwise(records, fewer, world.frame, place=(0, None)) if not v.ok]
+    more = [v for v in judge_bitwise(records, fewer, world.frame, place=Place(0)) if not v.ok]
     assert [(v.status, v.quantity, v.name) for v in more] == [(Status.EXTRA, "coverage", "param of rank 0")]
 
 
@@ -74,7 +75,7 @@ def test_a_twin_sees_padding(world: Any) -> None:
         tensors["entropy"][row, col] = 1e-300
 
     records = world.records(PADDED)
-    found = judge_bitwise(changed(records, "forward_data", 0, change), records, world.frame, place=(0, None))
+    found = judge_bitwise(changed(records, "forward_data", 0, change), records, world.frame, place=Place(0))
     (verdict,) = [v for v in found if not v.ok]
     assert verdict.worst is not None
     assert verdict.worst.where == f"row {row}, column {col} (padding)"

@@ -16,7 +16,7 @@ from regress.compare.single_dump_units import check_records
 from regress.compare.updates.judge_self_test import judge_rolled
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
-from regress.dump.coordinates import Coordinates
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import Segment, TokenLayout
@@ -75,8 +75,7 @@ def records(seed: int = 0, dtype: str = "float64") -> list[Record]:
 
 def check(found: list[Record], config: dict[str, Any] = CONFIG) -> dict[str, Verdict]:
     return {
-        verdict.name: verdict
-        for verdict in check_records(found, "invariants", place=(0, None), config=config)
+        verdict.name: verdict for verdict in check_records(found, "invariants", place=Place(0), config=config)
     }
 
 
@@ -231,15 +230,15 @@ def test_nothing_is_asked_of_an_objective_that_is_unknown() -> None:
 
 def test_ranks_that_repeat_each_other_are_found_and_compared() -> None:
     twins = [replace(record, rank=rank) for record in records() for rank in (0, 1)]
-    assert all(verdict.ok for verdict in check_records(twins, "invariants", place=(0, None), config=CONFIG))
-    assert all(verdict.ok for verdict in check_records(twins, "replicas", place=(0, None), config=CONFIG))
+    assert all(verdict.ok for verdict in check_records(twins, "invariants", place=Place(0), config=CONFIG))
+    assert all(verdict.ok for verdict in check_records(twins, "replicas", place=Place(0), config=CONFIG))
     odd = [
         r
         if (r.rank, r.type) != (1, "is_loss_debug")
         else replace(r, tensors={**r.tensors, "weights": r.tensors["weights"] * 2})
         for r in twins
     ]
-    failed = [v for v in check_records(odd, "replicas", place=(0, None), config=CONFIG) if not v.ok]
+    failed = [v for v in check_records(odd, "replicas", place=Place(0), config=CONFIG) if not v.ok]
     assert {verdict.quantity for verdict in failed} == {"replicas"}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from regress.compare.update_judge import judge_update
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import LENGTHS, PADDED, needed
@@ -52,7 +53,7 @@ def test_what_any_of_two_records_could_hold_must_be_in_one(
         if r.type == "forward_data" and r.micro not in gone
     ]
     planned = world.planned(plan)
-    found = judge_update(records, truth, world.frame, tolerances, place=(0, None), planned=planned)
+    found = judge_update(records, truth, world.frame, tolerances, place=Place(0), planned=planned)
     wrong = [v for v in found if v.status is Status.MISSING]
     assert sorted((v.quantity, v.place.micro) for v in wrong) == [(q, micro) for q in names for micro in gone]
 
@@ -124,7 +125,7 @@ def test_a_rank_that_computes_the_tokens_of_another(make_world: Any, tolerances:
         for r in records
         if (r.rank, r.micro) == (0, 1) and r.type == "loss"
     ]
-    found = judge_update(records, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    found = judge_update(records, world.truth, world.frame, tolerances, place=Place(0), planned=planned)
     (verdict,) = [v for v in found if v.status is Status.COVERAGE and v.name == "loss"]
     assert verdict.over == needed(world, "loss", 2, 3) + world.frame.lengths[4]
     records.append(next(r for r in world.records(plan, ranks=2) if r.type == "loss" and r.rank == 1))
@@ -133,7 +134,7 @@ def test_a_rank_that_computes_the_tokens_of_another(make_world: Any, tolerances:
         world.truth,
         world.frame,
         tolerances,
-        place=(0, None),
+        place=Place(0),
         planned=planned,
     )
     assert any("recorded 2 times" in v.detail for v in found)
@@ -162,7 +163,7 @@ def test_nothing_compared_is_a_fault(make_world: Any, tolerances: Any) -> None:
         world.truth,
         world.frame,
         tolerances,
-        place=(0, None),
+        place=Place(0),
         planned=world.planned(plan),
     )
     found = {v.name: v.detail for v in verdicts if not v.ok}

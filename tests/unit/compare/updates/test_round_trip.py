@@ -19,6 +19,7 @@ from regress.compare.alignment.token_places import Places
 from regress.compare.quantities import source_of
 from regress.compare.update_judge import judge_bitwise, judge_update
 from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
 
@@ -99,11 +100,11 @@ def test_every_layout_passes_in_any_order_of_records(
 ) -> None:
     world = make_world(lengths, order=shuffled(lengths, random))
     records, planned = world.records(plan, ranks), world.planned(plan, ranks)
-    first = judge_update(records, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    first = judge_update(records, world.truth, world.frame, tolerances, place=Place(0), planned=planned)
     assert [v for v in first if not v.ok] == []
     assert {v.quantity for v in first} == {*world.truth, "coverage", *replicas_of(planned)}
     mixed = random.sample(records, len(records))
-    again = judge_update(mixed, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    again = judge_update(mixed, world.truth, world.frame, tolerances, place=Place(0), planned=planned)
     order = [(v.quantity, str(v.place), v.name) for v in first]
     assert sorted(order) == sorted((v.quantity, str(v.place), v.name) for v in again)
     assert [q for q, _, _ in order] == [v.quantity for v in again]
@@ -117,7 +118,7 @@ def test_any_change_of_one_element_is_found_where_it_is(
     world = make_world(lengths)
     records, planned = world.records(plan, ranks), world.planned(plan, ranks)
     changed, expected = _change_one_token(world, records, plan, data)
-    verdicts = judge_update(changed, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    verdicts = judge_update(changed, world.truth, world.frame, tolerances, place=Place(0), planned=planned)
     (verdict,) = [v for v in verdicts if not v.ok]
     where, place, name = expected
     assert verdict.status is Status.DRIFT
@@ -182,7 +183,7 @@ def test_what_lies_in_padding_is_not_compared(
             record = replace_tensors(record, junk)
         records.append(record)
     planned = world.planned(plan)
-    verdicts = judge_update(records, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    verdicts = judge_update(records, world.truth, world.frame, tolerances, place=Place(0), planned=planned)
     assert all(v.ok for v in verdicts)
 
 
@@ -193,7 +194,7 @@ def test_a_twin_passes_byte_for_byte(
 ) -> None:
     world = make_world(lengths)
     verdicts = judge_bitwise(
-        world.records(plan, ranks), reversed(world.records(plan, ranks)), world.frame, place=(0, None)
+        world.records(plan, ranks), reversed(world.records(plan, ranks)), world.frame, place=Place(0)
     )
     assert all(v.ok for v in verdicts)
     assert {v.quantity for v in verdicts} == {

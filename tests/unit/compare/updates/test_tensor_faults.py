@@ -10,8 +10,8 @@ import pytest
 from regress.compare.dumps.comparison import compare_dumps
 from regress.compare.quantities import NEW
 from regress.compare.update_judge import judge_update
-from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.coordinates import Coordinates
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import changed, last_loss_token
@@ -75,7 +75,7 @@ def test_a_metric_that_no_golden_knows_yet_is_a_note(
     def judged(**values: float) -> dict[str, Verdict]:
         records = [*world.records(plan), metrics(**values)]
         found = judge_update(
-            records, truth, world.frame, tolerances, place=(0, None), planned=world.planned(plan)
+            records, truth, world.frame, tolerances, place=Place(0), planned=world.planned(plan)
         )
         return {v.name: v for v in found if v.quantity == "metrics"}
 
@@ -140,7 +140,7 @@ def test_a_quantity_without_tolerance_is_left_out(world: Any, plan: BatchPlan, t
         world.truth,
         world.frame,
         lambda quantity: None if quantity == "entropy" else tolerances(quantity),
-        place=(0, None),
+        place=Place(0),
         planned=world.planned(plan),
     )
     assert all(v.ok and v.quantity != "entropy" for v in verdicts)

@@ -11,7 +11,8 @@ import pytest
 
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.update_judge import judge_update
-from regress.compare.verdicts.verdict import Place, Status
+from regress.compare.verdicts.verdict import Status
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.layout import BatchPlan
 from tests.unit.compare.updates.edits import PADDED, changed, last_loss_token, place_of
@@ -40,7 +41,7 @@ def test_one_token_off_by_one_in_8192(make_world: Any, tolerances: Any) -> None:
 
     records = changed(world.records(plan), "batch_inputs", 0, change)
     found = judge_update(
-        records, world.truth, world.frame, tolerances, place=(0, None), planned=world.planned(plan)
+        records, world.truth, world.frame, tolerances, place=Place(0), planned=world.planned(plan)
     )
     (verdict,) = [v for v in found if not v.ok]
     assert (verdict.status, verdict.over, verdict.count) == (Status.MASK, 1, 8192)
@@ -204,7 +205,7 @@ def test_without_explanations_the_verdicts_are_the_same(
         world.truth,
         world.frame,
         tolerances,
-        place=(0, None),
+        place=Place(0),
         planned=world.planned(plan),
     )
     explained = judge()

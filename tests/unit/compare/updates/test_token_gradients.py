@@ -13,6 +13,7 @@ from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.update_judge import judge_update
 from regress.compare.verdicts.verdict import Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import BatchPlan
@@ -54,7 +55,7 @@ def judged(make_world: Any, tolerances: Any) -> Callable[[str, Change], list[Ver
             world.truth,
             world.frame,
             tolerances,
-            place=(0, None),
+            place=Place(0),
             planned=world.planned(PLAN),
             config=CONFIG,
         )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from regress.compare.updates.trajectory_judge import judge_trajectories
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.diagnosis.layer_names import layer_of, layer_order, multiples_by_layer
-from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.compare.verdicts.verdict_sequence import Verdicts
+from regress.dump.coordinates import Place
 
 COORDINATES = st.none() | st.integers(0, 2**40)
 PLACES = st.builds(Place, COORDINATES, COORDINATES, COORDINATES, COORDINATES)

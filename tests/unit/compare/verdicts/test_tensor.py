@@ -15,7 +15,8 @@ from regress.compare.alignment.token_overlap import Part
 from regress.compare.verdicts.tensor_case import Case, element
 from regress.compare.verdicts.tensor_judge import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import DTYPES, Array, is_float
 from regress.layout import ShardLayout
 

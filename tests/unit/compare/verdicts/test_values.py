@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from regress.compare.verdicts.tensor_case import Block, Case
 from regress.compare.verdicts.tensor_judge import judge_tensor, judge_values
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-from regress.compare.verdicts.verdict import Place
+from regress.dump.coordinates import Place
 
 BOUNDS = [Tolerance(0.0), Tolerance(1e-3), Tolerance(0.5), BITWISE]
 ROWS, WIDTH = 12, 3

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from regress.compare.dumps.comparison import Comparison
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.errors import CompareError, ConfigError, NotSupported
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
