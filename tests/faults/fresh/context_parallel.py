@@ -231,7 +231,7 @@ def normalizer_of_the_ring_kept_in_bfloat16(right, ctx, grad):
 
 
 # names tokens that are left out, and the mask
-@fault("D", "loss loss", "loss-sum equal-log-probs-other-loss", on="tools/cp2", names="loss", ranks=(0,))
+@fault("D", "loss loss", "loss-sum", on="tools/cp2", names="loss", ranks=(0,))
 @met_in("verl PR#4250: the last token of a chunk has no label there, and is masked")
 @around(training_passes, "_sum")
 def tokens_behind_the_border_left_out(right, micro, values):
