@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from regress.compare.alignment.aligned_tensor import Aligned
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.shard_overlap import shard_blocks
@@ -20,7 +21,10 @@ from regress.compare.alignment.token_overlap import BLOCK, Index
 from regress.compare.dumps.adamw_settings import STATE, Adam, Floats
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import record_of
-from regress.compare.dumps.scaled_verdicts import weight_beside
+from regress.compare.dumps.scaled_verdicts import Finding, weight_beside
+from regress.compare.dumps.unit_work import UnitWork
+from regress.compare.quantities import QuantitySource
+from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Place
 from regress.dump.mapped_arrays import release
 from regress.dump.numpy_arrays import Array
@@ -59,65 +63,53 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Updated:
-    """A failing parameter beside the differences that its optimizer explains.
+class AdamWRounding:
+    """Parameters, which AdamW moves either way where their gradients are as small as rounding."""
 
-    Attributes:
-        explained: the actual values, the golden ones where the recorded gradients explain the difference; None where
-            they explain none.
-        note: their number, in words.
-        inconclusive: why nothing tells whether the failure is a fault; empty if something does.
-    """
+    work: UnitWork
 
-    explained: Array | None = None
-    note: str = ""
-    inconclusive: str = ""
+    def admit(self, source: QuantitySource, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding on a parameter without the differences that recorded gradients or states explain.
 
-    @classmethod
-    def of(
-        cls,
-        sides: tuple[Side, Side],
-        records: tuple[str, str],
-        place: Place,
-        name: str,
-        actual: Shard,
-        golden: Sequence[Shard],
-        bound: float,
-        relative: Mapping[str, float],
-    ) -> Updated:
-        """Compare a parameter with what AdamW makes of the recorded gradients.
-
-        Args:
-            records: names of the golden and of the actual record that hold it.
-            bound: tolerance of the parameter, which rounding may add.
-            relative: those of ``gradient`` and ``optimizer``, relative to the largest golden value.
+        Where nothing is recorded that would tell, the finding says why it is inconclusive.
         """
-        adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
+        if finding.verdict.status is not Status.DRIFT or "multiple" not in finding.tolerance.basis:
+            return finding
+        work, records, name = self.work, self.work.records, source.tensor
+        actual = local_shard(key_of(records.actual), records.actual, name)
+        golden = [one for one in work.golden_shards(source) if one.layout.shape == actual.layout.shape]
+        bound, size = finding.verdict.tolerance, actual.array.size
         beyond = _beyond(actual, golden, bound)
         if beyond is None:
-            return cls()
+            return finding
         places, error, there = beyond
-        own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
-        at, size = (own.of_update.counted, other.of_update.counted), actual.array.size
-        found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
-        if found.allowed is None:
-            return cls(
-                inconclusive=_inconclusive(name, place, error, size)
-                if found.undecided(error, bound, size)
-                else ""
-            )
-        settled = (found.allowed > 0) & (error <= found.allowed + bound)
+        sides = records.golden_side, records.actual_side
+        record = next(own for own, one in records.golden.items() if name in one.tensors)
+        names = record, work.unit.record
+        own, other = (side.entries[one][1] for side, one in zip(sides, names, strict=True))
+        relative = {
+            record_type: work.tolerance_of(record_type, golden[0].array, actual.array).relative
+            for record_type in ("gradient", "optimizer")
+        }
+        adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
+        at = own.of_update.counted, other.of_update.counted
+        explained = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
+        if explained.allowed is None:
+            undecided = explained.undecided(error, bound, size)
+            words = _inconclusive(name, work.unit.place, error, size) if undecided else ""
+            return replace(finding, inconclusive=words)
+        settled = (explained.allowed > 0) & (error <= explained.allowed + bound)
         if not settled.any():
-            return cls()
-        much = f"{int(settled.sum())} of {size} elements"
+            return finding
         note = (
-            f"param {name}: {much} differ beyond the tolerance, by {error[settled].max():.2g} at most, and by no "
-            "more than AdamW makes of the gradients recorded on both sides, each divided by its own size: they count "
-            "as equal"
+            f"param {name}: {int(settled.sum())} of {size} elements differ beyond the tolerance, by "
+            f"{error[settled].max():.2g} at most, and by no more than AdamW makes of the gradients recorded on both "
+            "sides, each divided by its own size: they count as equal"
         )
         closer = actual.array.copy()
         closer.reshape(-1)[places[settled]] = there[settled].astype(closer.dtype)
-        return cls(closer, note)
+        anew = work.judged(source, work.beside(source, replace(actual, array=closer), golden))
+        return replace(anew, note=note)
 
 
 def _beyond(actual: Shard, golden: Sequence[Shard], bound: float) -> tuple[Index, Floats, Floats] | None:

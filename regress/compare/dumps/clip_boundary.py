@@ -26,6 +26,8 @@ from regress.compare.dumps.frame_mapping import in_frame, numbers
 from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tolerance_bounds import spacing
+from regress.compare.dumps.unit_work import UnitWork
+from regress.compare.quantities import QuantitySource
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Place
@@ -299,16 +301,31 @@ def _on_one_side(golden: NDArray[Any], actual: NDArray[Any]) -> Bools:
     return np.asarray((less <= NOTHING * largest) & (more > SOMETHING * largest), bool)
 
 
-def branched(unit: Unit, finding: Finding, found: Aligned, dtype: str, judged: Judged) -> Finding:
-    """Return the finding on token gradients, where tokens at a bound of the clip range may take either branch.
+@dataclass(frozen=True)
+class ClipBoundary:
+    """Token gradients, where tokens at a bound of the clip range may take either branch."""
+
+    work: UnitWork
+
+    def admit(self, source: QuantitySource, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding with tokens that took the other branch, and may have, counted as equal."""
+        unit, rows, verdict = self.work.unit, found.tokens, finding.verdict
+        if rows is None or not self.work.by_table or not (verdict.status is Status.DRIFT or jumps(rows)):
+            return finding
+        dtype, judged = self.work.dtype(found.actual, found.golden), partial(self.work.judged, source)
+        return _branched(unit, finding, found, rows, dtype, judged)
+
+
+def _branched(
+    unit: Unit, finding: Finding, found: Aligned, rows: TokenRows, dtype: str, judged: Judged
+) -> Finding:
+    """Return the finding of `ClipBoundary`.
 
     Args:
         dtype: the coarsest of the two sides.
         judged: judges the tensor anew.
     """
-    rows, verdict, paths = found.tokens, finding.verdict, (unit.golden, unit.actual)
-    if rows is None or not (verdict.status is Status.DRIFT or jumps(rows)):
-        return finding
+    verdict, paths = finding.verdict, (unit.golden, unit.actual)
     sides = []
     for (one, other), record in ((paths, unit.records[0]), (paths[::-1], unit.record)):
         sides.append((golden_update(one, other, record), partial(earlier_updates, one, other, record)))

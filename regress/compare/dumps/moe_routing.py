@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from regress.compare.alignment.aligned_tensor import Aligned
 from regress.compare.alignment.canonical_projection import Projection
 from regress.compare.dumps.canonical_values import golden_update
-from regress.compare.dumps.clip_boundary import Judged
-from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.frame_mapping import in_frame, numbers
 from regress.compare.dumps.opened_dump import Named
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tolerance_bounds import spacing
-from regress.compare.quantities import OTHER, quantity_named
+from regress.compare.dumps.unit_work import UnitWork
+from regress.compare.quantities import OTHER, QuantitySource, quantity_named
 from regress.compare.verdicts.verdict import Status
 from regress.layout import SampleKey, TokenFrame
 
@@ -162,28 +161,42 @@ def router_of(name: str) -> str:
     return name
 
 
-def routed(
-    routes: Routes, unit: Unit, name: str, finding: Finding, found: Aligned, judged: Judged
-) -> Finding:
-    """Return the finding on a router without the choices that rounding decides, and what follows from them.
+@dataclass(frozen=True)
+class ExpertRouting:
+    """Activations of routers, whose choice of experts rounding decides where two are nearly tied."""
 
-    Args:
-        name: the tensor.
-        judged: judges it anew.
-    """
-    flips, rows = routes.flips(router_of(name)), found.tokens
-    if finding.verdict.status not in (Status.DRIFT, Status.MASK) or rows is None or flips is None:
-        return finding
-    choice = name.endswith(EXPERTS)
-    tokens = routes.numbers(rows.part.rows[rows.selected], unit.frame)
-    others = flips.before if routes.forced else flips.admitted | flips.before
-    left_out = flips.admitted if choice else others
-    kept = rows.selected[(tokens < 0) | ~left_out[tokens]]
-    if kept.size == rows.selected.size:
-        return finding
-    anew = judged(found.among(replace(rows, selected=kept)))
-    statement = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
-    return replace(anew, note=statement if choice else "")
+    work: UnitWork
+
+    def admit(self, source: QuantitySource, finding: Finding, found: Aligned) -> Finding:
+        """Return the finding on a router without the choices that rounding decides, and what follows from them."""
+        name, rows, routes = source.name, found.tokens, self._routes
+        failing = finding.verdict.status in (Status.DRIFT, Status.MASK) and self.work.by_table
+        if not failing or rows is None or routes is None:
+            return finding
+        flips = routes.flips(router_of(name))
+        if flips is None:
+            return finding
+        choice, unit = name.endswith(EXPERTS), self.work.unit
+        tokens = routes.numbers(rows.part.rows[rows.selected], unit.frame)
+        others = flips.before if routes.forced else flips.admitted | flips.before
+        left_out = flips.admitted if choice else others
+        kept = rows.selected[(tokens < 0) | ~left_out[tokens]]
+        if kept.size == rows.selected.size:
+            return finding
+        anew = self.work.judged(source, found.among(replace(rows, selected=kept)))
+        statement = words(flips, name, tokens[tokens >= 0], unit.place, forced=routes.forced)
+        return replace(anew, note=statement if choice else "")
+
+    @cached_property
+    def _routes(self) -> Routes | None:
+        """The routers of the update; None where nothing tells their choice."""
+        records, unit = self.work.records, self.work.unit
+        if not any(name.endswith(EXPERTS) for name in records.actual.tensors):
+            return None
+        forced = any(record.meta.get("forced_routing") for record in records.golden.values())
+        paths, names = (unit.golden, unit.actual), (unit.records[0], unit.record)
+        dtype = self.work.dtype(*records.actual.tensors.values())
+        return Routes.of(paths, names, unit.golden_of, dtype, forced)
 
 
 def words(flips: Flips, name: str, here: NDArray[np.int64], place: object, *, forced: bool) -> str:

@@ -11,7 +11,7 @@ from regress.compare.alignment.aligned_tensor import TokenRows
 from regress.compare.alignment.token_overlap import Index
 from regress.compare.alignment.token_places import Mask
 from regress.compare.dumps.comparison_unit import Unit
-from regress.compare.dumps.unit_comparison import opened
+from regress.compare.dumps.unit_work import opened
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.tolerance import Tolerance
 
