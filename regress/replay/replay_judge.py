@@ -71,6 +71,7 @@ def verdicts_in_order(
     seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
+    later = {before: where for where, before in earlier.items() if before is not None}
     for step in trajectories_of(case):
         yield from rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
@@ -85,7 +86,9 @@ def verdicts_in_order(
                 dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
-                related=related_values_of(case, update, earlier.get(update.where)) if explained else None,
+                related=related_values_of(case, update, earlier.get(update.where), later.get(update.where))
+                if explained
+                else None,
             )
             yield from invariants_of(dump, update, records)
             seen.append(values)

@@ -42,12 +42,17 @@ class _WhenAsked:
 
 
 def related_values_of(
-    case: GoldenCase, update: PlannedUpdate, before: str | None, *, own: bool = True
+    case: GoldenCase,
+    update: PlannedUpdate,
+    before: str | None,
+    after: str | None = None,
+    *,
+    own: bool = True,
 ) -> RelatedValues:
     """Return what is known of an update of a case besides its golden values.
 
     Args:
-        before: name of the update before it, if there is one.
+        before, after: names of the updates before it and after it, if there are any.
         own: True to compute its samples' own gradients where a hypothesis asks for them.
     """
     samples = trajectories_of(case)[update.step]
@@ -57,6 +62,7 @@ def related_values_of(
         gradients=_WhenAsked(case, update, before) if own else None,
         microbatches=_microbatches(update),
         before={} if before is None else read_when_asked(case, before),
+        after={} if after is None else read_when_asked(case, after),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,11 @@ MOMENTS = {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
 """Recorded moment -> the input that it is made of."""
 STATE = {**MOMENTS, "param": "parameters"}
 """Result of an update -> the input that it is made of."""
+_BETAS = (0.9, 0.95, 0.8), (0.999, 0.95, 0.99, 0.98, 0.9)
+"""Decays of the moments that trainers are known to use, where the first update alone tells none of its own."""
+_EPS = (1e-8, 1e-6, 1e-5, 1e-10, 1e-15)
+_FITS, _ROUNDED = 1e-4, 1e-2
+"""Most of a moment, and of a step as parameters round it, that settings may leave unexplained."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,88 @@ def adamw_formula(s: AdamW, after: Mapping[str, Floats], gradient: Floats | None
     swaps: dict[str, tuple[str, ...]] = dict.fromkeys(("gradient", *MOMENTS.values()), ())
     mistakes = {"eps_inside_of_the_bias_correction": _eps_inside_of_the_root}
     return Formula(adamw, inputs, s, choices, [("beta1", "beta2")], swaps, mistakes)
+
+
+def proven_settings(
+    after: Mapping[str, Floats],
+    before: Mapping[str, Floats],
+    gradient: Floats | None,
+    norm: float,
+    count: float,
+    told: Adam | None = None,
+    decay: float | None = None,
+) -> AdamW | None:
+    """Return the settings that the values of an update prove; None where they prove none.
+
+    Where nothing tells the parameters before the update, the learning rate is NaN.
+
+    Args:
+        after, before: ``exp_avg``, ``exp_avg_sq`` and ``param``, as far as they are known; the moments before the first
+            update are 0.
+        told: settings that need no proof, with the weight ``decay``; the clip of gradients is not among them.
+    """
+    if gradient is None or not gradient.any():
+        return None
+    start = before if count > 1 else {**before, **{key: np.zeros_like(after[key]) for key in MOMENTS}}
+    common = _BETAS if told is None else tuple((beta,) for beta in told.betas)
+    firsts, seconds = (
+        [*_decays(after[key], start.get(key), term, betas)]
+        for key, term, betas in zip(MOMENTS, (gradient, gradient**2), common, strict=True)
+    )
+    for (beta1, first), (beta2, second) in product(firsts, seconds):
+        clip = first / (1 - beta1)
+        if not 0 < clip <= 1 + _FITS or not math.isclose(clip**2, second / (1 - beta2), rel_tol=_FITS):
+            continue
+        limit = None if clip >= 1 - _FITS else clip * (norm + CLIP_EPS)
+        found = AdamW(math.nan, beta1, beta2, _EPS[0], 0.0, limit, count)
+        if told is not None:
+            return replace(found, learning_rate=told.rate, eps=told.eps, weight_decay=decay or 0.0)
+        return _with_rate(found, after, before.get("param"))
+    return None
+
+
+def _decays(
+    after: Floats, before: Floats | None, term: Floats, common: Sequence[float]
+) -> Iterator[tuple[float, float]]:
+    """Yield how a moment decays, and how often a term counts in it: of each common decay where it began with 0."""
+    if before is None or before.shape != after.shape:
+        return
+    parts = [term.reshape(-1)] if not before.any() else [term.reshape(-1), before.reshape(-1)]
+    found, left = _fitted(parts, after.reshape(-1))
+    if left > _FITS:
+        return
+    if len(parts) == 1:
+        yield from ((beta, found[0]) for beta in common)
+    elif 0 < found[1] < 1:
+        yield float(f"{found[1]:.6g}"), found[0]
+
+
+def _with_rate(s: AdamW, after: Mapping[str, Floats], before: Floats | None) -> AdamW:
+    """Return settings with the learning rate, weight decay and eps that a step from these parameters was made with."""
+    if before is None or "param" not in after or before.shape != after["param"].shape:
+        return s
+    step, found = (after["param"] - before).reshape(-1), []
+    for eps in _EPS:
+        made = replace(s, eps=eps)
+        parts = [direction(after, made).reshape(-1), before.reshape(-1)]
+        (rate, decay), left = _fitted(parts, -step)
+        found.append((left, replace(made, learning_rate=rate, weight_decay=decay / rate if rate else 0.0)))
+    left, best = min(found, key=lambda one: one[0])
+    return best if left <= _ROUNDED and best.learning_rate > 0 else s
+
+
+def _fitted(parts: Sequence[Floats], values: Floats) -> tuple[list[float], float]:
+    """Return the coefficients of the least squares solution, and what it leaves of the values, in norm."""
+    matrix = np.stack(parts, axis=1)
+    found = np.linalg.lstsq(matrix, values, rcond=None)[0]
+    size = float(np.linalg.norm(values))
+    return found.tolist(), float(np.linalg.norm(values - matrix @ found)) / size if size else math.inf
+
+
+def direction(after: Mapping[str, Floats], s: AdamW) -> Floats:
+    """Return an update over its learning rate, from the moments after it."""
+    adam = Adam(0.0, (s.beta1, s.beta2), s.eps, None)
+    return adam.direction(after["exp_avg"], after["exp_avg_sq"], int(s.count))
 
 
 def made_twice(formula: Formula) -> Formula:

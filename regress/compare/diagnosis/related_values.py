@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.hypotheses import Floats, Truth
+from regress.compare.dumps.adamw_settings import Adam
 from regress.layout import SampleKey
 
 OwnGradients = Callable[[str], Floats | None]
@@ -40,9 +41,10 @@ class RelatedValues:
         sampler: ``[frame.size]`` log-probs that the sampler reported, NaN where it reported none.
         gradients: the samples' own gradients, in float64.
         microbatches: microbatches of the actual run, by name.
-        before: golden values of the update before it; empty for the first.
+        before, after: golden values of the update before it, and after it; empty for the first, and for the last.
         trusted: True for golden values that are right by definition, as those of a dump are not.
         sampled: asks for the tokens ``[frame.size]`` that the rollouts hold to be sampled; None where they do not tell.
+        optimizer: asks for the settings that records of a parameter's state tell, and for its weight decay.
         first: asks whether the update is known to be the first on its rollouts, whose old log-probs are its own.
     """
 
@@ -52,9 +54,11 @@ class RelatedValues:
     gradients: OwnGradients | None = None
     microbatches: Mapping[str, OwnMicrobatch] = field(default_factory=dict)
     before: Truth = field(default_factory=dict)
+    after: Truth = field(default_factory=dict)
     trusted: bool = True
     sampled: Callable[[], NDArray[np.bool_] | None] = lambda: None
     first: Callable[[], bool] = lambda: False
+    optimizer: Callable[[str], tuple[Adam | None, float | None]] = lambda _: (None, None)
 
     def of_tokens(self, tokens: NDArray[np.int64]) -> RelatedValues:
         """Return what is known of some tokens."""

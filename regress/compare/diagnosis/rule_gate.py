@@ -122,7 +122,10 @@ def masks_judged(divergence: Divergence, scene: RunContext) -> bool:
 def _own_reference(divergence: Divergence, scene: RunContext) -> bool:
     """Return True where the reference differs from the policy: other weights, or after an update of a step before."""
     other = scene.setting("reference", "path") or scene.setting("reference", "without_adapter")
-    return bool(other or divergence.first.place.step)
+    unknown = not scene.config.get(
+        "algorithm"
+    )  # a value that is the policy's, and fails, is not that of the reference
+    return bool(other or unknown or divergence.first.place.step)
 
 
 CLAIMS: Mapping[str, Claim] = {

@@ -51,6 +51,11 @@ _SEARCHED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("policy_loss", "token_loss", *TOKEN_GRADIENTS), ("loss", "importance_level")),
 }
 """Fields that are tried for a quantity where nothing tells the objective."""
+_SUMMED = ("token_loss", *TOKEN_GRADIENTS)
+"""Quantities that every term of the loss enters."""
+_CLIPPED = ("policy_loss", *_SUMMED)
+_SHOWN = 1e-6
+"""Relative difference up to which a token's loss is that of a ratio."""
 _GROUPS = ("interleaved_groups", "one_group", "groups_one_sample_later", "groups_one_sample_earlier")
 
 
@@ -167,14 +172,65 @@ class TokenFormulas:
         ]
         chosen = [dict(zip(searched, row, strict=True)) for row in product(*values)]
         counts = {"kl_coef": 1.0} if quantity == "kl" else {}
+        rows = [*PRESETS.values(), *({**counts, **row} for row in chosen)]
+        if quantity in _CLIPPED and self._bounds:
+            rows += [{**row, **self._bounds} for row in rows]
         asked = [self]
         if golden.size > FEW and quantity not in WHOLE:
             asked = [self.part(np.flatnonzero(self.loss_mask), FEW, {})[0], self]
-        for row in (*PRESETS.values(), *({**counts, **row} for row in chosen)):
-            objective = cast("Objective", ObjectiveFields(**row))
-            if all(one._gives(quantity, of_samples, objective) for one in asked):
+        objectives = (cast("Objective", ObjectiveFields(**row)) for row in rows)
+        for objective in (*objectives, *([self._with_terms] if quantity in _SUMMED else [])):
+            if objective is not None and all(one._gives(quantity, of_samples, objective) for one in asked):
                 return objective
         return None
+
+    @cached_property
+    def _bounds(self) -> dict[str, float]:
+        """Bounds of the ratio that golden policy losses show where a loss is not that of the token's own ratio.
+
+        One that no token shows lies behind every ratio that counts.
+        """
+        names = "log_probs", "old_log_probs", "advantages", "policy_loss"
+        now, old, advantages, loss = (self.golden(name) for name in names)
+        if now is None or old is None or advantages is None or loss is None:
+            return {}
+        recorded = self.golden("ratio")
+        ratio = np.exp(now - old) if recorded is None else recorded
+        with np.errstate(divide="ignore", invalid="ignore"):
+            used = -loss / advantages
+        known = np.isfinite(used)
+        free = known & np.isclose(used, ratio, rtol=_SHOWN)
+        found = {}
+        for name, sign in (("clip_low", -1), ("clip_high", 1)):
+            own = sign * advantages > 0
+            shown, inside = sign * (used[known & ~free & own] - 1), sign * (ratio[free & own] - 1)
+            if shown.size and (np.ptp(shown) > _SHOWN or shown[0] < 0):
+                return {}
+            found[name] = float(f"{shown[0]:.6g}") if shown.size else float(inside.max(initial=0.0))
+        return {} if free[known].all() else found
+
+    @cached_property
+    def _with_terms(self) -> Objective | None:
+        """The objective whose policy loss and KL were found, with the coefficients that the golden loss tells."""
+        from regress.compare.diagnosis.counterfactuals import Formula, affine
+        from regress.grpo.objective_evaluation import loss_of
+
+        golden, policy, samples = self.golden("token_loss"), self.formula("policy_loss"), self.samples
+        if golden is None or policy is None:
+            return None
+        kl = self.formula("kl") if self.golden("kl") is not None else None
+        own = {} if kl is None else {name: getattr(kl.settings, name) for name in _SEARCHED["kl"]}
+        formula = Formula(lambda values, own: loss_of(values, samples, own), self.values, policy.settings)
+        formula = formula.changed(**own, kl_coef=0.0, entropy_coef=0.0)
+        found = {key: affine(formula, "token_loss", key) for key in ("kl_coef", "entropy_coef")}
+        lines = {key: line for key, line in found.items() if line is not None}
+        if not lines:
+            return None
+        base = next(iter(lines.values()))[0]
+        slopes = np.stack([slope for _, slope in lines.values()], axis=1)
+        counts = np.linalg.lstsq(slopes, golden - base, rcond=None)[0]
+        settings: Objective = formula.changed(**dict(zip(lines, counts.tolist(), strict=True))).settings
+        return settings
 
     def _gives(
         self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]], objective: Objective

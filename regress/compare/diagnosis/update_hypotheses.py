@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.adamw_formula import MOMENTS, STATE, AdamW, adamw_formula, made_twice
+from regress.compare.diagnosis.adamw_formula import (
+    MOMENTS,
+    STATE,
+    AdamW,
+    adamw_formula,
+    direction,
+    made_twice,
+    proven_settings,
+)
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth, changed
 from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.diagnosis.term_decomposition import Term, Terms
@@ -34,13 +43,15 @@ class UpdateHypotheses:
     """Hypotheses about the tensors of one optimizer update.
 
     Attributes:
-        settings: section ``optimizer`` of the configuration, as far as it is known.
+        settings: section ``optimizer`` of the configuration, as far as it is known; where it is not, records of the
+            optimizer's state tell them, or its golden values prove them.
         related: further facts about the update.
     """
 
     truth: Truth
     settings: Mapping[str, Any]
     related: RelatedValues = NOTHING
+    _known: dict[str, AdamW | None] = field(default_factory=dict)
 
     def of(self, quantity: str, name: str, affected: NDArray[np.bool_] | None = None) -> Iterator[Hypothesis]:
         """Yield hypotheses about a tensor of ``gradient``, ``grad_norm``, ``optimizer`` or ``param``.
@@ -113,6 +124,11 @@ class UpdateHypotheses:
         golden, formula = self._values(quantity, name), self._formula(parameter)
         if golden is None or formula is None or kind not in STATE:
             return
+        if math.isnan(formula.settings.learning_rate) and kind == "param":
+            along = direction(self._state(self.truth, parameter), formula.settings)
+            words = "that with the direction of the update added"
+            yield Hypothesis("fitted", golden, {"what": words, "id": "fit:learning_rate"}, along)
+            return
         if golden.size <= _FEW:
             yield from (changed(found, found.values) for found in counterfactuals(formula, kind, golden))
         else:
@@ -150,22 +166,54 @@ class UpdateHypotheses:
 
     def _formula(self, parameter: str) -> Formula | None:
         """Return the update of a parameter; None where some of its inputs are unknown."""
+        after, gradient = self._state(self.truth, parameter), self._values("gradient", parameter)
+        shapes = {values.shape for values in (*after.values(), *([] if gradient is None else [gradient]))}
+        if len(shapes) != 1 or not {*MOMENTS} <= {*after} or not self._after_one_update(parameter):
+            return None
+        settings = self._settings(parameter)
+        if settings is None:
+            return None
+        if math.isnan(settings.learning_rate):
+            after.pop("param", None)
+        return adamw_formula(settings, after, gradient, self._norm or 1.0)
+
+    def _settings(self, parameter: str) -> AdamW | None:
+        """Return the settings of the update of a parameter: as configured, as recorded, or as its values prove them."""
+        if parameter in self._known:
+            return self._known[parameter]
         count = self._values("optimizer", f"{parameter}/step")
         t = 1.0 if count is None or count.size != 1 else float(count.reshape(-1)[0])
+        found = AdamW.of({**self.settings, **({"max_grad_norm": None} if self._norm is None else {})}, t)
+        if found is None and not self.settings:
+            found = self._proven(parameter, t)
+        self._known[parameter] = found
+        return found
+
+    def _proven(self, parameter: str, count: float) -> AdamW | None:
+        """Return settings that the update proves, or the next one, whose state before it is known."""
+        told = self.related.optimizer(parameter)
+        updates = (self.related.before, self.truth, count), (self.truth, self.related.after, count + 1)
+        for before, after, number in updates:
+            state, gradient = self._state(after, parameter), after.get("gradient", {}).get(parameter)
+            if gradient is None or not {*MOMENTS} <= {*state}:
+                continue
+            norm = float(after.get("grad_norm", {}).get("grad_norm", 1.0))
+            wide = gradient.astype(np.float64)
+            found = proven_settings(state, self._state(before, parameter), wide, norm, number, *told)
+            if found is not None:
+                return replace(found, count=count)
+        return None
+
+    def _state(self, truth: Truth, parameter: str) -> dict[str, Floats]:
+        """Return moments and values of a parameter, as far as they are known."""
+        known = {kind: truth.get("optimizer", {}).get(f"{parameter}/{kind}") for kind in MOMENTS}
+        known["param"] = truth.get("param", {}).get(parameter)
+        return {kind: values.astype(np.float64) for kind, values in known.items() if values is not None}
+
+    @property
+    def _norm(self) -> float | None:
         norm = self.truth.get("grad_norm", {}).get("grad_norm")
-        settings = AdamW.of(
-            self.settings if norm is not None else {**self.settings, "max_grad_norm": None}, t
-        )
-        known = {kind: self._values("optimizer", f"{parameter}/{kind}") for kind in MOMENTS}
-        known["param"] = self._values("param", parameter)
-        after = {kind: values for kind, values in known.items() if values is not None}
-        gradient = self._values("gradient", parameter)
-        shapes = {values.shape for values in (*after.values(), *([] if gradient is None else [gradient]))}
-        if settings is None or len(shapes) != 1 or not {*MOMENTS} <= {*after}:
-            return None
-        if not self._after_one_update(parameter):
-            return None
-        return adamw_formula(settings, after, gradient, 1.0 if norm is None else float(norm))
+        return None if norm is None else float(norm)
 
     def _after_one_update(self, parameter: str) -> bool:
         """Return False if the golden state is not the recorded one of the update before, updated once."""

@@ -21,6 +21,7 @@ from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.token_places import Mask, placed
 from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.dumps import record_listing
+from regress.compare.dumps.adamw_settings import Adam
 from regress.compare.dumps.opened_dump import Named, Side, open_side
 from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.sample_contents import rollouts_of
@@ -95,12 +96,24 @@ def golden_at(golden: Named, actual: Named, place: Place) -> Projection:
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
     related = RelatedValues(
-        before=_before(golden_side, place),
+        before=_neighbour(golden_side, place, -1),
+        after=_neighbour(golden_side, place, 1),
         trusted=golden_side.system == "golden",
         sampled=partial(_sampled, golden_side, place.step, headers(golden_side, names), found.frame),
         first=partial(_is_first, golden_side, place),
+        optimizer=partial(_optimizer, golden_side, names),
     )
     return Projection(found.truth(), found.frame, None, config, related=related)
+
+
+def _optimizer(side: Side, names: Sequence[str], parameter: str) -> tuple[Adam | None, float | None]:
+    """Return the settings that records of the optimizer's state tell of a parameter, and its weight decay."""
+    for name in names:
+        if side.entries[name][0] == "optimizer" and (found := Adam.recorded(side.read(name).meta, parameter)):
+            decay: Any = side.read(name).meta.get("weight_decay")
+            own = decay.get(parameter) if isinstance(decay, Mapping) else decay
+            return found, float(own) if isinstance(own, int | float) else None
+    return None, None
 
 
 def _sampled(side: Side, step: int | None, records: Sequence[Header], frame: TokenFrame) -> Mask | None:
@@ -132,19 +145,26 @@ def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
         yield from zip(found.frame.samples, np.split(ids, found.frame.offsets[1:-1]), strict=True)
 
 
-def _before(side: Side, place: Place) -> Mapping[str, Mapping[str, Array]]:
-    """Return gradients, parameters and states of the update before; nothing where it was not recorded."""
-    if place.step is None:
+def _neighbour(side: Side, place: Place, by: int) -> Mapping[str, Mapping[str, Array]]:
+    """Return gradients, parameters and states of the update before (-1) or after (1); nothing if it has no record."""
+    known = sorted({where.of_update for type, where in side.entries.values() if type in UPDATE_TYPES})
+    if place.step is None or place not in known:
         return {}
-    recorded = {where.of_update for type, where in side.entries.values() if type in UPDATE_TYPES}
-    last = (one for one in recorded if one.step == place.step - 1)
-    earlier = replace(place, update=place.update - 1) if place.update else max(last, default=None)
+    near = dict(enumerate(known)).get(known.index(place) + by)
+    first, second = (near, place) if by < 0 else (place, near)
+    if first is None or second is None or not _follows(first, second):
+        return {}
     names = [
-        name
-        for name, (type, where) in side.entries.items()
-        if type in UPDATE_TYPES and where.of_update == earlier
+        n for n, (type, where) in side.entries.items() if type in UPDATE_TYPES and where.of_update == near
     ]
-    return _Recorded(side, headers(side, names)).truth() if names else {}
+    return _Recorded(side, headers(side, names)).truth()
+
+
+def _follows(first: Place, second: Place) -> bool:
+    """Return True unless an update is missing between two."""
+    if second.update:
+        return replace(second, update=second.update - 1) == first
+    return second.step == (first.step or 0) + 1
 
 
 def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

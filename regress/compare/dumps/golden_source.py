@@ -159,7 +159,7 @@ class GoldenSide(TruthSide):
         return self._recorded[where]
 
     def related(self, where: str) -> RelatedValues:
-        """Return rewards, the sampler's log-probs and the update before."""
+        """Return rewards, the sampler's log-probs, and the updates before and after."""
         samples = self._trajectories.get(self.places[where].step, [])
         names = [*self.places]
         number = names.index(where)
@@ -167,6 +167,7 @@ class GoldenSide(TruthSide):
             rewards={sample.key: float(sample.reward) for sample in samples},
             sampler=sampler_log_probs(self.frame(where), samples),
             before=self.values(names[number - 1]) if number else {},
+            after=self.values(names[number + 1]) if number + 1 < len(names) else {},
         )
 
     @cached_property

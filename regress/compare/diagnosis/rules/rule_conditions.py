@@ -45,10 +45,16 @@ def _factor(divergence: Divergence) -> bool:
     return any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
 
 
-def _samples_in_parts(_: Divergence, scene: RunContext) -> bool:
-    """Return True if ratios are those of samples whose tokens lie on several ranks."""
+def _samples_in_parts(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True if ratios are those of samples whose tokens lie on several ranks.
+
+    Where no configuration tells the level of ratios, one factor for all tokens of a sample does.
+    """
     level = scene.setting("algorithm", "importance_level")
-    return scene.mesh.get("cp", 1) > 1 and level in ("sequence", "sequence_product")
+    of_samples = level in ("sequence", "sequence_product")
+    if level is None and not scene.config.get("algorithm"):
+        of_samples = divergence.pattern("per_sample") is not None
+    return scene.mesh.get("cp", 1) > 1 and of_samples
 
 
 def _few_ulps(divergence: Divergence, _: RunContext) -> bool:

@@ -14,6 +14,7 @@ from regress.compare.diagnosis.related_values import RelatedValues
 from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 from regress.compare.diagnosis.token_formulas import TokenFormulas
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
+from regress.compare.dumps.adamw_settings import CLIP_EPS
 from regress.grpo.objective import Objective
 from regress.grpo.objective_evaluation import Samples, advantages_of, gradients_of, loss_of, weights_of
 from regress.layout import TokenFrame
@@ -81,15 +82,24 @@ def counterfactuals_of(
     return TokenCounterfactuals(TokenFormulas(truth, FRAME, mask, section, beside, logits, length=9))
 
 
-def updated(*, coupled: bool = False, counter: int = 0) -> dict[str, Any]:
-    """Return state and parameters after four updates by AdamW, the last one with these mistakes."""
+def updated(
+    *, steps: int = 4, coupled: bool = False, counter: int = 0, limit: float | None = None
+) -> dict[str, Any]:
+    """Return state and parameters after some updates by AdamW, the last one with these mistakes.
+
+    Args:
+        limit: norm that gradients are clipped to.
+    """
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(5, 3, dtype=torch.float64))
     optimizer = torch.optim.AdamW([weight], lr=0.02, eps=1e-8, betas=(0.9, 0.99), weight_decay=0.03)
-    for step in range(4):
+    for step in range(steps):
         weight.grad = gradient = torch.randn(5, 3, dtype=torch.float64)
-        if step == 3:
-            optimizer.state[weight]["step"] += counter
+        if limit is not None:
+            weight.grad = gradient * min(1.0, limit / (float(gradient.norm()) + CLIP_EPS))
+        if step == steps - 1:
+            if counter:
+                optimizer.state[weight]["step"] += counter
             if coupled:
                 optimizer.param_groups[0]["weight_decay"] = 0.0
                 weight.grad = gradient + 0.03 * weight.detach()

@@ -103,6 +103,33 @@ def test_a_loss_that_somebody_wrote_wrongly(
     assert id in explained("policy_loss", found, objective, known=known)
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["configured", "hidden"])
+@pytest.mark.parametrize(
+    ("section", "change", "id"),
+    [
+        ({"clip_low": 0.15, "clip_high": 0.35}, {"loss": "importance_sampling"}, "loss=importance_sampling"),
+        ({"kl_estimator": "k2"}, {"kl_coef": 0.0}, "kl_coef=0"),
+    ],
+    ids=["bounds of no preset", "no KL"],
+)
+def test_a_change_of_a_loss_is_told_whether_its_objective_is_known_or_found(
+    section: dict[str, Any], change: dict[str, Any], id: str, known: bool
+) -> None:
+    objective = objective_of(**section)
+    wrong = loss_of(values_of(objective), samples_of(), replace(objective, **change))["token_loss"].numpy()
+    assert id in explained("token_loss", wrong, objective, known=known)
+
+
+def test_a_reversed_entropy_is_told_of_a_loss_whose_coefficients_nobody_tells() -> None:
+    objective = objective_of()
+    without = loss_of(values_of(objective), samples_of(), replace(objective, entropy_coef=0.0))["token_loss"]
+    wrong = 2 * without.numpy() - made(objective)["token_loss"]["token_loss"]
+    assert {*explained("token_loss", wrong, objective, known=False)} == {
+        "op:mul/reversed@_total",
+        "op:sub/add@_total",
+    }
+
+
 def test_a_kl_that_is_missing_in_the_reward_is_told_of_advantages() -> None:
     objective = objective_of(kl_placement="reward")
     values = {**values_of(objective), **REWARDED}
