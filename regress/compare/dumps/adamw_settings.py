@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.dump.source_readers import Source
+
 Floats: TypeAlias = NDArray[np.float64]
 CLIP_EPS = 1e-6
 """Added to the norm by ``torch.nn.utils.clip_grad_norm_``."""
 STATE = ("exp_avg", "exp_avg_sq")
 """Moments in the optimizer's record, as torch names them."""
+_TOLD = (
+    "optimizer_type",
+    "learning_rates",
+    "betas",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "maximize",
+    "max_grad_norm",
+)
+
+
+def other_settings(golden: Source, actual: Source) -> Iterator[str]:
+    """Yield a sentence where the first records of the optimizers' states that two sources have tell other settings."""
+    told = [next(_told(side), {}) for side in (golden, actual)]
+    found = [
+        f"{key} {own} and {other}"
+        for key in _TOLD
+        if key in told[0] and key in told[1]
+        for own, other in [_unlike(told[0][key], told[1][key])]
+        if own != other
+    ]
+    if found:
+        yield f"the optimizers have other settings, as records of their states tell: {', '.join(found)}"
+
+
+def _told(side: Source) -> Iterator[Mapping[str, Any]]:
+    records = (side.read(name).meta for name, (type, _) in side.entries.items() if type == "optimizer")
+    yield from (meta for meta in records if "optimizer_type" in meta)
+
+
+def _unlike(own: object, other: object) -> tuple[object, object]:
+    """Return two settings, or those of the first parameter where they differ."""
+    if not isinstance(own, Mapping) or not isinstance(other, Mapping):
+        return own, other
+    pairs = ((f"{own[name]} of {name}", f"{other[name]} of {name}") for name in own if name in other)
+    return next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
 
 
 @dataclass(frozen=True)

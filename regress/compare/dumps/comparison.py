@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from regress.compare.dumps.adamw_settings import other_settings
 from regress.compare.dumps.byte_verification import (
     NOT_VERIFIED,
     IntegrityUnit,
@@ -169,6 +170,7 @@ def compare_dumps(
     )
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
+    planned.notes += other_settings(golden_side, open_side(actual)) if failed & {"optimizer", "param"} else ()
     comparison = Comparison(
         golden,
         actual,
