@@ -138,15 +138,19 @@ def proven_settings(
     Args:
         after, before: ``exp_avg``, ``exp_avg_sq`` and ``param``, as far as they are known; the moments before the first
             update are 0.
-        told: settings that need no proof, with the weight ``decay``; the clip of gradients is not among them.
+        told: settings that need no proof, with the weight ``decay``; the clip of gradients is not among them, and is
+            taken for none where nothing tells the moments before the update.
     """
     if gradient is None or not gradient.any():
         return None
+    after, before, g = _few(after), _few(before), _few({"": gradient})[""]
     start = before if count > 1 else {**before, **{key: np.zeros_like(after[key]) for key in MOMENTS}}
+    if told is not None and not {*MOMENTS} <= {*start}:
+        return AdamW(told.rate, *told.betas, told.eps, decay or 0.0, None, count)
     common = _BETAS if told is None else tuple((beta,) for beta in told.betas)
     firsts, seconds = (
         [*_decays(after[key], start.get(key), term, betas)]
-        for key, term, betas in zip(MOMENTS, (gradient, gradient**2), common, strict=True)
+        for key, term, betas in zip(MOMENTS, (g, g**2), common, strict=True)
     )
     for (beta1, first), (beta2, second) in product(firsts, seconds):
         clip = first / (1 - beta1)
@@ -160,14 +164,19 @@ def proven_settings(
     return None
 
 
+def _few(values: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return some elements of each tensor, flat: few of them prove what all have in common."""
+    return {name: one.reshape(-1)[:: max(1, one.size >> 16)] for name, one in values.items()}
+
+
 def _decays(
     after: Floats, before: Floats | None, term: Floats, common: Sequence[float]
 ) -> Iterator[tuple[float, float]]:
     """Yield how a moment decays, and how often a term counts in it: of each common decay where it began with 0."""
     if before is None or before.shape != after.shape:
         return
-    parts = [term.reshape(-1)] if not before.any() else [term.reshape(-1), before.reshape(-1)]
-    found, left = _fitted(parts, after.reshape(-1))
+    parts = [term, before] if before.any() else [term]
+    found, left = _fitted(parts, after)
     if left > _FITS:
         return
     if len(parts) == 1:
@@ -180,11 +189,10 @@ def _with_rate(s: AdamW, after: Mapping[str, Floats], before: Floats | None) -> 
     """Return settings with the learning rate, weight decay and eps that a step from these parameters was made with."""
     if before is None or "param" not in after or before.shape != after["param"].shape:
         return s
-    step, found = (after["param"] - before).reshape(-1), []
+    step, found = after["param"] - before, []
     for eps in _EPS:
         made = replace(s, eps=eps)
-        parts = [direction(after, made).reshape(-1), before.reshape(-1)]
-        (rate, decay), left = _fitted(parts, -step)
+        (rate, decay), left = _fitted([direction(after, made), before], -step)
         found.append((left, replace(made, learning_rate=rate, weight_decay=decay / rate if rate else 0.0)))
     left, best = min(found, key=lambda one: one[0])
     return best if left <= _ROUNDED and best.learning_rate > 0 else s

@@ -54,10 +54,11 @@ def test_settings_that_nobody_tells_are_proven_by_two_updates(known: str, limit:
     assert ("max_grad_norm=None" in told) is (limit is not None)
 
 
-def test_settings_that_records_of_the_state_tell_need_no_proof_but_the_clip() -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["with the state before", "alone"])
+def test_settings_that_records_of_the_state_tell_need_no_proof_but_the_clip(before: bool) -> None:
     adam = Adam(0.02, (0.9, 0.99), 1e-8, None)
-    truth, before = updated(), {"optimizer": updated(steps=3)["optimizer"]}
-    known = UpdateHypotheses(truth, {}, RelatedValues(before=before, optimizer=lambda _: (adam, 0.03)))
+    earlier = {"optimizer": updated(steps=3)["optimizer"]} if before else {}
+    known = UpdateHypotheses(updated(), {}, RelatedValues(before=earlier, optimizer=lambda _: (adam, 0.03)))
     (found,) = (h for h in known.of("optimizer", "w/exp_avg") if h.numbers.get("id") == "coupled=True")
     wrong = updated(coupled=True)["optimizer"]["w/exp_avg"]
     np.testing.assert_allclose(found.values, wrong, rtol=0, atol=1e-12)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from regress.cli import main
 from torch import nn
 
 import regress
+from regress.cli import main
 
 RIGHT: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.1}
 NOTE = "the optimizers have other settings, as records of their states tell: "
