@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from regress.compare.alignment.element_names import Locator, TokenText
@@ -21,7 +22,6 @@ from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.tolerance_bounds import Bounds, StoredBounds
 from regress.compare.dumps.truth_source import InMemoryTruth, TruthSide
 from regress.compare.expected_records import AtPlaces, Expected
-from regress.compare.in_memory_source import Memory
 from regress.compare.quantities import MASKS, UPDATE_TYPES, Kind, QuantitySource, quantity_named
 from regress.compare.record_plan import Plan
 from regress.compare.replica_agreement import Replicas
@@ -29,8 +29,9 @@ from regress.compare.update_records import Records
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances
 from regress.compare.verdicts.verdict import Verdict
 from regress.compare.verdicts.verdict_sequence import in_order
-from regress.dump.coordinates import Place
+from regress.dump.coordinates import Coordinates, Place
 from regress.dump.record import Record
+from regress.dump.source_readers import Source
 from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
 
@@ -194,3 +195,36 @@ class _Update:
 
 def _names(sources: Iterable[QuantitySource]) -> tuple[str, ...]:
     return tuple(source.tensor for source in sources)
+
+
+class Memory(Source):
+    """Records of an update.
+
+    Args:
+        text: text of a token id, if it is known.
+    """
+
+    system = "regress"
+    folder = Path("records in memory")
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        config: Mapping[str, Any] | None = None,
+        text: TokenText | None = None,
+    ) -> None:
+        self.config, self.text = config or {}, text
+        self._records = {f"{record.type}/{number}": record for number, record in enumerate(records)}
+
+    @property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """Type and place of each record."""
+        return {name: (record.type, record.where) for name, record in self._records.items()}
+
+    def read(self, name: str) -> Record:
+        """Return one record."""
+        return self._records[name]
+
+    def writes(self, record_type: str, tensor: str | None = None) -> bool:
+        """Return True: nothing limits what is recorded."""
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from regress.engine.config.config_schema import Config
 from regress.engine.rollout_worker import SAMPLES, VAL, Prompt, RolloutWorker
 from regress.errors import ConfigError, RegressError, ReplayError, reason
 from regress.tasks.difficulty_vocabulary import level_name
-from regress.tasks.pass_rates import pass_at_k, pass_rate
 from regress.tasks.problem import Problem, is_correct
 
 PASS_RATE = "eval_avg_test_pass_rate"
@@ -239,3 +239,32 @@ def due(config: Config, step: int) -> bool:
     """Return True if the policy is evaluated after ``step`` steps: at the start, at the end and at every interval."""
     every = config.evaluation.every_n_steps
     return every > 0 and (step % every == 0 or step == config.max_steps)
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Return the unbiased estimate of the probability that one of k samples is right.
+
+    Chen et al. 2021 (arXiv:2107.03374), equation 1: ``1 - C(n - c, k) / C(n, k)``, here with exact integers.
+
+    Args:
+        samples: n, completions sampled of the problem.
+        correct: c, those that are right.
+        k: at least 1 and at most n.
+
+    Raises:
+        ValueError: for other numbers.
+    """
+    if not (1 <= k <= samples and 0 <= correct <= samples):
+        raise ValueError(f"pass@{k} cannot be estimated from {correct} right ones of {samples} samples")
+    return 1.0 - comb(samples - correct, k) / comb(samples, k)
+
+
+def pass_rate(right: Sequence[bool]) -> float:
+    """Return the share of right completions; those that failed for any reason count as 0.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not right:
+        raise ValueError("there is nothing to take the pass rate of")
+    return sum(right) / len(right)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,19 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from transformers.utils.logging import disable_progress_bar
 
-from regress.dump.dump_location import Location
+from regress.dump.dump_location import Location, is_remote
 from regress.engine import run_log
 from regress.engine.checkpoint.checkpoint_resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.checkpoint_saver import Saver
 from regress.engine.checkpoint.trainer_state import CheckpointState
 from regress.engine.config.config_schema import Config
 from regress.engine.determinism_environment import configure_torch, export_environment
-from regress.engine.disk_estimate import log_estimate
 from regress.engine.earlier_run import Earlier, check_earlier, remove_earlier
 from regress.engine.engine_ranks import SingleProcess, World, raise_on_all_ranks
+from regress.engine.evaluation import due
 from regress.engine.run_construction import Places, Progress, Run, build
 from regress.engine.run_files import Outputs
-from regress.engine.run_log import printed
+from regress.engine.run_log import LOGGER, MOCK, megabytes, printed
 from regress.engine.step_metrics import Values
 from regress.engine.tracking.metrics_log import Log, open_log
 from regress.engine.training_loop import Loop, Start
@@ -198,3 +200,38 @@ def _memory_errors() -> Iterator[None]:
 def _too_large(error: BaseException) -> RegressError:
     return RegressError(f"""the memory does not suffice ({reason(error)}); lower batching.micro_batch_size,
     batching.pad_to_multiple_of, the sizes in data, or those of the model""")
+
+
+_TOKEN_BYTES = 8 + 1 + 8
+"""Token, loss mask and log-prob."""
+_TEXT_BYTES = 2 * 4
+"""Text of a token, in the completion and in its turn."""
+_SAMPLE_BYTES = 1024
+"""Ids, rewards and field names of a sample."""
+
+
+def recording_size(config: Config) -> tuple[int, int]:
+    """Return the bytes that the recording of one step may take, and that of all steps and evaluations."""
+    sample = config.data.max_seq_length * (_TOKEN_BYTES + _TEXT_BYTES) + _SAMPLE_BYTES
+    step = config.data.prompts_per_step * config.data.group_size * sample
+    evaluations = sum(due(config, number) for number in range(config.max_steps + 1))
+    return step, step * config.max_steps + evaluations * config.task.eval_size * sample
+
+
+def log_estimate(config: Config) -> None:
+    """Log the disk space of recorded rollouts; warn if less is free."""
+    folder = config.rollout_mock.dump_dir
+    step, whole = recording_size(config)
+    estimate = f"disk: up to {megabytes(step)} a step, {megabytes(whole)} for max_steps={config.max_steps}"
+    if is_remote(folder):
+        LOGGER.info("%s %s", MOCK, estimate)
+        return
+    free = shutil.disk_usage(_existing(Path(folder))).free
+    say = LOGGER.warning if free < whole else LOGGER.info
+    say("%s %s; %s are free for %s", MOCK, estimate, megabytes(free), folder)
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would follow links
+    return next(path for path in (folder, *folder.parents) if path.exists())

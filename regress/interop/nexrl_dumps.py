@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +27,6 @@ from regress.errors import DumpError
 from regress.interop.foreign_payloads import SUFFIXES, Payload, is_own, read_payload, tensor
 from regress.interop.nexrl_batches import Batches
 from regress.interop.nexrl_row import Batch
-from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 
 BEFORE = -1
 """Step number of files that a worker writes before it knows the step."""
@@ -227,3 +227,66 @@ def _trajectories(payload: Payload, step: int) -> Record:
         kept = {key: item[key] for key in ("tokens", "loss_mask", "reward", "is_val") if key in item}
         named.append({**kept, "extra_fields": fields})
     return foreign_trajectories({"trajectories": named}, step)
+
+
+class Mode(StrEnum):
+    """Writer of a dump: the trainer itself, its client of a remote trainer, or that trainer."""
+
+    SELF_HOSTED = "self-hosted"
+    REMOTE_API = "remote API"
+    WEAVER = "weaver"
+
+
+MODES: Mapping[Mode, frozenset[str]] = {
+    Mode.SELF_HOSTED: frozenset({"trajectory", "old_log_probs"}),
+    Mode.REMOTE_API: frozenset({"prepared_trajectories", "datums", "training_metrics"}),
+    Mode.WEAVER: frozenset({"is_loss_debug", "batch_inputs"}),
+}
+"""Folders that only this mode writes into; without any of them a dump is taken as self-hosted."""
+
+FOLDERS = frozenset(
+    {
+        *("trajectory", "prepared_trajectories", "datums", "old_log_probs", "forward_data", "loss"),
+        *("is_loss_debug", "param", "gradient"),
+    }
+)
+"""Folders whose files can be compared."""
+
+RAW = frozenset({"training_metrics", "batch_inputs"})
+"""Folders of files without a comparable counterpart: metrics of a step, and inputs, which tell the tokens of rows."""
+
+DERIVED: Mapping[str, Mapping[str, str]] = {
+    "prepared_trajectories": {"trajectory": ""},
+    "datums": {"batch_inputs": "", "is_loss_debug": "#is_loss_debug"},
+    "forward_data": {"forward_data": "", "is_loss_debug": "#is_loss_debug"},
+}
+"""Type of a file -> the record types of its content, and the suffix of its name for each."""
+
+_FORWARD = frozenset({"log_probs", "entropy", "response_mask", "input_ids"})
+_LOSS = frozenset({"loss", "pg_loss", "entropy_loss"})
+_ROLLOUTS = frozenset({"tokens", "loss_mask", "reward", "is_val", "log_probs"})
+
+WRITES: Mapping[Mode, Mapping[str, frozenset[str]]] = {
+    Mode.SELF_HOSTED: {
+        "trajectory": _ROLLOUTS,
+        "old_log_probs": frozenset({"old_log_probs"}),
+        "forward_data": _FORWARD,
+        "loss": _LOSS,
+    },
+    Mode.REMOTE_API: {
+        "trajectory": _ROLLOUTS,
+        "batch_inputs": frozenset({"input_ids", "response_mask"}),
+        "is_loss_debug": frozenset({"old_log_probs", "advantages", "effective_valid"}),
+    },
+    Mode.WEAVER: {
+        "forward_data": _FORWARD - {"input_ids"},
+        "loss": _LOSS,
+        "is_loss_debug": frozenset(
+            {
+                *("log_probs", "old_log_probs", "advantages", "prob_ratio", "elementwise_loss"),
+                *("effective_valid", "loss"),
+            }
+        ),
+    },
+}
+"""Record types and tensors that a mode can write; parameters are written on request."""

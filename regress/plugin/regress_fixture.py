@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from regress.golden.stored_checks import StoredCheck
     from regress.plugin.check_call import Call
     from regress.plugin.golden_update import StagedValues
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from regress.compare.verdicts.verdict import Verdict
+from regress.report.verdict_entries import link
+from regress.report.verdict_text import explain, headline
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -184,7 +191,6 @@ class Regress:
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.golden_provenance import differences
-            from regress.plugin.check_failure_message import explain_check
 
             environment = (
                 [] if golden is None else differences(golden.provenance, provenance_of(self._config))
@@ -194,3 +200,25 @@ class Regress:
             )
             self._node.add_report_section("call", f"regress: {name}", details)
             raise AssertionError(first_line)
+
+
+def explain_check(
+    failed: Sequence[Verdict],
+    test: str,
+    environment: Sequence[str],
+    *,
+    of_golden: bool,
+    report: Path | None = None,
+) -> tuple[str, str]:
+    """Return the first line and the details of a failing comparison: `of_golden`, or of two values of the test.
+
+    Args:
+        report: folder of the report of the session.
+    """
+    quoted = shlex.quote(test)
+    commands = {"reproduce": f"pytest {quoted}"}
+    if of_golden:
+        commands["update"] = f"pytest --update-golden {quoted}"
+    if report is not None:
+        commands["report"] = link(report, test, failed[0])
+    return headline(failed[0], test), explain(failed, where=test, environment=environment, commands=commands)

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from regress.compare.quantities import quantity_named
 from regress.compare.verdicts.verdict import Status
-from regress.errors import GoldenError
+from regress.dump.dump_reader import DumpReader, read_all
+from regress.engine.decision_margins import margins
+from regress.errors import GoldenError, RegressError, ReplayError
 from regress.golden.case_manifest import ToleranceEntry
 from regress.golden.case_update import commit
-from regress.golden.golden_case import GoldenCase
+from regress.golden.golden_case import GREEDY, GoldenCase
 from regress.golden.golden_directory import GoldenStore
-from regress.golden.golden_files import input_files
+from regress.golden.golden_files import CASE_FILE, input_files
 from regress.golden.golden_provenance import differences, environment_lines
 from regress.golden.hub_goldens import hub_address
-from regress.replay.case_draft import HOPELESS, draft, seeds_of
 from regress.replay.case_recipe import Recipe, has_inputs, make_inputs
+from regress.replay.case_run import run_steps, write_rollouts
 from regress.replay.case_signal import SignalError
 from regress.replay.case_truth import Truth, compute_truth, provenance_of, require_case_signal
 from regress.replay.drift_update import propose as propose_values
 from regress.replay.noise_floor import Floor
-from regress.replay.sampled_rollouts import sample_rollouts
+from regress.replay.replay_configuration import replay_config
 from regress.replay.temporary_workspace import Workspace
 from regress.replay.tolerance_calibration import calibrate
 from regress.replay.tolerance_proof import Proof, prove
+from regress.replay.variant import Precision
+from regress.replay.variant_table import BASE
 
 
 def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool = True) -> list[Path]:
@@ -209,3 +219,95 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
         if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
             lines[case.name] = ", ".join(changed)
     return lines
+
+
+TRIES, HOPELESS = 40, 8
+"""Seeds that are tried for a case in which some faults could not show; fewer, if none of so many had a signal."""
+
+_SEED = re.compile(r"^(?P<before>(?P<indent> +)seed: *)[^\s#]+", re.MULTILINE)
+_CONFIG = re.compile(r"^config: *\n", re.MULTILINE)
+
+
+def seeds_of(case: GoldenCase) -> list[int]:
+    """Return the seeds that its inputs are made with until it has every signal, its own first.
+
+    A case that takes the inputs of another has those whatever its seed.
+    """
+    own = case.config.get("seed", 0)
+    if not isinstance(own, int) or "inputs_of" in case.recipe:
+        return [own] if isinstance(own, int) else [0]
+    return [own, *(seed for seed in range(1, TRIES + 1) if seed != own)][:TRIES]
+
+
+@contextmanager
+def draft(case: GoldenCase, root: Path, seed: int) -> Iterator[GoldenStore]:
+    """Yield a golden directory below ``root`` that holds a copy of a case, without its recording, under a seed.
+
+    What an error says of the draft's folders it says of the case's.
+    """
+    folder = root / case.name
+    for name in input_files(case.folder):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(case.folder / name, folder / name)
+    other = case.recipe.get("inputs_of")
+    if isinstance(other, str) and other and (source := case.folder.parent / other).is_dir():
+        (root / other).symlink_to(source.absolute())
+    if case.config.get("seed", 0) != seed:
+        path = folder / CASE_FILE
+        path.write_text(with_seed(path.read_text(encoding="utf-8"), seed), encoding="utf-8")
+    try:
+        yield GoldenStore(root)
+    except RegressError as error:
+        own = str(case.folder.parent)
+        texts = (str(one).replace(str(root.resolve()), own).replace(str(root), own) for one in error.args)
+        error.args = tuple(texts)
+        raise
+
+
+def with_seed(text: str, seed: int) -> str:
+    """Return a ``case.yaml`` with another seed and all else as it is written there, comments too."""
+    tree: dict[str, Any] = yaml.safe_load(text)
+    seeded = {**tree, "config": {**tree.get("config", {}), "seed": seed}}
+    for found in (
+        _SEED.sub(rf"\g<before>{seed}", text, count=1),
+        _CONFIG.sub(f"config:\n  seed: {seed}\n", text, count=1),
+    ):
+        if _holds(found, seeded):
+            return found
+    return str(yaml.safe_dump(seeded, sort_keys=False))
+
+
+def _holds(text: str, content: Mapping[str, Any]) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == content)
+    except yaml.YAMLError:
+        return False
+
+
+MARGIN = 1e-6
+"""Least probability between a decision and another outcome: what rounds differently in float64 differs by 1e-12."""
+
+
+def sample_rollouts(case: GoldenCase, workspace: Path) -> float:
+    """Write ``trajectories/`` and ``greedy/`` of a case, and return the least margin of a decision.
+
+    Raises:
+        ReplayError: if a draw, an argmax, or a cut of top-k or top-p lies within `MARGIN` of another outcome.
+    """
+    config = replay_config(case, BASE, Precision.FLOAT64, Recipe.of(case).steps, workspace)
+    with margins() as found:
+        run_steps(config)
+    least = min(found)
+    if least < MARGIN:
+        raise ReplayError(f"""case {case.name}: a decision of the sampler lies within {least:.1e} of another outcome,
+        and of {len(found)} none may within {MARGIN:g}, as rounding would decide it; choose another seed in
+        {case.folder / "case.yaml"}""")
+    dump = DumpReader(config.debug.dump_dir)
+    for folder in ("trajectories", GREEDY):
+        shutil.rmtree(case.folder / folder, ignore_errors=True)
+    for record in dump.records("trajectory"):
+        write_rollouts(case.folder / "trajectories", record)
+    for path in sorted((Path(config.output_dir) / GREEDY).iterdir()):
+        (record,) = read_all(path)
+        write_rollouts(case.folder / GREEDY, record)
+    return least

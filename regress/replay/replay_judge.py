@@ -1,19 +1,26 @@
-"""Judgement of a replay: each record against the golden values, or byte for byte against its bitwise reference."""
+"""Judgement of a replay: each record against the golden values, or byte for byte against its bitwise reference.
+
+A tolerance under which a shuffled tensor passes proves nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from regress.compare.dumps.golden_source import token_text
-from regress.compare.quantities import ADDED, METRICS, quantity_named
+from regress.compare.metrics.striped_measures import largest
+from regress.compare.quantities import ADDED, METRICS, Kind, quantity_named
 from regress.compare.update_judge import judge_bitwise, judge_update
 from regress.compare.update_records import Records
-from regress.compare.updates.judge_self_test import judge_rolled
+from regress.compare.updates.invariant_counts import QUANTITY
 from regress.compare.updates.update_invariants import judge_invariants
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.tolerance_overrides import Overrides
-from regress.compare.verdicts.verdict import Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
 from regress.dump.dump_reader import DumpReader
 from regress.dump.numpy_arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -208,3 +215,45 @@ def expected_dtype(
         return computes or precision.computes_in
     native = quantity_named(quantity).native
     return precision.dtype if native or precision is Precision.FLOAT64 else "float32"
+
+
+NAME = "rolled"
+_REASON = "what is rolled by one place must fail, or the comparison could not"
+
+
+def judge_rolled(
+    truths: Sequence[Mapping[str, Mapping[str, Array]]],
+    tolerances: Callable[[str], Tolerance | None],
+    place: Place,
+) -> Verdict:
+    """Return one verdict for the golden values of all updates: some tensor of every quantity must fail when rolled.
+
+    Quantities whose tensors hold one value each (sums and numbers) cannot be rolled, and are left out.
+
+    Args:
+        place: place of the verdict: the first of the updates.
+    """
+    noticed, blind = 0, []
+    for quantity in dict.fromkeys(quantity for truth in truths for quantity in truth):
+        tolerance = tolerances(quantity)
+        if tolerance is None or quantity_named(quantity).kind in (Kind.SHARE, Kind.SCALAR):
+            continue
+        moved = [_moved(values) for truth in truths for values in truth.get(quantity, {}).values()]
+        shares = [share for share in moved if share is not None]
+        if shares and max(shares) <= tolerance.relative:
+            blind.append(
+                f"{quantity} ({max(shares):.3g} of the scale, tolerated are {tolerance.relative:.3g})"
+            )
+        noticed += len(shares)
+    if not blind:
+        return Verdict(Status.OK, QUANTITY, NAME, place, count=noticed, reason=_REASON)
+    detail = f"values that are rolled by one place pass: {', '.join(blind)}; measure the tolerance again"
+    return Verdict.fault(Status.DRIFT, QUANTITY, NAME, place, detail, len(blind), count=noticed)
+
+
+def _moved(values: Array) -> float | None:
+    """Return how far a tensor moves when rolled, as a fraction of its largest value; None for one that cannot move."""
+    wide = values.astype(np.float64).reshape(-1)
+    if wide.size < 2 or not np.isfinite(wide).all() or not np.any(wide != wide[0]):
+        return None
+    return float(np.abs(np.roll(wide, 1) - wide).max()) / largest(values)

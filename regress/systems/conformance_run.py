@@ -10,8 +10,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from regress.dump.dump_reader import DumpReader
 from regress.errors import RegressError, SystemsError
+from regress.explain.explanation import explain_update
+from regress.explain.update_tokens import UpdateTokens, read_update
 from regress.golden.golden_directory import GoldenStore
+from regress.replay.exported_case import ExportedCase, Sample
 from regress.systems.cell_judge import judge
 from regress.systems.cell_launch import TIMEOUT, Outcome, run_jobs
 from regress.systems.cell_worker import Job
@@ -55,7 +61,6 @@ class Workspace:
 
     def truth(self, cell: Cell, objective: Mapping[str, Any]) -> Path:
         """Return the dump of the truth of a cell under an objective, computed once."""
-        from regress.systems.cell_truth import truth
 
         facts = [cell.case, cell.batches, cell.without, cell.updates, cell.warm, objective]
         key = json.dumps(facts, sort_keys=True, default=str)
@@ -190,7 +195,6 @@ def row_of(
     if outcome.missing:
         return ConformanceRow(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
     from regress.replay.exported_case import ExportedCase
-    from regress.systems.explained_rollouts import explained
 
     try:
         truth = workspace.truth(cell, claimed)
@@ -215,3 +219,73 @@ def _shims(system: SystemUnderTest, cell: Cell) -> list[str]:
         if any(fnmatchcase(cell.layout.name, pattern) for pattern in shim.layouts)
     ]
     return [f"{'!' if shim.touches_numerics else ''}{shim.title}" for shim in own]
+
+
+WHOLE: Mapping[str, Any] = {"trainer.epochs": 1, "trainer.mini_batch_size": None}
+"""A released trainer makes one update of each recorded rollout batch, unless the adapter says otherwise."""
+
+
+def truth(
+    export: Path, objective: Mapping[str, Any], updates: int, folder: Path, *, warm: bool = False
+) -> Path:
+    """Compute updates of an exported case under another objective, unpadded, on one process, in true float64.
+
+    Args:
+        objective: overrides as `regress.oracle.truth` takes them.
+        updates: number of optimizer updates, from the first.
+        folder: new, for the dump.
+        warm: begin with the optimizer's state of the case; a released trainer starts its own.
+
+    Returns:
+        The folder of the dump.
+
+    Raises:
+        RegressError: if the export is damaged or the objective impossible.
+    """
+    from regress.oracle.exported_truth import program_of
+    from regress.oracle.float64_engine import run_program
+    from regress.replay.exported_case import ExportedCase
+
+    program = program_of(ExportedCase(export), {**WHOLE, **objective}, updates, folder)
+    return run_program(program if warm else replace(program, state=None))
+
+
+def explained(dump: Path, case: ExportedCase, claimed: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the first recorded step really did, by subject; empty where its dump does not tell.
+
+    Args:
+        claimed: what the system was told, as keys of the engine's configuration: with old log-probs of the sampler it
+            was given the recorded ones.
+    """
+    try:
+        rollouts = [sample.trajectory for sample in case.steps[0]]
+        update = read_update(DumpReader(str(dump)), 0, rollouts=rollouts)
+        if claimed.get("algorithm.old_log_probs") == "sampler":
+            _give(update, "old_log_probs", case.steps[0], [sample.sampler for sample in case.steps[0]])
+        if claimed.get("algorithm.kl_coef"):
+            _give(update, "ref_log_probs", case.steps[0], [sample.reference for sample in case.steps[0]])
+        found = explain_update(str(dump), update)
+    except RegressError:
+        return {}
+    return {statement.subject: statement.text for statement in found.statements}
+
+
+def _give(
+    update: UpdateTokens,
+    name: str,
+    samples: Sequence[Sample],
+    values: Sequence[Sequence[float | None] | None],
+) -> None:
+    """Add recorded log-probs that the system was given, unless its dump has them."""
+    key = f"{name}/{name}"
+    if update.get(f"is_loss_debug/{name}", key) is not None:
+        return
+    found = np.full(update.frame.size, np.nan)
+    for number, index in enumerate(update.rollout.tolist()):
+        given = None if index < 0 else values[index]
+        if given is None:
+            continue
+        start = int(update.frame.offsets[number]) + len(samples[index].prompt)
+        own = np.array([np.nan if value is None else value for value in given])
+        found[start : start + len(own)] = own
+    update.values[key] = found

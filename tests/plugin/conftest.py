@@ -15,7 +15,7 @@ import regress.golden.golden_directory
 # Runs of pytest within this process forget what they import, and numpy cannot be imported twice.
 import regress.golden.golden_provenance
 import regress.plugin.check_call
-import regress.plugin.check_failure_message
+import regress.plugin.regress_fixture
 import regress.report.report_files
 
 if TYPE_CHECKING:

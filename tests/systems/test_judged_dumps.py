@@ -10,8 +10,7 @@ import pytest
 from regress.golden.golden_directory import GoldenStore
 from regress.systems.cell_judge import Judgement, judge
 from regress.systems.conformance_row import Result
-from regress.systems.conformance_run import Workspace
-from regress.systems.explained_rollouts import explained
+from regress.systems.conformance_run import Workspace, explained
 from regress.systems.exported import ExportedCase
 from regress.systems.protocol import Cell, Declared, Layout
 

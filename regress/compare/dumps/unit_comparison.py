@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,11 +17,13 @@ from regress.compare.dumps.clip_boundary import ClipBoundary
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.moe_routing import ExpertRouting
 from regress.compare.dumps.scaled_verdicts import Defect, Finding
-from regress.compare.dumps.temperature_verdict import judge_temperatures
 from regress.compare.dumps.unit_work import Admission, UnitWork, opened
 from regress.compare.quantities import EVERYWHERE, UPDATE_TYPES, QuantitySource
 from regress.compare.verdicts.tensor_judge import judge_tensor
-from regress.compare.verdicts.verdict import Status
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Status, Verdict
+from regress.dump.coordinates import Place
+from regress.dump.record import Record
 from regress.errors import CompareError
 
 _HIDDEN = (
@@ -123,3 +125,58 @@ class _UnitComparison:
             locate=lambda _: "grad_norm",
         )
         yield Finding(verdict, tolerance)
+
+
+LEAST = 1e-3
+"""Relative difference below which a solved temperature is taken for the same one."""
+MUCH = 10.0
+"""Relative error of a temperature over the part of the gradients that nothing explains: rounding, or other terms."""
+
+
+def judge_temperatures(
+    actual: Record, golden: Iterable[Record], tolerance: Tolerance, *, place: Place, suffix: str
+) -> tuple[Verdict, Tolerance] | None:
+    """Return the verdict on the divisor of the logits, farthest from any golden one; None where a side tells none.
+
+    The loss may depend on log-probs alike and these on other logits: ``d loss / d log-prob`` then holds.
+    """
+    records = list(golden)
+    own, known = (
+        _recorded_temperatures(actual),
+        [value for record in records for value in _recorded_temperatures(record)],
+    )
+    if not own or not known:
+        return None
+    pairs = [(value, min(known, key=lambda one: abs(one - value))) for value in own]
+    value, nearest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
+    unexplained = max(_unexplained(record) for record in (actual, *records))
+    bound = replace(tolerance, relative=max(LEAST, tolerance.relative, MUCH * unexplained), bitwise=False)
+    verdict = judge_tensor(
+        np.asarray(value),
+        np.asarray(nearest),
+        bound,
+        quantity="token_gradient",
+        name=f"temperature{suffix}",
+        place=place,
+        locate=lambda _: "divisor of the logits",
+    )
+    return verdict, bound
+
+
+def _unexplained(record: Record) -> float:
+    """Return the median part of a token's gradient that log-prob and entropy leave unexplained."""
+    rest = record.tensors.get("token_residual")
+    if rest is None:
+        return 0.0
+    values = rest.astype(np.float64)
+    some = values[np.isfinite(values) & (values > 0)]
+    return float(np.median(some)) if some.size else 0.0
+
+
+def _recorded_temperatures(record: Record) -> list[float]:
+    temperatures: Any = record.meta.get("temperatures")
+    return (
+        [float(one) for one in temperatures if isinstance(one, int | float)]
+        if isinstance(temperatures, list)
+        else []
+    )

@@ -7,7 +7,8 @@ requests of one loss that follow each other are then made again before the step,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from regress.dump.request_index import DumpedDatum, DumpedRequest, Operation
 from regress.dump.taps import at, receiving
+from regress.engine.causal_lm_policy import LocalPolicy
 from regress.engine.engine_ranks import World
-from regress.engine.gradient_accumulation import added
+from regress.engine.local_tensor import local
 from regress.engine.mini_batch import Microbatch
 from regress.engine.training_passes import Part, accumulate, evaluate
 from regress.engine.training_step import StepOutcome, step_outcome
@@ -263,3 +265,37 @@ def complete(model: Model, world: World) -> None:
         model.drop_gradients()
         raise
     model.passes = whole
+
+
+@contextmanager
+def added(policy: LocalPolicy) -> Iterator[None]:
+    """Add the gradients of the passes inside to those that are there; an exception leaves those exactly as they were.
+
+    Where passes end with a sum over ranks, earlier gradients are set aside, because they were summed before. Elsewhere
+    each microbatch adds to them, so that the passes may be cut anywhere between microbatches: bit for bit the same.
+    """
+    named = dict(policy.named_parameters())
+    before = {name: p.grad for name, p in named.items() if p.grad is not None}
+    known = before if policy.sums_gradients else {name: grad.clone() for name, grad in before.items()}
+    if policy.sums_gradients:
+        policy.zero_grad()
+    try:
+        yield
+    except BaseException:
+        policy.zero_grad()
+        for name, grad in known.items():
+            named[name].grad = grad
+        raise
+    if policy.sums_gradients:
+        _add(policy, before)
+
+
+@torch.no_grad()
+def _add(policy: LocalPolicy, before: dict[str, Tensor]) -> None:
+    for name, parameter in policy.named_parameters():
+        if name not in before:
+            continue
+        earlier = before[name]
+        if parameter.grad is not None:
+            local(earlier).add_(local(parameter.grad))
+        parameter.grad = earlier

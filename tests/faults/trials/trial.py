@@ -19,7 +19,7 @@ from regress.errors import ConfigError, RankError
 from regress.golden.golden_case import GoldenCase
 from regress.golden.golden_directory import GoldenStore
 from regress.replay.case_run import replay
-from regress.replay.data_parallel_truth import truth_of_ranks
+from regress.replay.engine_replayer import truth_of_ranks
 from regress.replay.interprocess_lock import stated
 from regress.replay.replay_context import run_context_of
 from regress.replay.replay_judge import judge_replay

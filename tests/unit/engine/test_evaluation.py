@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from regress.dump.metrics_file import read_metrics, read_rows, valid_rows
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
-from regress.engine.evaluation import PASS_RATE, Evaluation
+from regress.engine.evaluation import PASS_RATE, Evaluation, pass_at_k
 from regress.engine.run_construction import Run, build
 from regress.engine.training_run import train
 from regress.errors import ConfigError
-from regress.tasks.pass_rates import pass_at_k
 
 MakeConfig = Callable[..., Config]
 

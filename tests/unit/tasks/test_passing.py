@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.tasks.pass_rates import pass_at_k, pass_rate
+from regress.engine.evaluation import pass_at_k, pass_rate
 
 
 @settings(deadline=None)

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from regress.compare.single_dump_units import check_records
-from regress.compare.updates.judge_self_test import judge_rolled
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.coordinates import Coordinates, Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.record import Record
 from regress.layout import Segment, TokenLayout
+from regress.replay.replay_judge import judge_rolled
 
 CONFIG = {
     "algorithm": {"advantage": "grpo", "importance_level": "token", "old_log_probs": "recompute"},
