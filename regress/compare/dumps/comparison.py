@@ -19,7 +19,7 @@ from regress.compare.dumps.byte_verification import (
 )
 from regress.compare.dumps.canonical_values import clear_caches
 from regress.compare.dumps.comparison_options import AnyUnit, Options, Planned
-from regress.compare.dumps.comparison_plan import plan_units
+from regress.compare.dumps.comparison_plan import limited, plan_units
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.golden_source import GoldenSide
 from regress.compare.dumps.loss_shares import ShareUnit, compare_shares
@@ -291,36 +291,6 @@ def _failed_at(unit: AnyUnit, findings: Sequence[Finding]) -> Place | None:
     if failed is None or not isinstance(unit, Unit | ShareUnit):
         return None
     return failed.verdict.place.of_update.counted
-
-
-def limited(planned: Planned, options: Options, actual: Side) -> Planned:
-    """Return the work on the chosen ranks and microbatches; absent ones become problems.
-
-    A dump whose records belong to no rank or microbatch at all, as those of a client of a remote trainer, has none to
-    choose from: all of it is compared.
-    """
-    places = [where for _, where in actual.entries.values()]
-    for name, limit in (("rank", options.ranks), ("micro", options.micros)):
-        if limit is None:
-            continue
-        word, plural = ("rank", "ranks") if name == "rank" else ("microbatch", "microbatches")
-        there = {number for place in places if (number := getattr(place, name)) is not None}
-        lacking = [str(number) for number in range(limit) if number not in there]
-        if not there:
-            planned.notes.append(f"{actual.folder} has no {plural}, so all of its records were compared")
-        elif lacking:
-            planned.problems.append(
-                f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
-            )
-        planned.units = [unit for unit in planned.units if _within(unit, name, limit)]
-    return planned
-
-
-def _within(unit: AnyUnit, name: str, limit: int) -> bool:
-    """Return True if a unit is about the chosen ranks or microbatches, or about no single one of them."""
-    if isinstance(unit, SingleUnit):
-        return False
-    return not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
 
 
 def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:

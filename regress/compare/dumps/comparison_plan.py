@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from regress.compare.dumps.comparison_options import Options, Planned
+from regress.compare.dumps.comparison_options import AnyUnit, Options, Planned
+from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.golden_source import GoldenSide
 from regress.compare.dumps.joined_samples import joined_samples, joined_words, named_as
 from regress.compare.dumps.opened_dump import Side, open_side
@@ -17,6 +18,7 @@ from regress.compare.dumps.update_numbering import counted_otherwise, numbered_a
 from regress.compare.missing_records import one_sided, unmatched
 from regress.compare.quantities import MICRO_TYPES
 from regress.compare.record_header import Header, lengths_of
+from regress.compare.single_dump_units import SingleUnit
 from regress.compare.update_units import UpdateUnits
 from regress.compare.updates.trajectory_judge import QUANTITY as TRAJECTORY
 from regress.dump.coordinates import Place
@@ -225,3 +227,33 @@ class _Step:
         self.planned.notes.append(
             f"step {self.step}: only the {has} dump has rollouts ({side.folder} has none), so they were not compared"
         )
+
+
+def limited(planned: Planned, options: Options, actual: Side) -> Planned:
+    """Return the work on the chosen ranks and microbatches; absent ones become problems.
+
+    A dump whose records belong to no rank or microbatch at all, as those of a client of a remote trainer, has none to
+    choose from: all of it is compared.
+    """
+    places = [where for _, where in actual.entries.values()]
+    for name, limit in (("rank", options.ranks), ("micro", options.micros)):
+        if limit is None:
+            continue
+        word, plural = ("rank", "ranks") if name == "rank" else ("microbatch", "microbatches")
+        there = {number for place in places if (number := getattr(place, name)) is not None}
+        lacking = [str(number) for number in range(limit) if number not in there]
+        if not there:
+            planned.notes.append(f"{actual.folder} has no {plural}, so all of its records were compared")
+        elif lacking:
+            planned.problems.append(
+                f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
+            )
+        planned.units = [unit for unit in planned.units if _within(unit, name, limit)]
+    return planned
+
+
+def _within(unit: AnyUnit, name: str, limit: int) -> bool:
+    """Return True if a unit is about the chosen ranks or microbatches, or about no single one of them."""
+    if isinstance(unit, SingleUnit):
+        return False
+    return not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit

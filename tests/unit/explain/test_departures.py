@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from objective_bench import preset
 from torch import Tensor
-from trainer_bench import Loss, Run, World, preset, record, trl, trl_advantages
+from trainer_bench import Loss, Run, World, record, trl, trl_advantages
 
 from regress import explain_dump
 from regress.errors import ConfigError

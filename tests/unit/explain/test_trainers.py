@@ -9,19 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from objective_bench import objective_advantages, preset
 from torch import Tensor
-from trainer_bench import (
-    LONGEST,
-    Loss,
-    Run,
-    World,
-    in_grid,
-    objective_advantages,
-    preset,
-    record,
-    trl,
-    trl_advantages,
-)
+from trainer_bench import LONGEST, Loss, Run, World, in_grid, record, trl, trl_advantages
 
 from regress import explain_dump
 from regress.explain.statement import Explanation, Statement
