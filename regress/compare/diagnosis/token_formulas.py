@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -178,9 +178,9 @@ class TokenFormulas:
         asked = [self]
         if golden.size > FEW and quantity not in WHOLE:
             asked = [self.part(np.flatnonzero(self.loss_mask), FEW, {})[0], self]
-        objectives = (cast("Objective", ObjectiveFields(**row)) for row in rows)
-        for objective in (*objectives, *([self._with_terms] if quantity in _SUMMED else [])):
-            if objective is not None and all(one._gives(quantity, of_samples, objective) for one in asked):
+        found = (cast("Objective", ObjectiveFields(**row)) for row in rows)
+        for objective in chain(found, self._with_terms() if quantity in _SUMMED else ()):
+            if all(one._gives(quantity, of_samples, objective) for one in asked):
                 return objective
         return None
 
@@ -209,15 +209,14 @@ class TokenFormulas:
             found[name] = float(f"{shown[0]:.6g}") if shown.size else float(inside.max(initial=0.0))
         return {} if free[known].all() else found
 
-    @cached_property
-    def _with_terms(self) -> Objective | None:
-        """The objective whose policy loss and KL were found, with the coefficients that the golden loss tells."""
+    def _with_terms(self) -> Iterator[Objective]:
+        """Yield the objective whose policy loss and KL were found, with the coefficients that the golden loss tells."""
         from regress.compare.diagnosis.counterfactuals import Formula, affine
         from regress.grpo.objective_evaluation import loss_of
 
         golden, policy, samples = self.golden("token_loss"), self.formula("policy_loss"), self.samples
         if golden is None or policy is None:
-            return None
+            return
         kl = self.formula("kl") if self.golden("kl") is not None else None
         own = {} if kl is None else {name: getattr(kl.settings, name) for name in _SEARCHED["kl"]}
         formula = Formula(lambda values, own: loss_of(values, samples, own), self.values, policy.settings)
@@ -225,12 +224,11 @@ class TokenFormulas:
         found = {key: affine(formula, "token_loss", key) for key in ("kl_coef", "entropy_coef")}
         lines = {key: line for key, line in found.items() if line is not None}
         if not lines:
-            return None
+            return
         base = next(iter(lines.values()))[0]
         slopes = np.stack([slope for _, slope in lines.values()], axis=1)
         counts = np.linalg.lstsq(slopes, golden - base, rcond=None)[0]
-        settings: Objective = formula.changed(**dict(zip(lines, counts.tolist(), strict=True))).settings
-        return settings
+        yield formula.changed(**dict(zip(lines, counts.tolist(), strict=True))).settings
 
     def _gives(
         self, quantity: str, of_samples: Callable[..., Mapping[str, Tensor]], objective: Objective
