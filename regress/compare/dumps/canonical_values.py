@@ -96,8 +96,8 @@ def golden_at(golden: Named, actual: Named, place: Place) -> Projection:
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
     related = RelatedValues(
-        before=_neighbour(golden_side, place, -1),
-        after=_neighbour(golden_side, place, 1),
+        before=_Neighbour(golden_side, place, -1),
+        after=_Neighbour(golden_side, place, 1),
         trusted=golden_side.system == "golden",
         sampled=partial(_sampled, golden_side, place.step, headers(golden_side, names), found.frame),
         first=partial(_is_first, golden_side, place),
@@ -145,23 +145,39 @@ def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
         yield from zip(found.frame.samples, np.split(ids, found.frame.offsets[1:-1]), strict=True)
 
 
-def _neighbour(side: Side, place: Place, by: int) -> Mapping[str, Mapping[str, Array]]:
-    """Return gradients, parameters and states of the update before (-1) or after (1); nothing if it has no record."""
-    known = sorted({where.of_update for type, where in side.entries.values() if type in UPDATE_TYPES})
-    if place.step is None or place not in known:
-        return {}
-    near = dict(enumerate(known)).get(known.index(place) + by)
-    first, second = (near, place) if by < 0 else (place, near)
-    if first is None or second is None or not _follows(first, second):
-        return {}
-    names = [
-        n for n, (type, where) in side.entries.items() if type in UPDATE_TYPES and where.of_update == near
-    ]
-    return _Recorded(side, headers(side, names)).truth()
+class _Neighbour(Mapping[str, Mapping[str, Array]]):
+    """Gradients, parameters and states of the update before (-1) or after (1), read when asked; empty without a record."""
+
+    def __init__(self, side: Side, place: Place, by: int) -> None:
+        self._side, self._place, self._by = side, place, by
+
+    def __getitem__(self, quantity: str) -> Mapping[str, Array]:
+        return self._truth[quantity]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._truth)
+
+    def __len__(self) -> int:
+        return len(self._truth)
+
+    @cached_property
+    def _truth(self) -> Mapping[str, Mapping[str, Array]]:
+        entries = self._side.entries.items()
+        known = sorted({where.of_update for _, (type, where) in entries if type in UPDATE_TYPES})
+        if self._place.step is None or self._place not in known:
+            return {}
+        near = dict(enumerate(known)).get(known.index(self._place) + self._by)
+        first, second = (near, self._place) if self._by < 0 else (self._place, near)
+        if not _follows(first, second):
+            return {}
+        names = [name for name, (type, where) in entries if type in UPDATE_TYPES and where.of_update == near]
+        return _Recorded(self._side, headers(self._side, names)).truth()
 
 
-def _follows(first: Place, second: Place) -> bool:
+def _follows(first: Place | None, second: Place | None) -> bool:
     """Return True unless an update is missing between two."""
+    if first is None or second is None:
+        return False
     if second.update:
         return replace(second, update=second.update - 1) == first
     return second.step == (first.step or 0) + 1
