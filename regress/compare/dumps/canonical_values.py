@@ -146,7 +146,7 @@ def _rollouts(side: Side, step: int) -> Iterator[tuple[SampleKey, Array]]:
 
 
 class _Neighbour(Mapping[str, Mapping[str, Array]]):
-    """Gradients, parameters and states of the update before (-1) or after (1), read when asked; empty without a record."""
+    """Gradients, parameters and states of the update before (-1) or after (1), read when they are asked for."""
 
     def __init__(self, side: Side, place: Place, by: int) -> None:
         self._side, self._place, self._by = side, place, by
