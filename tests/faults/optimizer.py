@@ -30,12 +30,14 @@ fault(
 )(met_in("verl#5070")(no_weight_decay))
 
 # optimizer-settings: rounding of float32 hides which setting; eps is among what is named
+# all steps: what one update makes of it is within a few times the rounding of float32
 fault(
     "M",
     "param model.embed_tokens.weight",
     "optimizer-eps optimizer-settings",
     place="step0/rank0",
     precisions="float64 float32",
+    steps=None,
 )(met_in("AdamW variants that add eps before the bias correction")(epsilon_inside_the_correction))
 
 fault("M", "optimizer model.embed_tokens.weight/step", "step-counter", place="step0/rank0")(
