@@ -48,11 +48,12 @@ def _factor(divergence: Divergence) -> bool:
 def _samples_in_parts(divergence: Divergence, scene: RunContext) -> bool:
     """Return True if ratios are those of samples whose tokens lie on several ranks.
 
-    Where no configuration tells the level of ratios, one factor for all tokens of a sample does.
+    Where no configuration tells the level of ratios, one factor for all tokens of a sample does, beside golden values
+    that are right by definition.
     """
     level = scene.setting("algorithm", "importance_level")
     of_samples = level in ("sequence", "sequence_product")
-    if level is None and not scene.config.get("algorithm"):
+    if scene.trusted and not scene.config.get("algorithm"):
         of_samples = divergence.pattern("per_sample") is not None
     return scene.mesh.get("cp", 1) > 1 and of_samples
 

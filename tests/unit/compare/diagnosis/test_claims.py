@@ -15,6 +15,7 @@ from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_extent import rounded_to
 from regress.compare.diagnosis.first_divergence import find_divergence
 from regress.compare.diagnosis.group_patterns import of_groups, of_tokens
+from regress.compare.diagnosis.hypotheses import Hypothesis
 from regress.compare.diagnosis.logit_temperature import log_sum_exp
 from regress.compare.diagnosis.probable_cause import diagnose
 from regress.compare.diagnosis.run_context import RunContext
@@ -71,6 +72,26 @@ def test_a_tensor_of_another_stage_is_no_copy() -> None:
     other = held("gradient", "model.layers.1.mlp.up_proj.weight")
     scene = RunContext(world_size=2, mesh={"pp": 2})
     assert rules(other, zero, scene=scene)[0] == "gradient-zero"
+
+
+@pytest.mark.parametrize(
+    ("scene", "told"),
+    [
+        (RunContext(), True),
+        (RunContext(trusted=False), False),
+        (RunContext(config={"algorithm": {"kl_coef": 0.1}}), False),
+        (RunContext(config={"algorithm": {"kl_coef": 0.1}, "reference": {"path": "base"}}), True),
+    ],
+    ids=["golden case", "one of two dumps", "starts at the policy", "of other weights"],
+)
+def test_a_reference_that_is_the_policy_is_wrong_only_where_there_is_another(
+    scene: RunContext, told: bool
+) -> None:
+    """At its first step the policy is the reference of many a trainer, and of two dumps that one may be right."""
+    policy = RNG.standard_normal(GOLDEN.shape)
+    around = FailureContext(guesses=lambda _: [Hypothesis("equals", policy, {"what": "log_probs"})])
+    found = rules(judged(policy, GOLDEN, "ref_log_probs", "ref_log_probs", around), scene=scene)
+    assert ("reference-is-the-policy" in found) is told
 
 
 def test_each_rank_with_the_microbatches_of_its_group_alone() -> None:
