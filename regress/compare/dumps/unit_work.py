@@ -71,6 +71,7 @@ class UnitWork:
     scales: Mapping[tuple[str, str], float]
 
     def sources(self) -> Iterator[QuantitySource]:
+        """Yield the tensors of the actual record that are compared."""
         chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.records.actual.tensors:
             source = source_or_other(self.unit.record_type, name)
