@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -22,6 +23,10 @@ from regress.plugins import RESUME_CHECKS, TRAINERS, load, named, registered
 from regress.printable_text import echo
 from regress.progress_bar import progress
 from regress.report.judge_options import json_calls_option, json_file_option
+
+if TYPE_CHECKING:
+    from regress.engine.config.config_schema import Config
+    from regress.engine.training_run import RunResult
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
@@ -127,11 +132,14 @@ def train(
         before_resume=examined,
         earlier="replace" if overwrite else "refuse",
     )
-    if not result.main:
-        return
-    echo(f"{loaded.config.max_steps} steps done")
+    if result.main:
+        _tell(result, loaded.config)
+
+
+def _tell(result: RunResult, config: Config) -> None:
+    echo(f"{config.max_steps} steps done")
     echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
-    remote = loaded.config.trainer.type == "remote"
+    remote = config.trainer.type == "remote"
     echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
     if result.dump_dir is not None:
         echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")

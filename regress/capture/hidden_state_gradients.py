@@ -5,7 +5,7 @@ u is half of the spacing of a dtype throughout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -230,15 +230,30 @@ class Linearized:
             product_noise(temperature * pulled, self._squares(wrong), terms, dtype)
             for pulled, wrong in ((at.a, toward), (at.b, turning))
         ]
-        rows = []
-        for reader in fit.readers:
-            seen = self._pushed(reader, dtype).abs_()
-            along = [self._sum(seen * wrong) for wrong in (of_g, of_h)]
-            drawn = [CERTAIN * (self._sum(seen.square() * square) / 3).sqrt() for square in each]
-            across = [(reader * noise).norm(dim=-1, keepdim=True) for noise in noises]
-            parts = zip(along, drawn, across, strict=True)
-            rows.append(torch.cat([one + other + last for one, other, last in parts], -1))
+        rows = [self._read(reader, (of_g, of_h), each, noises, dtype) for reader in fit.readers]
         return torch.stack(rows, 1) / temperature + SHARED * u * torch.eye(2).to(exact)
+
+    def _read(
+        self,
+        reader: Tensor,
+        common: Sequence[Tensor],
+        alone: Sequence[Tensor],
+        noises: Sequence[Tensor],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Return what one reader reads of errors of the gradient, ``[K, 2]``, for g and for h.
+
+        Args:
+            common: largest errors of the gradient by each logit, of one direction.
+            alone: squares of those that are independent of each other.
+            noises: errors of each element of the product with the head.
+        """
+        seen = self._pushed(reader, dtype).abs_()
+        along = [self._sum(seen * wrong) for wrong in common]
+        drawn = [CERTAIN * (self._sum(seen.square() * square) / 3).sqrt() for square in alone]
+        across = [(reader * noise).norm(dim=-1, keepdim=True) for noise in noises]
+        parts = zip(along, drawn, across, strict=True)
+        return torch.cat([one + other + last for one, other, last in parts], -1)
 
     def _squares(self, cotangent: Tensor) -> Tensor:
         """Return ``sum_v (J_vj c_v)^2`` for each element of the states, ``[K, H]``.

@@ -83,16 +83,19 @@ def tap_batch(
     if recorder is None:
         return
     layout = {"attention_mask": attention_mask, "position_ids": position_ids, "cu_seq_lens": cu_seq_lens}
+    _write(recorder, _arrangement(input_ids, layout, pad_token_id), given, forward, loss, samples)
+
+
+def _arrangement(input_ids: Any, layout: Mapping[str, Any], pad_token_id: int | None) -> Arrangement:
     known = {name: None if value is None else as_ids(value, name) for name, value in layout.items()}
     borders = known["cu_seq_lens"]
-    arrangement = Arrangement(
+    return Arrangement(
         as_ids(input_ids, "input_ids"),
         known["attention_mask"],
         known["position_ids"],
         None if borders is None else borders.reshape(-1),
         pad_token_id,
     )
-    _write(recorder, arrangement, given, forward, loss, samples)
 
 
 def _present(**values: Any) -> dict[str, Any]:

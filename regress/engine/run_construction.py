@@ -154,12 +154,9 @@ def build(
         recorder = recorded(config, policy, origin, world, resources, (resumed or {}).get("debug"))
         recorders["debug"] = recorder
     if config.warm_start.steps and resumed is None:
-        advance = progress("warm start", config.warm_start.steps)
-        stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
-        warm_start(policy, prompts.demonstrations, config.warm_start, advance, world, stages=stages)
-    reference = None
-    if config.algorithm.needs_reference:
-        reference = Reference(policy, config.reference, frozen, world)
+        _warm_start(config, policy, prompts, progress, world)
+    needed = config.algorithm.needs_reference
+    reference = Reference(policy, config.reference, frozen, world) if needed else None
     updates = config.max_steps * config.updates_per_rollout
     trainer = Trainer(
         config=config,
@@ -174,6 +171,14 @@ def build(
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
     return assembled(trainer, components, recorder, recorders, resources)
+
+
+def _warm_start(
+    config: Config, policy: LocalPolicy, prompts: Prompts, progress: Progress, world: World
+) -> None:
+    advance = progress("warm start", config.warm_start.steps)
+    stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
+    warm_start(policy, prompts.demonstrations, config.warm_start, advance, world, stages=stages)
 
 
 def recorded(

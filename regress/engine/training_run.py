@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -103,18 +104,10 @@ def train(
         raise_on_all_ranks(world, lambda: check_earlier(config, earlier) if world.main else None)
         _announce(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
-        log = raise_on_all_ranks(
-            world,
-            lambda: files.enter_context(
-                open_log(config, main=world.main, warn=warn, anew=earlier == "replace")
-            ),
-        )
+        opened = partial(open_log, config, main=world.main, warn=warn, anew=earlier == "replace")
+        log = raise_on_all_ranks(world, lambda: files.enter_context(opened()))
         with ExitStack() as resources:
-
-            def progress(name: str, total: int) -> Callable[[], None]:
-                task = bars.add_task(name, total=total)
-                return lambda: bars.advance(task)
-
+            progress = partial(_task, bars)
             state = open_checkpoint(config, world, allow_change, files)
             run = builder(config, resources, progress, world, resumed=dump_places(config, state))
             if earlier == "replace":
@@ -122,16 +115,14 @@ def train(
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
             said, wrote = run_log.LOGGER.info, loop.checkpointed
-            loop.saver = resources.enter_context(
-                Saver(run, state, stop_after=stop_after, said=said, wrote=wrote)
-            )
+            saver = Saver(run, state, stop_after=stop_after, said=said, wrote=wrote)
+            loop.saver = resources.enter_context(saver)
             loop.train()
             loop.saver.finish()
             _save(run, outputs)
         raise_on_all_ranks(world, files.close)
-    dump_dir = run.recorder.folder if run.recorder is not None else None
-    if run.remote is not None:
-        dump_dir = run.remote.dump_dir
+    recorded = run.recorder.folder if run.recorder is not None else None
+    dump_dir = recorded if run.remote is None else run.remote.dump_dir
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
@@ -154,6 +145,12 @@ def _save(run: Run, outputs: Outputs | None) -> None:
 def _bars(console: Console, *, shown: bool) -> Bars:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Bars(*columns, console=console, transient=True, disable=not shown)
+
+
+def _task(bars: Bars, name: str, total: int) -> Callable[[], None]:
+    """Add a bar, and return what advances it by one."""
+    task = bars.add_task(name, total=total)
+    return lambda: bars.advance(task)
 
 
 def _announce(config: Config) -> None:

@@ -88,11 +88,7 @@ def token_advantages(
     elif objective.advantage in ("optimal_token_baseline", "tir_optimal_token_baseline"):
         old = _given("old_log_probs_K", old_log_probs_K, sequence_K, objective)
         squares = _given("sum_pi_squared_K", sum_pi_squared_K, sequence_K, objective)
-        by_position = position_K if objective.advantage == "optimal_token_baseline" else None
-        variance = TokenVariance(old, squares, correction_K, by_position)
-        advantages_K = optimal_token_baseline(
-            samples.token_rewards(), groups_N, sequence_K, variance, objective
-        )
+        advantages_K = samples.over_optimal_baseline(old, squares, correction_K, position_K)
     else:
         advantages_K = samples.advantages()
     return advantages_K.to(dtype)
@@ -124,6 +120,15 @@ class _Samples:
         last = self._lengths.cumsum(0)[rows] - 1
         rewards_K[last] += self._rewards.nan_to_num()[rows]
         return rewards_K
+
+    def over_optimal_baseline(
+        self, old_K: Tensor, squares_K: Tensor, correction_K: Tensor | None, position_K: Tensor | None
+    ) -> Tensor:
+        """Return the reward of each token over an optimal baseline, of its position or its sample; [K]."""
+        by_position = position_K if self._objective.advantage == "optimal_token_baseline" else None
+        variance = TokenVariance(old_K, squares_K, correction_K, by_position)
+        rewards_K = self.token_rewards()
+        return optimal_token_baseline(rewards_K, self._groups, self._sequence, variance, self._objective)
 
     def advantages(self) -> Tensor:
         """Return the advantage of each token's sample, [K]."""

@@ -116,10 +116,8 @@ def oracle(
             json_calls=json_calls,
             again=again,
         )
-        for note in found.notes:
-            echo(f"note: {note}")
-        if keep is not None:
-            echo(f"written: {found.truth}")
+        for line in [*(f"note: {n}" for n in found.notes), *([f"written: {found.truth}"] if keep else [])]:
+            echo(line)
     ctx.exit(code)
 
 

@@ -114,12 +114,11 @@ def calibrate(
     for path in write(report, case, rows) if report is not None else ():
         echo(f"written: {path}")
     if not dry_run:
-        changed = keep(found)
-        echo(
-            f"written: {found.case.folder / MANIFEST}"
-            if changed
-            else f"{case}: the tolerances are those that are recorded"
+        written, same = (
+            f"written: {found.case.folder / MANIFEST}",
+            "the tolerances are those that are recorded",
         )
+        echo(written if keep(found) else f"{case}: {same}")
 
 
 @click.command("validate")

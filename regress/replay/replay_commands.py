@@ -30,6 +30,8 @@ from regress.report.text_table import Table
 if TYPE_CHECKING:
     from regress.replay.command_replays import Results, Session
     from regress.replay.test_matrix import Replay
+    from regress.report.headroom import VariantRow
+    from regress.report.report_model import Report
 
 POOL = "pool"
 EVERYTHING = "*"
@@ -228,38 +230,14 @@ def _launch(
 
 
 def _tell(results: Results, report: Location | None, console: Console, layouts: Sequence[str]) -> None:
-    from regress.replay.case_recording import surroundings
-    from regress.report.failure_groups import GROUPS
-    from regress.report.github_summary import annotated, annotation
     from regress.report.headroom import QUANTITY_COLUMNS, variant_rows, variants_table
     from regress.report.report_files import write_report
-    from regress.report.report_model import Report
     from regress.report.terminal_report import first_failing
-    from regress.report.verdict_text import describe_divergence
 
     rows = variant_rows(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
     wide.print(variants_table(rows, QUANTITY_COLUMNS).rich())
-    groups = results.groups()
-    for group in groups[:GROUPS]:
-        assert group.first is not None
-        name = group.replays[0]
-        echo(group.title)
-        for line in describe_divergence(
-            results.divergences.get(name), results.diagnoses.get(name, ()), group.first
-        ):
-            echo(f"  {line}")
-        if len(results.failed) > 1:
-            echo(f"  {group.extent('check')}")
-        if annotated():
-            case = results.cases[name.partition("/")[0]]
-            echo(
-                annotation(
-                    str(case.folder / CASE_FILE), 1, group.title, f"{group.extent('check')}\n{group.cause}"
-                )
-            )
-    if len(groups) > GROUPS:
-        echo(f"and {len(groups) - GROUPS} more")
+    _tell_failures(results)
     broken = first_failing(results.all_calls)
     if broken is not None:
         for part in (
@@ -270,26 +248,10 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
             wide.print(part)
     for name, error in results.errors.items():
         echo(f"{name} cannot be replayed: {error}")
-    calls = results.all_calls
     if report is not None:
-        whole = Report(
-            "regress replay",
-            calls,
-            errors=results.errors,
-            tokens=results.tokens,
-            divergences=results.divergences,
-            diagnoses=results.diagnoses,
-            tensors=results.tensors,
-            notes=results.left_out,
-            environment={
-                "command": shlex.join(["regress", *sys.argv[1:]]),
-                **surroundings(results.cases.values()),
-            },
-            variants=rows,
-        )
-        for path in write_report(report, whole):
+        for path in write_report(report, _report_of(results, rows)):
             echo(f"written: {path}")
-    verdicts = [call.verdict for call in calls]
+    verdicts = [call.verdict for call in results.all_calls]
     bad = sum(not verdict.ok for verdict in verdicts)
     if not verdicts:
         echo("nothing was compared")
@@ -300,6 +262,50 @@ def _tell(results: Results, report: Location | None, console: Console, layouts: 
     compared = f"{plural(len(verdicts), 'check')} of {plural(results.tensors, 'tensor')}"
     missing = f"; {plural(len(results.errors), 'replay')} could not be judged" if results.errors else ""
     echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
+
+
+def _tell_failures(results: Results) -> None:
+    """Print what fails together, with its cause."""
+    from regress.report.failure_groups import GROUPS
+    from regress.report.github_summary import annotated, annotation
+    from regress.report.verdict_text import describe_divergence
+
+    groups = results.groups()
+    for group in groups[:GROUPS]:
+        assert group.first is not None
+        name = group.replays[0]
+        divergence, causes = results.divergences.get(name), results.diagnoses.get(name, ())
+        echo(group.title)
+        for line in describe_divergence(divergence, causes, group.first):
+            echo(f"  {line}")
+        if len(results.failed) > 1:
+            echo(f"  {group.extent('check')}")
+        if annotated():
+            path = str(results.cases[name.partition("/")[0]].folder / CASE_FILE)
+            echo(annotation(path, 1, group.title, f"{group.extent('check')}\n{group.cause}"))
+    if len(groups) > GROUPS:
+        echo(f"and {len(groups) - GROUPS} more")
+
+
+def _report_of(results: Results, rows: Sequence[VariantRow]) -> Report:
+    from regress.replay.case_recording import surroundings
+    from regress.report.report_model import Report  # noqa: F811
+
+    return Report(
+        "regress replay",
+        results.all_calls,
+        errors=results.errors,
+        tokens=results.tokens,
+        divergences=results.divergences,
+        diagnoses=results.diagnoses,
+        tensors=results.tensors,
+        notes=results.left_out,
+        environment={
+            "command": shlex.join(["regress", *sys.argv[1:]]),
+            **surroundings(results.cases.values()),
+        },
+        variants=rows,
+    )
 
 
 def _tell_left_out(results: Results, adapter: str | None) -> None:

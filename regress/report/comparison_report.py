@@ -104,17 +104,9 @@ def report_of(
         for name, comparison in found.items()
         for number, problem in enumerate(comparison.problems)
     }
-    notes, apart = [], []
-    for name, comparison in found.items():
-        mark = f"{name}: " if several else ""
-        apart += [f"{mark}{sentence}" for sentence in [two_runs(comparison)] if sentence]
-        notes += [f"{mark}{note}" for note in comparison.notes]
-        for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
-            notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
     divergences = {}
     diagnoses: dict[str, Sequence[Describable]] = {}
     if modes is not None:
-        notes = [*modes.notes, *notes]
         diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
     for name, comparison in found.items():
         context = run_context_of(comparison, again)
@@ -138,10 +130,22 @@ def report_of(
         tokens=tokens,
         lenses={name: lens for name in divergences if (lens := logit_lens(found[name])) is not None},
         environment=environment,
-        notes=[*apart, *notes],
+        notes=_notes(found, modes),
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),
         sections=sections or {},
     )
+
+
+def _notes(found: Mapping[str, Comparison], modes: Found | None) -> list[str]:
+    """Return what is said of comparisons: that they are of two runs, what modes tell, and their own notes."""
+    apart, notes = [], []
+    for name, comparison in found.items():
+        mark = f"{name}: " if len(found) > 1 else ""
+        apart += [f"{mark}{sentence}" for sentence in [two_runs(comparison)] if sentence]
+        notes += [f"{mark}{note}" for note in comparison.notes]
+        for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
+            notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
+    return [*apart, *([] if modes is None else modes.notes), *notes]
 
 
 def _causes(

@@ -20,6 +20,15 @@ from regress.systems.system_environments import environment_of, shared_size
 from regress.systems.system_registry import load, location_of, locations
 
 
+def _check_patterns(known: Mapping[str, SystemUnderTest], patterns: Sequence[str]) -> None:
+    if patterns and not any(chosen(system, patterns) for system in known.values()):
+        cells = [cell.name for system in known.values() for cell in system.cells()]
+        near = next(filter(None, (meant(pattern, cells) for pattern in patterns)), "")
+        raise SystemsError(
+            f"{near}no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
+        )
+
+
 def run_systems(
     names: Sequence[str],
     *,
@@ -46,13 +55,7 @@ def run_systems(
     from regress.systems.conformance_page import page_of
 
     known = {name: load(location_of(name)) for name in names or locations()}
-    if patterns and not any(chosen(system, patterns) for system in known.values()):
-        cells = [cell.name for system in known.values() for cell in system.cells()]
-        near = next(filter(None, (meant(pattern, cells) for pattern in patterns)), "")
-        raise SystemsError(
-            f"{near}no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
-        )
-
+    _check_patterns(known, patterns)
     rows = _kept(json_file, resume, known)
 
     def tell(row: ConformanceRow) -> None:

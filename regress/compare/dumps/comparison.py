@@ -182,10 +182,7 @@ def compare_dumps(
         _group_sizes(planned.units),
     )
     if not comparison.compared and not comparison.failed:
-        why = f" ({planned.problems[0]})" if planned.problems else ""
-        only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
-        near = asked.only.meant(_names(golden_side)) if asked.only.patterns else ""
-        raise CompareError(f"not one element of {golden} and {actual} was compared{only}{near}{why}")
+        raise _nothing_compared(comparison, asked, golden_side)
     if asked.verify:
         _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
@@ -210,6 +207,15 @@ def exchanged(comparison: Comparison, first: Verdict, options: Options) -> list[
         return compare_dumps(comparison.actual, comparison.golden, asked).verdicts
     except CompareError:  # nothing is left to compare
         return []
+
+
+def _nothing_compared(comparison: Comparison, asked: Options, golden: Side) -> CompareError:
+    why = f" ({comparison.problems[0]})" if comparison.problems else ""
+    only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
+    near = asked.only.meant(_names(golden)) if asked.only.patterns else ""
+    return CompareError(
+        f"not one element of {comparison.golden} and {comparison.actual} was compared{only}{near}{why}"
+    )
 
 
 def _names(side: Side) -> Iterator[str]:
