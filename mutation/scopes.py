@@ -82,7 +82,6 @@ SCOPES = {
                     "advantage_computation",
                     "group_statistics",
                     "advantage_estimators",
-                    "token_baselines",
                     "discounted_returns",
                 ),
             ),

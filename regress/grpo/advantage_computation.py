@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regress.grpo.advantage_estimators import scored
+from regress.grpo.advantage_estimators import TokenVariance, optimal_token_baseline, scored
 from regress.grpo.argument_checks import (
     InputError,
     check_finite,
@@ -26,7 +26,6 @@ from regress.grpo.objective_catalogue import ADVANTAGES
 from regress.grpo.objective_checks import check_choice
 from regress.grpo.reward_combination import combined_rewards, normalized, normalized_sum, weights_of
 from regress.grpo.segment_sums import segment_lengths, segment_sum
-from regress.grpo.token_baselines import TokenVariance, optimal_token_baseline
 from regress.grpo.value_loss import gae
 
 

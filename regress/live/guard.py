@@ -23,8 +23,7 @@ from regress.live.group_sums import GroupSums
 from regress.live.guard_arguments import chosen_checks, refuse_options
 from regress.live.guarded_microbatch import Microbatch, Recompute, open_microbatch
 from regress.live.replica_checksums import differing, replica_groups
-from regress.live.sampler_mismatch import mismatch
-from regress.live.stale_weights import EarlierWeights
+from regress.live.sampler_mismatch import EarlierWeights, mismatch
 from regress.live.token_rules import EPS, not_finite, off_policy
 from regress.live.token_weights import alike, share_of, uneven
 from regress.live.trainer_adapters import Watch, attach, model_of

@@ -289,7 +289,7 @@ def _tell_failures(results: Results) -> None:
 
 def _report_of(results: Results, rows: Sequence[VariantRow]) -> Report:
     from regress.replay.case_recording import surroundings
-    from regress.report.report_model import Report  # noqa: F811
+    from regress.report.report_model import Report
 
     return Report(
         "regress replay",

@@ -7,8 +7,7 @@ import torch
 from regress.engine.local_tensor import local
 from regress.parallel import pipeline_parallel
 from regress.parallel.parallel_policy import ParallelPolicy
-from regress.parallel.pipeline_parallel import Pipeline
-from regress.parallel.pipeline_relay import relay
+from regress.parallel.pipeline_parallel import Pipeline, relay
 from regress.replay.fault_injection import around, by, in_place_of
 from regress.replay.probes.model_probes import rounded
 from tests.faults.fault import FORWARD_CHECKS, fault, met_in

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regress.capture.hidden_state_gradients import Linearized, errors_of
-from regress.capture.linear_head import LinearHead
+from regress.capture.output_head import LinearHead
 from regress.capture.token_gradient import find_temperature, residual_of, solve
 
 HEADS = ("linear", "bias", "scaled", "capped")

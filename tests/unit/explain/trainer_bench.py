@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.capture.linear_head import LinearHead
+from regress.capture.output_head import LinearHead
 from regress.capture.token_gradient import residual_of, solve
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap, tap_trajectories

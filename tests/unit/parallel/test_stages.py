@@ -22,7 +22,7 @@ from regress.engine.config.model_config import ModelConfig
 from regress.engine.model_loading import build_model
 from regress.engine.numeric_types import arithmetic
 from regress.errors import ConfigError
-from regress.parallel.pipeline_relay import timetable
+from regress.parallel.pipeline_parallel import timetable
 from regress.parallel.pipeline_schedules import (
     SCHEDULES,
     ranks_of_stages,

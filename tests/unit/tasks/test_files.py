@@ -18,8 +18,7 @@ from regress.tasks.data_files import FileTask, read_task
 from regress.tasks.data_rows import RowFields
 from regress.tasks.problem import Problem
 from regress.tasks.problem_split import make_dataset, make_graded_dataset
-from regress.tasks.task_registry import make_task
-from regress.tasks.user_tasks import OwnTask
+from regress.tasks.task_registry import OwnTask, make_task
 
 ROWS = [
     {"prompt": "1+1", "answer": "2", "level": "basic", "complexity": 0.5, "source": "x"},

@@ -15,8 +15,7 @@ from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.diagnosis_rule import Rule
 from regress.compare.diagnosis.first_divergence import Divergence, find_divergence
 from regress.compare.diagnosis.probable_cause import UNKNOWN, Diagnosis, diagnose, matched, next_command
-from regress.compare.diagnosis.rules.rule_conditions import CONDITIONS
-from regress.compare.diagnosis.rules.rule_table import RULES
+from regress.compare.diagnosis.rules.rule_table import CONDITIONS, RULES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.diagnosis.sampled_tokens import SAMPLED
 from regress.compare.quantities import QUANTITIES
