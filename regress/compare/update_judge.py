@@ -13,7 +13,7 @@ from regress.compare.alignment.record_keys import Key
 from regress.compare.coverage import judge_elements, not_compared
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
-from regress.compare.dumps.canonical_values import clearing_caches, golden_at
+from regress.compare.dumps.canonical_values import golden_at
 from regress.compare.dumps.comparison import work
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.loss_shares import Group, ShareUnit
@@ -78,14 +78,13 @@ def judge_update(
     plan = Plan.of(planned)
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     golden, actual = InMemoryTruth(truth, frame, place, text, related or NOTHING), Memory([*records], config)
-    with clearing_caches():
-        values = golden_at(golden, actual, place)
-        update = _Update((golden, actual), frame, place, plan, bounds, related is not None)
-        expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
-        found = [*update.verdicts(expected, values.locator)]
-        found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)
-        judged = [quantity for quantity in truth if bounds.tolerances(quantity) is not None]
-        return in_order([*found, *not_compared(found, judged, update.place)])
+    values = golden_at(golden, actual, place)
+    update = _Update((golden, actual), frame, place, plan, bounds, related is not None)
+    expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
+    found = [*update.verdicts(expected, values.locator)]
+    found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)
+    judged = [quantity for quantity in truth if bounds.tolerances(quantity) is not None]
+    return in_order([*found, *not_compared(found, judged, update.place)])
 
 
 def judge_bitwise(
@@ -104,12 +103,11 @@ def judge_bitwise(
     `judge_update` for the other arguments.
     """
     golden, actual = Memory([*reference], text=text), Memory([*records])
-    with clearing_caches():
-        bounds = Bounds(BITWISE)
-        update = _Update((golden, actual), frame, place, planned or Plan(()), bounds, False)
-        recorded = update.golden.recorded
-        expected = Expected(update.golden, update.actual, None, recorded.loss)
-        return in_order(update.verdicts(expected, Locator(frame, recorded.ids, text)))
+    bounds = Bounds(BITWISE)
+    update = _Update((golden, actual), frame, place, planned or Plan(()), bounds, False)
+    recorded = update.golden.recorded
+    expected = Expected(update.golden, update.actual, None, recorded.loss)
+    return in_order(update.verdicts(expected, Locator(frame, recorded.ids, text)))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,13 +23,7 @@ if TYPE_CHECKING:
     from regress.golden.stored_checks import StoredCheck
     from regress.plugin.check_call import Call
     from regress.plugin.golden_update import StagedValues
-import shlex
-from collections.abc import Sequence
-from pathlib import Path
 
-from regress.compare.verdicts.verdict import Verdict
-from regress.report.verdict_entries import link
-from regress.report.verdict_text import explain, headline
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -215,6 +211,9 @@ def explain_check(
     Args:
         report: folder of the report of the session.
     """
+    from regress.report.verdict_entries import link
+    from regress.report.verdict_text import explain, headline
+
     quoted = shlex.quote(test)
     commands = {"reproduce": f"pytest {quoted}"}
     if of_golden:

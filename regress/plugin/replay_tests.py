@@ -9,15 +9,19 @@ see `regress.plugin.quantity_selection`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from regress.credential_redaction import redacted
 from regress.errors import RegressError
+from regress.plugin.pytest_options import reproduce, said
 from regress.plugin.quantity_selection import FIXTURE, asked, chosen, selector, starts_of
 from regress.plugin.replay_parts import Broken, ReplayPart
 from regress.plugin.replay_suite import Suite
+from regress.plugin.session_settings import SETTINGS
 from regress.plugin.session_state import owner
 from regress.plugin.worker_rows import (
     NOTE,
@@ -29,18 +33,6 @@ from regress.plugin.worker_rows import (
     send_judged_count,
     send_properties,
 )
-
-if TYPE_CHECKING:
-    from regress.replay.replay_outcome import Outcome, ReplayOutcome
-    from regress.replay.test_matrix import Item
-import shlex
-from typing import TYPE_CHECKING
-
-from regress.credential_redaction import redacted
-from regress.plugin.pytest_options import reproduce, said
-from regress.plugin.session_settings import SETTINGS
-from regress.report.verdict_entries import link
-from regress.report.verdict_text import explain, headline
 
 if TYPE_CHECKING:
     from regress.golden.golden_case import GoldenCase
@@ -250,6 +242,8 @@ def explain_replay(
         updates: False for values of a user's own trainer, which cannot become golden. Those that break an invariant
             cannot either: no update is advised that would be refused.
     """
+    from regress.report.verdict_text import explain, headline
+
     updates = updates and not any(verdict.quantity == "invariants" for verdict in replay.failed)
     details = explain(
         outcome.failed,
@@ -264,6 +258,8 @@ def explain_replay(
 
 def _report(item: Item, outcome: Outcome, node: pytest.Item) -> dict[str, str]:
     """Return the link to this test in the report of the session."""
+    from regress.report.verdict_entries import link
+
     folder = node.config.stash[SETTINGS].report
     return {} if folder is None else {"report": link(folder, item.replay.name, outcome.failed[0])}
 

@@ -6,38 +6,31 @@ over ranks, one process that computes the shares of all of them, one after the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regress.dump.dump_files import remove_tree
 from regress.dump.dump_location import Location, address
 from regress.dump.dump_reader import DumpReader
+from regress.dump.numpy_arrays import Array
+from regress.layout import Mesh, RankPlan
 from regress.parallel.launch.forkserver_imports import imported_for_good
 from regress.replay.replay_configuration import unmet, unusable_tracker
 from regress.replay.replay_context import run_context_of
+from regress.replay.replay_plan import PlannedUpdate
 from regress.replay.replayer_registry import Judged, Judging, Machine, Replayer
 from regress.replay.test_matrix import Item, Replay, items
 from regress.replay.variant import Precision, Variant
-
-if TYPE_CHECKING:
-    from regress.replay.replay_outcome import ReplayOutcome
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING
-
-from regress.dump.dump_files import remove_tree
-from regress.dump.numpy_arrays import Array
-from regress.layout import Mesh, RankPlan
-from regress.replay.replay_plan import PlannedUpdate
 from regress.replay.variant_requirements import has_other_values, planned, shares
 from regress.replay.variant_table import BASE
 
 if TYPE_CHECKING:
     from regress.engine.run_construction import Run
+    from regress.replay.replay_outcome import ReplayOutcome
 
 
 @cache

@@ -11,14 +11,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from regress.engine.config.config_schema import Config
 from regress.errors import ConfigError, reason
 from regress.optional_packages import install
 from regress.service.core.executor_choice import executor_of, launched_rank, opened_host
+from regress.service.core.operations import PendingOperation
 from regress.service.core.service_limits import Limits
 from regress.service.core.torchrun_executor import follow
 from regress.service.wires.app_settings import Limits as RequestLimits
@@ -27,12 +29,6 @@ if TYPE_CHECKING:
     import uvicorn
 
     from regress.service.core.training_service import CoreService
-
-
-from datetime import UTC, datetime
-from typing import IO
-
-from regress.service.core.operations import PendingOperation
 
 
 class OperationLog:

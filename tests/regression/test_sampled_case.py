@@ -12,7 +12,7 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError, ReplayError
 from regress.golden.golden_case import GREEDY
 from regress.golden.golden_directory import GoldenStore
-from regress.replay import sampled_rollouts
+from regress.replay import case_recording
 from regress.replay.case_run import replay
 from regress.replay.case_truth import require_rollouts
 from regress.replay.fault_injection import injected
@@ -59,9 +59,9 @@ def test_the_mismatch_of_sampler_and_trainer_is_a_quantity_of_its_own(tmp_path: 
 def test_a_decision_near_its_boundary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(GOLDEN / "rollout", tmp_path / "rollout")
     case = GoldenStore(tmp_path).case("rollout")
-    monkeypatch.setattr(sampled_rollouts, "MARGIN", 0.5)
+    monkeypatch.setattr(case_recording, "MARGIN", 0.5)
     with pytest.raises(ReplayError, match="a decision of the sampler lies within"):
-        sampled_rollouts.sample_rollouts(case, tmp_path / "work")
+        case_recording.sample_rollouts(case, tmp_path / "work")
     assert (tmp_path / "rollout" / GREEDY).is_dir()
 
 

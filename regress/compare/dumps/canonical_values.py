@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.record_keys import key_of
 from regress.compare.alignment.token_places import Mask, placed
 from regress.compare.diagnosis.related_values import RelatedValues
-from regress.compare.dumps import record_listing
 from regress.compare.dumps.adamw_settings import Adam
-from regress.compare.dumps.opened_dump import Named, Side, open_side
+from regress.compare.dumps.opened_dump import Named, Side, kept_with_source, open_side
 from regress.compare.dumps.record_listing import headers
 from regress.compare.dumps.sample_contents import rollouts_of
 from regress.compare.dumps.truth_source import Tensors, TruthSide
@@ -64,26 +62,15 @@ def earlier_updates(golden: Named, actual: Named, record: str) -> Iterator[Proje
     yield from (golden_at(golden, actual, place) for place in sorted(places) if place < own.of_update)
 
 
-def clear_caches() -> None:
-    """Clear what was read: it may have changed since."""
-    golden_at.cache_clear()
-    record_listing.clear_caches()
-
-
-@contextmanager
-def clearing_caches() -> Iterator[None]:
-    """Clear what was read of sources in memory as soon as they have been compared."""
-    try:
-        yield
-    finally:
-        clear_caches()
-
-
-@lru_cache(maxsize=4)
 def golden_at(golden: Named, actual: Named, place: Place) -> Projection:
     """Return the golden values of one update of two sources, able to be projected onto layouts."""
+    return _beside(actual, golden, place)
+
+
+@kept_with_source(4)
+def _beside(actual: Side, golden: Named, place: Place) -> Projection:
     golden_side = open_side(golden)
-    config = merged(open_side(actual).config, golden_side.config)
+    config = merged(actual.config, golden_side.config)
     if isinstance(golden_side, TruthSide):
         where = Coordinates(place.step or 0, place.update).stem
         related = golden_side.related(where)

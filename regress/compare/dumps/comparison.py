@@ -17,7 +17,6 @@ from regress.compare.dumps.byte_verification import (
     unsealed,
     verify_parts,
 )
-from regress.compare.dumps.canonical_values import clear_caches
 from regress.compare.dumps.comparison_options import AnyUnit, Options, Planned
 from regress.compare.dumps.comparison_plan import limited, plan_units
 from regress.compare.dumps.comparison_unit import Unit
@@ -147,7 +146,6 @@ def compare_dumps(
     """
     asked = options or Options()
     close_sides()  # the dumps may have changed since
-    clear_caches()
     golden_side = open_side(golden)
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
         asked = replace(asked, bounds=asked.bounds.over(golden_side.case))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from weakref import ref
 
 from regress.compare.dumps.golden_source import PREFIX as GOLDEN
 from regress.compare.dumps.golden_source import GoldenSide, is_golden
@@ -29,6 +30,8 @@ Side: TypeAlias = Source
 """One of the two sources of a comparison, whatever system wrote it."""
 Named: TypeAlias = str | Source
 """A source by the path that any process opens it by, or one in memory, which lies in this process alone."""
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class OwnDump(Source):
@@ -114,6 +117,33 @@ def open_side(source: Named) -> Side:
 def close_sides() -> None:
     """Open paths anew when they are next asked for: what they name may have changed since."""
     _opened.cache_clear()
+
+
+def kept_with_source(
+    maxsize: int,
+) -> Callable[
+    [Callable[Concatenate[Side, Arguments], Result]], Callable[Concatenate[Named, Arguments], Result]
+]:
+    """Keep the last results of a function with its source: what does not hold the source goes when that goes."""
+
+    def decorate(
+        function: Callable[Concatenate[Side, Arguments], Result],
+    ) -> Callable[Concatenate[Named, Arguments], Result]:
+        @wraps(function)
+        def call(source: Named, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            side = open_side(source)
+            if not hasattr(side, "__dict__"):
+                return function(side, *args, **kwargs)
+            results = vars(side).setdefault("_kept", {})
+            if function not in results:
+                own = cast(Callable[[], Side], ref(side))  # who asks holds it
+                results[function] = lru_cache(maxsize)(lambda *rest, **named: function(own(), *rest, **named))
+            found: Result = results[function](*args, **kwargs)
+            return found
+
+        return call
+
+    return decorate
 
 
 @lru_cache(maxsize=8)

@@ -282,8 +282,7 @@ def test_nothing_is_ruled_out_that_the_dumps_do_not_tell(tmp_path: Path) -> None
     divergence = find_divergence(report.verdicts)
     assert divergence is not None
     causes = " ".join(found.cause for found in diagnose(divergence))
-    assert "its mask" in causes
-    assert "temperature" in causes
+    assert "mask or temperature" in causes
 
 
 class Holder(nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from regress.engine import disk_estimate, run_log
+from regress.engine import run_log, training_run
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train
 from regress.errors import DumpError
@@ -72,7 +72,7 @@ def test_the_estimate_is_no_less_than_what_is_written(config: MakeConfig, tmp_pa
     folder = tmp_path / "rollouts"
     asked = config(*mock(folder, "dump"))
     train(asked, Console(quiet=True))
-    step, whole = disk_estimate.recording_size(asked)
+    step, whole = training_run.recording_size(asked)
     sizes = [path.stat().st_size for path in folder.glob("train/*")]
     assert max(sizes) <= step
     assert sum(path.stat().st_size for path in folder.glob("*/step_*")) <= whole
@@ -86,9 +86,9 @@ def test_too_little_space_is_a_warning(
 
     records: list[logging.LogRecord] = []
 
-    monkeypatch.setattr(disk_estimate.shutil, "disk_usage", lambda path: Full)
+    monkeypatch.setattr(training_run.shutil, "disk_usage", lambda path: Full)
     monkeypatch.setattr(run_log.LOGGER, "handle", records.append)
-    disk_estimate.log_estimate(config(*mock(tmp_path / "deep" / "down", "dump")))
+    training_run.log_estimate(config(*mock(tmp_path / "deep" / "down", "dump")))
     (record,) = records
     assert record.levelno == logging.WARNING
     assert "10 bytes are free" in record.getMessage()

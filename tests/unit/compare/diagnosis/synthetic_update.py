@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from regress.compare.diagnosis.related_values import RelatedValues
+from regress.compare.diagnosis.token_counterfactuals import TokenCounterfactuals
 from regress.compare.diagnosis.token_formulas import TokenFormulas
-from regress.compare.diagnosis.token_hypotheses import TokenCounterfactuals
 from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.dumps.adamw_settings import CLIP_EPS
 from regress.grpo.objective import Objective

@@ -224,7 +224,7 @@ def test_a_few_samples_are_asked_first_and_all_of_them_say_the_same(
     truth = made(objective)
     every = [*counterfactuals_of(objective, truth).of(quantity)]
     few = 16 * math.prod(next(iter(truth[quantity].values())).shape[1:])
-    monkeypatch.setattr("regress.compare.diagnosis.token_hypotheses.FEW", few)
+    monkeypatch.setattr("regress.compare.diagnosis.token_counterfactuals.FEW", few)
     asked = [one for one in counterfactuals_of(objective, truth).of(quantity) if one.rows is not None]
     assert len(asked) > 10
     for one in asked:
