@@ -21,8 +21,9 @@ from regress.replay.user_trainer_replays import ForeignReplayer
 from regress.replay.variant import Extent, Precision, Variant
 from regress.replay.variant_table import VARIANTS, project_variants
 from regress.service.replay import remote_replay
+from regress.service.replay.remote_judge import judged
 from regress.service.replay.remote_replay import RemoteReplay, inexpressible, replay_remote
-from regress.service.replay.remote_replayer import RemoteReplayer, judged
+from regress.service.replay.remote_replayer import RemoteReplayer
 from regress.service.replay.remote_variants import REMOTE, quantities
 
 STORE = GoldenStore(Path(__file__).parents[4] / "golden")
