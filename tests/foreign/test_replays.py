@@ -23,6 +23,7 @@ FAULTS = {
 """Faults of the script: what is replaced, by what, and where the first divergence has to be."""
 
 
+@pytest.mark.extended
 def test_a_script_of_the_exported_files_passes_the_suite_and_says_what_it_left_out(
     project: ForeignProject,
 ) -> None:

@@ -38,6 +38,7 @@ def rules(done: Result) -> list[str]:
     return [line.partition("(rule ")[2].partition(";")[0] for line in lines[1:]]
 
 
+@pytest.mark.extended
 def test_the_documented_command(modes: Any, tmp_path: Path) -> None:
     modes.ranks = 6  # of twelve datums, two microbatches on each
     more = "--num_ranks", "6", "--num_micros", "2", "--output", tmp_path / "report.json"

@@ -206,6 +206,7 @@ def test_a_refused_recording_changes_nothing(project: Path) -> None:
     assert contents(project) == before
 
 
+@pytest.mark.extended
 def test_the_documented_start(project: Path) -> None:
     """A seed without signal gives way to another, and the case can be made again from what it then says."""
     folder = project / "golden" / "mine"

@@ -37,6 +37,7 @@ def test_a_family_is_as_the_page_says(family: str) -> None:
     assert row(family, checked(family)) in PAGE.read_text().splitlines()
 
 
+@pytest.mark.extended
 def test_the_command_tells_the_token_that_is_off(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path)
     for name in (str(tmp_path), str(tmp_path / "config.json")):

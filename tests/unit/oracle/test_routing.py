@@ -78,6 +78,7 @@ def test_near_ties_are_told_and_wrong_choices_fail(runs: Path) -> None:
     assert failed(wrong) == {f"activations/{GATE}/experts"}
 
 
+@pytest.mark.extended
 def test_the_oracle_judges_precision_under_the_recorded_choice(runs: Path, tmp_path: Path) -> None:
     """Flips of near-ties change log-probs by more than rounding: with the choice forced nothing is left of that."""
     plain = compare_sources(runs / "golden", runs / "healthy", precision="bfloat16", only="log_probs")

@@ -60,6 +60,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return Recorded(before, after, record(after, "dense"))
 
 
+@pytest.mark.extended
 def test_recording_twice_changes_nothing(recorded: Recorded) -> None:
     before = contents(recorded.before.folder("dense"))
     assert record(recorded.before, "dense") == []

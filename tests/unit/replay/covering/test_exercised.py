@@ -100,6 +100,7 @@ def test_a_key_that_is_added_shows_up(sets: set[frozenset[Setting]]) -> None:
     assert ("optimizer.betas", "optimizer.eps") in pairs
 
 
+@pytest.mark.extended
 def test_a_part_reads_what_its_entry_declares(read: Reads) -> None:
     """Each part that a golden case chooses: its fields are read as its step is computed."""
     keys = {key for name, found in read.items() if name.startswith("grpo.") for key in found}
@@ -120,6 +121,7 @@ COMMON = {
 """Fields that losses read and that mean something without them, too."""
 
 
+@pytest.mark.extended
 def test_a_loss_reads_nothing_that_its_entry_does_not_declare(read: Reads) -> None:
     for loss in LOSSES.values():
         declared = {f"algorithm.{field}" for field in loss.reads}
@@ -127,6 +129,7 @@ def test_a_loss_reads_nothing_that_its_entry_does_not_declare(read: Reads) -> No
         assert found - declared - COMMON == set(), loss.home
 
 
+@pytest.mark.extended
 def test_reads_are_those_of_the_function_that_asks(read: Reads) -> None:
     """Through properties, in ranks of a layout, and not while settings are made or checked."""
     assert {"algorithm.clip_low", "algorithm.clip_high", "algorithm.clip_bounds"} <= read[
