@@ -125,7 +125,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
             "R - sum(W_t R) / sum(W_t) over the group's samples at the same position t of the completion, W_t the sum "
             "of 1 - 2 p + sum of squared probabilities up to t",
             "verl 0.9 optimal_token_baseline",
-            home="token_baselines:optimal_token_baseline",
+            home="advantage_estimators:optimal_token_baseline",
             reads=("otb_zero_tail",),
             needs=("old_log_probs_K", "sum_pi_squared_K"),
             by_token=True,
@@ -133,7 +133,7 @@ ADVANTAGES: Mapping[str, Advantage] = MappingProxyType(
         "tir_optimal_token_baseline": Advantage(
             "optimal_token_baseline with t the number of loss tokens so far, which leaves the answers of tools out",
             "verl 0.9 tir_optimal_token_baseline",
-            home="token_baselines:optimal_token_baseline",
+            home="advantage_estimators:optimal_token_baseline",
             reads=("otb_zero_tail",),
             needs=("old_log_probs_K", "sum_pi_squared_K"),
             by_token=True,
