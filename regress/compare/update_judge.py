@@ -14,11 +14,12 @@ from regress.compare.coverage import judge_elements, not_compared
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.diagnosis.related_values import NOTHING, RelatedValues
 from regress.compare.dumps.canonical_values import golden_at
-from regress.compare.dumps.comparison import work
+from regress.compare.dumps.comparison import serial, work
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.loss_shares import Group, ShareUnit
 from regress.compare.dumps.opened_dump import Side
 from regress.compare.dumps.record_listing import headers
+from regress.compare.dumps.scaled_verdicts import examined
 from regress.compare.dumps.tolerance_bounds import Bounds, StoredBounds
 from regress.compare.dumps.truth_source import InMemoryTruth, TruthSide
 from regress.compare.expected_records import AtPlaces, Expected
@@ -81,7 +82,7 @@ def judge_update(
     values = golden_at(golden, actual, place)
     update = _Update((golden, actual), frame, place, plan, bounds, related is not None)
     expected = Expected(update.golden, update.actual, plan, values.known_loss_mask)
-    found = [*update.verdicts(expected, values.locator)]
+    found = update.verdicts(expected, values.locator)
     found += judge_elements(update.actual, plan, values.truth, values.locator, update.place)
     judged = [quantity for quantity in truth if bounds.tolerances(quantity) is not None]
     return in_order([*found, *not_compared(found, judged, update.place)])
@@ -138,18 +139,21 @@ class _Update:
     def _records(self, side: Side) -> Records:
         return Records(headers(side, side.entries), side.read, self.frame, self.plan.root)
 
-    def verdicts(self, expected: Expected, locator: Locator) -> Iterator[Verdict]:
-        """Yield verdicts on what is there, on its values, and on what several ranks hold."""
+    def verdicts(self, expected: Expected, locator: Locator) -> list[Verdict]:
+        """Return verdicts on what is there, on its values, and on what several ranks hold."""
         places = AtPlaces(expected, self.actual, self.place, self._tolerance)
-        yield from places.verdicts(locator)
+        found = [*places.verdicts(locator)]
+        results = []
         for key, sources in places.compared.items():
             golden = expected.beside(key)
-            for unit in self._units(key, () if golden is None else (golden.name,), sources):
-                for finding in work((unit, None)):
-                    if finding.problem:
-                        raise CompareError(finding.problem)
-                    yield finding.verdict
-        yield from Replicas(self.actual, locator, self.place).verdicts()
+            units = self._units(key, () if golden is None else (golden.name,), sources)
+            results += [(unit, work((unit, None))) for unit in units]
+        for finding in (finding for _, findings in results for finding in findings):
+            if finding.problem:
+                raise CompareError(finding.problem)
+            found.append(finding.verdict)
+        found += Replicas(self.actual, locator, self.place).verdicts()
+        return examined(found, results, serial)
 
     def _tolerance(self, source: QuantitySource) -> Tolerance | None:
         if isinstance(self.bounds, StoredBounds) and self.bounds.tolerances(source.quantity) is None:

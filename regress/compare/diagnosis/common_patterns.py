@@ -38,7 +38,7 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
     """
     if not failed:
         return []
-    same = _decisive_verdicts(failed)
+    same = decisive_verdicts(failed)
     return [
         *_precisions(scene),
         *_places(failed, judged, scene),
@@ -50,7 +50,7 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
     ]
 
 
-def _decisive_verdicts(failed: Sequence[Verdict]) -> list[Verdict]:
+def decisive_verdicts(failed: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on the tensor that failed first; on the moment beside it, if that is a number of updates."""
     name = failed[0].name
     moment = f"{name.removesuffix('step')}exp_avg" if name.endswith("/step") else name

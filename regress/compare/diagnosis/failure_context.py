@@ -62,6 +62,18 @@ class FailureContext:
     grouped: bool = False
     explained: Callable[[Collection[str]], None] = lambda _: None
 
+    def without_hypotheses(self) -> FailureContext:
+        """Return the context that tells what is affected, and asks nothing what gives the values."""
+        none = FailureContext()
+        return replace(
+            self,
+            guesses=none.guesses,
+            sums=none.sums,
+            logits=none.logits,
+            pool=None,
+            explained=none.explained,
+        )
+
     def part(self, shards: ShardLayout) -> FailureContext:
         """Return the context of a part of the tensor."""
         own, leading = self.traits, self.leading

@@ -26,6 +26,7 @@ from regress.compare.dumps.opened_dump import Named, Side, close_sides, open_sid
 from regress.compare.dumps.rollout_comparison import RolloutUnit, compare_rollouts
 from regress.compare.dumps.scaled_verdicts import (
     Finding,
+    examined,
     notes_and_problems,
     rejudge_at_common_scale,
     without_carried,
@@ -172,7 +173,7 @@ def compare_dumps(
     comparison = Comparison(
         golden,
         actual,
-        in_order([*planned.verdicts, *verdicts]),
+        in_order(examined([*planned.verdicts, *verdicts], results, run)),
         planned.golden_only,
         planned.actual_only,
         planned.notes,

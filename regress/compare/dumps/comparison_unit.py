@@ -33,6 +33,8 @@ class Unit:
         tensors: those that are compared; by default all.
         elementwise: True if they are compared element by element, because nothing tells their tokens.
         explained: True if a failure tells what is affected, which diagnoses are made of.
+        examined: quantity and name of verdicts of which hypotheses are asked what gives their values; nothing else of
+            the record is then compared.
         planned: True if a plan says what lies where: golden values tell the loss tokens, and masks count in padding.
     """
 
@@ -53,6 +55,7 @@ class Unit:
     tensors: tuple[str, ...] | None = None
     elementwise: bool = False
     explained: bool = True
+    examined: frozenset[tuple[str, str]] = frozenset()
     planned: bool = False
 
     @property

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from regress.compare.diagnosis.common_patterns import decisive_verdicts
+from regress.compare.diagnosis.dataflow import dataflow_key
+from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.coordinates import Place
@@ -122,6 +125,41 @@ def rejudge_at_common_scale(
             else:
                 verdicts.append(_rescaled(found, scales[_tensor(finding.verdict)]))
     return verdicts
+
+
+def examined(
+    verdicts: Sequence[Verdict], results: Iterable[tuple[Any, Sequence[Finding]]], run: Again[Any]
+) -> list[Verdict]:
+    """Return verdicts of which those that decide a diagnosis tell what explains their values.
+
+    These are, by quantity, the failures of the tensor that fails first, in the update in which it does: their units are
+    compared once more, with hypotheses, under the tolerances that were found.
+    """
+    decisive = {_at(verdict): verdict for verdict in _decisive(verdicts)}
+    jobs: list[tuple[Unit, Mapping[tuple[str, str], float]]] = []
+    for unit, findings in results:
+        there = [decisive[at] for f in findings if (at := _at(f.verdict)) in decisive]
+        if there and isinstance(unit, Unit) and unit.explained:
+            scales = {(verdict.quantity, verdict.name): verdict.scale for verdict in there}
+            jobs.append((replace(unit, examined=frozenset(scales)), scales))
+    again = (f.verdict for found in (run(jobs) if jobs else ()) for f in found)
+    known = {_at(verdict): verdict.affected for verdict in again if verdict.affected is not None}
+    return [replace(v, affected=known.get(_at(v), v.affected)) if not v.ok else v for v in verdicts]
+
+
+def _at(verdict: Verdict) -> tuple[Place, str, str]:
+    return verdict.place, verdict.quantity, verdict.name
+
+
+def _decisive(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    failed: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if not verdict.ok:
+            failed.setdefault(verdict.quantity, []).append(verdict)
+    for alike in failed.values():
+        ordered = sorted(alike, key=dataflow_key)
+        update = ordered[0].place.of_update
+        yield from decisive_verdicts([v for v in ordered if v.place.of_update == update])
 
 
 def without_carried(

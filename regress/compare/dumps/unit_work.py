@@ -75,8 +75,14 @@ class UnitWork:
         chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.records.actual.tensors:
             source = source_or_other(self.unit.record_type, name)
+            if not self._is_asked(source):
+                continue
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
+
+    def _is_asked(self, source: QuantitySource) -> bool:
+        asked = self.unit.examined
+        return not asked or (source.quantity, source.label + self.unit.suffix) in asked
 
     def golden_shards(self, source: QuantitySource) -> list[Shard]:
         """Return the parts of a full tensor that the golden records hold."""
@@ -93,8 +99,10 @@ class UnitWork:
         return Aligned(actual.array, golden[0].array, pairs, words, around)
 
     def _if_explained(self, around: Callable[[], FailureContext]) -> Callable[[], FailureContext] | None:
-        """Return the function unless nobody asks what is affected."""
-        return around if self.unit.explained else None
+        """Return the function, with hypotheses if they are asked, unless nobody asks what is affected."""
+        if not self.unit.explained:
+            return None
+        return around if self.unit.examined else lambda: around().without_hypotheses()
 
     @property
     def by_table(self) -> bool:
