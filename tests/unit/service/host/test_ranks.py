@@ -22,7 +22,7 @@ LAYOUTS = {
     "ddp2": ["parallel.dp=2", "parallel.data_parallel=ddp"],
     "fsdp2": ["parallel.fsdp=2"],
     "tp2": ["parallel.tp=2", "model.config.num_key_value_heads=2"],
-    "pp2": ["parallel.pp=2", "batching.pad_to_length=48"],
+    "pp2": ["parallel.pp=2", "batching.pad_to_length=48", "batching.micro_batch_size=1"],
     "cp2": ["parallel.cp=2", "model.config.num_key_value_heads=2"],
     "lora-fsdp2": ["parallel.fsdp=2"],
     "lora-tp2": ["parallel.tp=2", "model.config.num_key_value_heads=2"],
