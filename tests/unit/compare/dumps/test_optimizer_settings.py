@@ -77,3 +77,12 @@ def test_the_same_settings_need_no_note(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "other settings" not in done.output
+
+
+def test_what_gives_the_values_is_asked_of_the_tensor_that_fails_first(tmp_path: Path) -> None:
+    golden, actual = trained(tmp_path / "golden"), trained(tmp_path / "actual", limit=0.15)
+    failed = regress.compare_sources(golden, actual).failed
+    told = [v for v in failed if v.affected is not None]
+    asked = [(v.name, v.place.step) for v in told if v.affected is not None and v.affected.held]
+    assert asked == [("embed.weight/exp_avg", 0)]
+    assert len(told) == len(failed) > 1
