@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,16 +134,10 @@ def build(
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
     optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy, fresh=resumed is None))
-    worker = raise_on_all_ranks(
-        world,
-        lambda: make_worker(
-            config,
-            prompts,
-            origin,
-            vocabulary=policy.architecture.config.vocab_size,
-            sampler=lambda: policy_sampler(config, policy, tokenizer, components.dialogue, world),
-        ),
-    )
+    vocabulary = policy.architecture.config.vocab_size
+    sampler = partial(policy_sampler, config, policy, tokenizer, components.dialogue, world)
+    made = partial(make_worker, config, prompts, origin, vocabulary=vocabulary, sampler=sampler)
+    worker = raise_on_all_ranks(world, made)
     meta = step_meta(origin, prompts)
     recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":

@@ -93,8 +93,7 @@ def oracle(
     from regress.report.compare_commands import print_comparison
     from regress.report.comparison_report import refused
 
-    with ExitStack() as resources:
-        resources.enter_context(errors_written(refused, json_file, json_calls))
+    with ExitStack() as resources, errors_written(refused, json_file, json_calls):
         found = judge_dump(
             path,
             _folder(keep, resources),
@@ -108,13 +107,12 @@ def oracle(
         )
         echo(f"objective: {found.claim.words}")
         echo(f"  {resolved(found.objective)}")
-        again = "" if keep is not None else _command(ctx.params)
         code = print_comparison(
             {"oracle": found.comparison},
             folder=report,
             json_file=json_file,
             json_calls=json_calls,
-            again=again,
+            again="" if keep is not None else _command(ctx.params),
         )
         for line in [*(f"note: {n}" for n in found.notes), *([f"written: {found.truth}"] if keep else [])]:
             echo(line)

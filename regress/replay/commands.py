@@ -98,13 +98,7 @@ def calibrate(
     total = replays_of(store.case(case), seeds) + (run_count(store.case(case)) if proof else 0)
     with progress(f"calibrating {case}", total) as bar:
         found = measure(
-            store,
-            case,
-            seeds=seeds,
-            proof=proof,
-            only=only or None,
-            advance=bar.advance,
-            processes=workers(),
+            store, case, seeds=seeds, proof=proof, only=only or None, advance=bar.advance, processes=workers()
         )
     rows = rows_of(found.floors, found.proof)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))

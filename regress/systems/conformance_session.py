@@ -29,6 +29,12 @@ def _check_patterns(known: Mapping[str, SystemUnderTest], patterns: Sequence[str
         )
 
 
+def _folder(keep: Path | None, resources: ExitStack) -> Path:
+    if keep is not None and keep.is_dir() and any(keep.iterdir()):
+        raise SystemsError(f"{keep} is not empty: give --keep a folder that does not exist yet")
+    return keep or Path(resources.enter_context(TemporaryDirectory(prefix="regress-systems-")))
+
+
 def run_systems(
     names: Sequence[str],
     *,
@@ -67,10 +73,7 @@ def run_systems(
 
     environments = {name: environment_of(system, newest=newest) for name, system in known.items()}
     with ExitStack() as resources:
-        folder = keep or Path(resources.enter_context(TemporaryDirectory(prefix="regress-systems-")))
-        if keep is not None and keep.is_dir() and any(keep.iterdir()):
-            raise SystemsError(f"{keep} is not empty: give --keep a folder that does not exist yet")
-        workspace = Workspace(folder.absolute(), open_store(golden_dir))
+        workspace = Workspace(_folder(keep, resources).absolute(), open_store(golden_dir))
         for name, environment in environments.items():
             run_system(
                 name,
