@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -22,6 +21,7 @@ from regress.engine import run_log
 from regress.engine.checkpoint.checkpoint_resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.checkpoint_saver import Saver
 from regress.engine.checkpoint.trainer_state import CheckpointState
+from regress.engine.config.config_messages import absolute
 from regress.engine.config.config_schema import Config
 from regress.engine.determinism_environment import configure_torch, export_environment
 from regress.engine.earlier_run import Earlier, check_earlier, remove_earlier
@@ -230,5 +230,5 @@ def log_estimate(config: Config) -> None:
 
 def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would follow links
+    folder = absolute(folder)
     return next(path for path in (folder, *folder.parents) if path.exists())

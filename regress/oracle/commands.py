@@ -114,8 +114,10 @@ def oracle(
             json_calls=json_calls,
             again="" if keep is not None else _command(ctx.params),
         )
-        for line in [*(f"note: {n}" for n in found.notes), *([f"written: {found.truth}"] if keep else [])]:
-            echo(line)
+        for note in found.notes:
+            echo(f"note: {note}")
+        if keep is not None:
+            echo(f"written: {found.truth}")
     ctx.exit(code)
 
 

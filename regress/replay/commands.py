@@ -108,11 +108,9 @@ def calibrate(
     for path in write(report, case, rows) if report is not None else ():
         echo(f"written: {path}")
     if not dry_run:
-        written, same = (
-            f"written: {found.case.folder / MANIFEST}",
-            "the tolerances are those that are recorded",
-        )
-        echo(written if keep(found) else f"{case}: {same}")
+        changed = keep(found)
+        same = "the tolerances are those that are recorded"
+        echo(f"written: {found.case.folder / MANIFEST}" if changed else f"{case}: {same}")
 
 
 @click.command("validate")
