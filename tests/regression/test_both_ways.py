@@ -79,6 +79,26 @@ def test_samples_that_see_others_are_told_whichever_dump_has_them_in_one_row(
     assert (backward[0]["rule"], backward[0]["of"]) == ("packed-leak", "golden")
 
 
+def test_a_shift_tells_of_neither_dump_which_one_is_wrong(dump: Dumps, tmp_path: Path) -> None:
+    """Of a microbatch of one sample, a single token tells of it: the others do together."""
+
+    def late(record: Record) -> Record | None:
+        if record.type != "batch_inputs":
+            return None
+        mask = record.tensors["response_mask"]
+        return replace_tensors(record, {"response_mask": mask & np.roll(mask, 1, axis=1)})
+
+    whole = rewritten(
+        dump("dense", "base"),
+        tmp_path / "whole",
+        lambda record: record if record.type == "batch_inputs" else None,
+    )
+    alone = rewritten(dump("dense", "mbs1"), tmp_path / "alone", late)
+    for pair in ((whole, alone), (alone, whole)):
+        (told,) = causes(*pair, tmp_path)
+        assert (told["rule"], told["of"]) == ("mask-shifted", "actual")
+
+
 def test_dump_check_adds_up_the_advantages_of_the_groups_of_the_engine(dump: Dumps, tmp_path: Path) -> None:
     def moved(record: Record) -> Record:
         if record.type != "is_loss_debug":
