@@ -99,6 +99,21 @@ def test_a_shift_tells_of_neither_dump_which_one_is_wrong(dump: Dumps, tmp_path:
         assert (told["rule"], told["of"]) == ("mask-shifted", "actual")
 
 
+def test_tokens_that_a_fault_is_confined_to_tell_of_neither_dump_which_one_is_wrong(
+    dump: Dumps, tmp_path: Path
+) -> None:
+    def dropped(record: Record) -> Record | None:
+        if record.type != "is_loss_debug":
+            return record if record.type in FORWARD else None
+        kept = record.tensors["advantages"] >= 0
+        return replace_tensors(record, {"policy_loss": record.tensors["policy_loss"] * kept})
+
+    right = without_modules(dump("dense", "base"), tmp_path / "right")
+    wrong = rewritten(dump("dense", "mbs1"), tmp_path / "wrong", dropped)
+    for pair in ((right, wrong), (wrong, right)):
+        assert {told["of"] for told in causes(*pair, tmp_path)} == {"actual"}
+
+
 def test_dump_check_adds_up_the_advantages_of_the_groups_of_the_engine(dump: Dumps, tmp_path: Path) -> None:
     def moved(record: Record) -> Record:
         if record.type != "is_loss_debug":

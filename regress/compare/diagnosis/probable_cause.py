@@ -16,7 +16,7 @@ from regress.compare.diagnosis.common_patterns import Pattern
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.diagnosis_rule import Rule
 from regress.compare.diagnosis.first_divergence import Divergence, listed, name_of
-from regress.compare.diagnosis.rule_gate import VALUES, may_speak, proven
+from regress.compare.diagnosis.rule_gate import VALUES, may_speak, proven, tells_side
 from regress.compare.diagnosis.rules.rule_table import RULES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import OPEN_TYPES, primary_source
@@ -92,7 +92,8 @@ def diagnose(
     likely = _likely(divergence, known, RULES if rules is None else rules)
     mine = _proof(likely)
     if exchanged is not None and mine < _VALUES_EXPLAINED and (other := exchanged()) is not None:
-        theirs = [row for row in _likely(*other, RULES if rules is None else rules) if _proof([row]) > mine]
+        theirs = _likely(*other, RULES if rules is None else rules)
+        theirs = [row for row in theirs if _proof([row]) > mine and tells_side(row[0])]
         if theirs:
             return [
                 replace(_diagnosis_of(rule, other[0], why, other[1]), of="golden") for rule, why in theirs

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from regress.compare.diagnosis.diagnosis_rule import Rule
 from regress.compare.diagnosis.first_divergence import Divergence
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.diagnosis.token_attributes import OF_LAYOUTS
 from regress.compare.verdicts.verdict import Status
 
 Claim = Callable[[Divergence, RunContext], bool]
@@ -40,6 +41,11 @@ VALUES = frozenset(
     )
 )
 """Patterns that explain the wrong values themselves; whatever rule speaks, they are reported as evidence."""
+_OF_ONE_SIDE = VALUES - {
+    *("shifted", "permuted", "scaled", "sign", "offset", "factors", "per_sample", "everywhere"),
+    *("advantages:scale", "advantages:baseline"),
+} | {f"class:{name}" for name in OF_LAYOUTS}
+"""Patterns that tell which of two dumps is wrong: the others are as true of the one as of the other."""
 _OF_MASKS = re.compile("clip|kept|mask|reject")
 """Metrics that count the tokens which the loss keeps, or holds back."""
 _AT_LEAST = 8
@@ -72,6 +78,12 @@ def _counts_known(divergence: Divergence, scene: RunContext) -> bool:
 def _by_status(rule: Rule, divergence: Divergence) -> bool:
     """Return True for a record that is missing, additional, of another form or not finite: no values are explained."""
     return bool(rule.says) or divergence.first.status not in (Status.DRIFT, Status.MASK)
+
+
+def tells_side(rule: Rule) -> bool:
+    """Return True if what a rule asks for is seen in the dump that is wrong alone: a formula, or rows of its layout."""
+    asked = (*rule.patterns, *rule.any_of)
+    return bool(rule.what) or any(id in _OF_ONE_SIDE or id.partition(":")[0] in _OF_ONE_SIDE for id in asked)
 
 
 def proven(rule: Rule) -> bool:
