@@ -139,7 +139,9 @@ class DumpReader:
     def _report(self, verb: str, names: set[str], advice: str) -> None:
         if names:
             some = ", ".join(sorted(names)[:3]) + (" ..." if len(names) > 3 else "")
-            raise DumpError(f"{self.folder} {verb} {len(names)} record files ({some}); {advice}")
+            raise DumpError(
+                f"{self.folder} {verb} {len(names)} record file{'s' * (len(names) > 1)} ({some}); {advice}"
+            )
 
     @property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:

@@ -74,13 +74,13 @@ DAMAGED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a step lost": (
         lambda dump: step_file(dump, 1).unlink(),
         "",
-        "TMP/recording lacks 1 record files (trajectory/step_000001.safetensors); they were deleted or not copied: "
+        "TMP/recording lacks 1 record file (trajectory/step_000001.safetensors); they were deleted or not copied: "
         "copy the dump again",
     ),
     "a step renamed": (
         _rename,
         "",
-        "TMP/recording lacks 1 record files (trajectory/step_000000.safetensors); they were deleted or not copied: "
+        "TMP/recording lacks 1 record file (trajectory/step_000000.safetensors); they were deleted or not copied: "
         "copy the dump again",
     ),
     "a step renamed, no manifest": (

@@ -196,7 +196,7 @@ def test_training_and_evaluation_confused(case: Any) -> None:
     (rollouts / "evaluated").rename(rollouts / "train")
     case.refuses(
         *rolled(rollouts),
-        says="TMP/rollouts has additional 1 record files (train/step_000002.safetensors); they are not of this run: "
+        says="TMP/rollouts has additional 1 record file (train/step_000002.safetensors); they are not of this run: "
         "move them away",
     )
 

@@ -101,13 +101,13 @@ def test_files_are_verified(dump: Path) -> None:
     with pytest.raises(DumpError, match=r"step_000001\.safetensors has \d+ bytes that do not match"):
         list(reader)
     second.unlink()
-    with pytest.raises(DumpError, match=r"lacks 1 record files \(loss/step_000001\.safetensors\)"):
+    with pytest.raises(DumpError, match=r"lacks 1 record file \(loss/step_000001\.safetensors\)"):
         DumpReader(dump)
     assert len(list(DumpReader(dump, only="param"))) == 2
     second.write_bytes(first.read_bytes())
     (dump / "param" / "step_000007_rank0.pt").write_bytes(b"")
     with pytest.raises(
-        DumpError, match=r"has additional 1 record files .*step_000007_rank0\.pt.*move them away"
+        DumpError, match=r"has additional 1 record file .*step_000007_rank0\.pt.*move them away"
     ):
         DumpReader(dump)
 

@@ -179,10 +179,10 @@ def test_damage_is_refused(memory: dict[str, Any], damage: str, format_name: str
             "is damaged",
         )
     elif damage == "add":
-        first, rule = first.replace("000000", "000007"), "has additional 1 record files"
+        first, rule = first.replace("000000", "000007"), "has additional 1 record file"
     elif damage == "remove":
         store.rm_file(first)
-        rule = "lacks 1 record files"
+        rule = "lacks 1 record file"
     if damage != "remove":
         data = data[:-5] if damage == "cut" else memory[second].getvalue() if damage == "exchange" else data
         store.pipe_file(first, bytes(data))
