@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import distributed, nn
 
 from regress.capture.model_structure import is_distributed
@@ -185,8 +184,3 @@ def refuse_flat(root: nn.Module) -> None:
         if module.world_size > 1 and "NO_SHARD" not in str(module.sharding_strategy):
             raise CaptureError("""FullyShardedDataParallel cuts parameters out of one flat buffer, whose pieces are not
             blocks of a tensor: use fully_shard, or ShardingStrategy.NO_SHARD while recording""")
-
-
-def device_of(tensor: torch.Tensor) -> str:
-    """Return the type of the device that a tensor lies on."""
-    return tensor.device.type

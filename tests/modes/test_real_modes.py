@@ -20,13 +20,13 @@ from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train
 from regress.service.client import microbatch_datums, remote_api_dumps, remote_trainer
-from regress.service.client.in_process_client import LocalModel
 from regress.service.client.remote_run import train as train_remotely
 from regress.service.core.executor_choice import opened_host
 from regress.service.core.host_executor import InProcess
 from regress.service.core.service_limits import Limits
 from regress.service.core.training_service import CoreService
 from regress.service.service_api import Datum, PassResult
+from tests.unit.service.client.in_process_client import LocalModel
 
 QUIET = Console(quiet=True)
 COMMON = (

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from regress.engine.config import load_config
 from regress.engine.config.config_schema import Config
 from regress.engine.training_run import train as train_here
-from regress.service.client.in_process_client import LocalModel
 from regress.service.client.remote_run import train
 from regress.service.core.executor_choice import executor_of
 from regress.service.core.training_service import CoreService
@@ -27,6 +26,7 @@ from regress.service.wires.app_settings import Settings
 from regress.service.wires.http_app import create_app
 from regress.service.wires.http_server import ThreadedServer
 from tests.unit.service.client.direct_service import DirectService
+from tests.unit.service.client.in_process_client import LocalModel
 
 TINY = (
     "max_steps=2",
