@@ -20,14 +20,13 @@ from regress.dump.numpy_arrays import DTYPES, Array, dtype_name, raw
 from regress.durable_files import Stamp
 from regress.errors import DumpError, GoldenError
 from regress.golden.golden_files import MANIFEST, is_input, is_word, parse_where, truth_file
-from regress.json_schema import Count, Finite, Hash, Least, Matches, conform
+from regress.json_schema import Count, Finite, Hash, Matches, conform
 from regress.untrusted_files import DOCUMENT, read_bytes
 
 SCHEMA_VERSION = 2
 _DIGITS = 9  # statistics are for readers of a diff; comparisons use the values themselves
 _Shape = Annotated[str, Matches(r"scalar|(0|[1-9]\d*)(x(0|[1-9]\d*))*", "a shape such as 57x16 or scalar")]
 _DType = Annotated[str, Matches("|".join(DTYPES), "a dtype")]
-_Bound = Annotated[float, Least(0)]
 
 
 @dataclass(frozen=True)

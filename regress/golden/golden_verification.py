@@ -17,9 +17,6 @@ from regress.golden.golden_files import CHECKS, changing, truth_file, truth_file
 from regress.golden.stored_checks import is_check, read_check, stored_checks
 from regress.untrusted_files import parse_json, read_bytes
 
-ORPHANS = ".pytest_cache/v/regress/orphans"
-"""File in which the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
-
 
 @dataclass(frozen=True)
 class Finding:

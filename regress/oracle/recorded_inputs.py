@@ -54,11 +54,6 @@ class Known:
         """Return the values ``[K]`` of the update's loss tokens from those of each sample of the rollout."""
         return torch.from_numpy(np.concatenate([values[number] for number in self.own]))
 
-    def parted(self, values: Array) -> list[Array]:
-        """Return values ``[K]`` of an update's loss tokens by sample."""
-        ends = np.cumsum([sum(self.mask(sample)) for sample in self.update.samples])
-        return np.split(values, ends[:-1])
-
     def sampler_log_probs(self) -> Tensor:
         """Return the log-probs that the samples were drawn with, ``[K]``."""
         found = []
