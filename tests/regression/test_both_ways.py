@@ -99,6 +99,19 @@ def test_a_shift_tells_of_neither_dump_which_one_is_wrong(dump: Dumps, tmp_path:
         assert (told["rule"], told["of"]) == ("mask-shifted", "actual")
 
 
+def test_a_prompt_is_wrongly_trained_on_by_the_dump_that_does(dump: Dumps, tmp_path: Path) -> None:
+    def of_ones(record: Record) -> Record:
+        if record.type != "batch_inputs":
+            return record
+        return replace_tensors(record, {"response_mask": record.tensors["attention_mask"]})
+
+    right = dump("dense", "mbs4")
+    wrong = rewritten(right, tmp_path / "wrong", of_ones)
+    for pair, of in (((right, wrong), "actual"), ((wrong, right), "golden")):
+        told = causes(*pair, tmp_path)[0]
+        assert (told["rule"], told["of"]) == ("prompt-tokens", of)
+
+
 def test_tokens_that_a_fault_is_confined_to_tell_of_neither_dump_which_one_is_wrong(
     dump: Dumps, tmp_path: Path
 ) -> None:

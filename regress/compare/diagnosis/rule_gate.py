@@ -44,7 +44,7 @@ VALUES = frozenset(
 _OF_ONE_SIDE = VALUES - {
     *("shifted", "permuted", "scaled", "sign", "offset", "factors", "per_sample", "everywhere"),
     *("advantages:scale", "advantages:baseline"),
-} | {f"class:{name}" for name in OF_LAYOUTS}
+} | {f"class:{name}" for name in OF_LAYOUTS | {"prompt", "tool"}}
 """Patterns that tell which of two dumps is wrong: the others are as true of the one as of the other."""
 _OF_MASKS = re.compile("clip|kept|mask|reject")
 """Metrics that count the tokens which the loss keeps, or holds back."""
@@ -81,7 +81,10 @@ def _by_status(rule: Rule, divergence: Divergence) -> bool:
 
 
 def tells_side(rule: Rule) -> bool:
-    """Return True if what a rule asks for is seen in the dump that is wrong alone: a formula, or rows of its layout."""
+    """Return True if what a rule asks for is seen in the dump that is wrong alone.
+
+    That is a formula of its values, or tokens in rows of its own layout, of a prompt or of a tool.
+    """
     asked = (*rule.patterns, *rule.any_of)
     return bool(rule.what) or any(id in _OF_ONE_SIDE or id.partition(":")[0] in _OF_ONE_SIDE for id in asked)
 
