@@ -80,7 +80,7 @@ def test_samples_that_see_others_are_told_whichever_dump_has_them_in_one_row(
 
 
 def test_a_shift_tells_of_neither_dump_which_one_is_wrong(dump: Dumps, tmp_path: Path) -> None:
-    """Of a microbatch of one sample, a single token tells of it: the others do together."""
+    """Shift a loss mask where each microbatch holds one sample: a single token of each shows it."""
 
     def late(record: Record) -> Record | None:
         if record.type != "batch_inputs":

@@ -115,8 +115,8 @@ def explains(
     """Return True if the affected values equal those of the hypothesis in too many places for chance.
 
     Chance is the probability that as many random values, spread like the golden tensor, fall within the bound. Where
-    the hypothesis says something of values that hold, it must be right about them, too. Of whole numbers and masks one
-    is enough here, and proves nothing: those of all tensors are counted where patterns are found.
+    the hypothesis says something of values that hold, it must be right about them, too. One whole number or
+    mask is enough here, and proves nothing: those of all tensors are counted where patterns are found.
 
     Args:
         compared: elements that count, in the shape of the tensor; None for all.

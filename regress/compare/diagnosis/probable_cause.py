@@ -89,11 +89,11 @@ def diagnose(
             be right, and those of the golden one may be.
     """
     known = scene or RunContext()
-    likely = _likely(divergence, known, RULES if rules is None else rules)
+    table = [*(RULES if rules is None else rules)]
+    likely = _likely(divergence, known, table)
     mine = _proof(likely)
     if exchanged is not None and mine < _VALUES_EXPLAINED and (other := exchanged()) is not None:
-        theirs = _likely(*other, RULES if rules is None else rules)
-        theirs = [row for row in theirs if _proof([row]) > mine and tells_side(row[0])]
+        theirs = [row for row in _likely(*other, table) if _proof([row]) > mine and tells_side(row[0])]
         if theirs:
             return [
                 replace(_diagnosis_of(rule, other[0], why, other[1]), of="golden") for rule, why in theirs
