@@ -197,9 +197,9 @@ def recorded_rollouts_are_trained_on(walk: Walk) -> None:
     replayed(walk, "base_b/debug_dump/trajectory", "output_dir=folder")
     other = replayed(walk, "base_b/debug_dump", "seed=5", "output_dir=other", code=2)
     assert re.search(r"group|prompt", other.told), other.errors
-    other_format = "rollout_worker.trajectory_format=jsonl", "output_dir=jsonl"
+    other_format = "rollout_worker.trajectory_format=jsonl", "output_dir=asked_jsonl"
     wrong = replayed(walk, "base_b/debug_dump", *other_format, code=2)
-    assert "pt" in wrong.errors
+    assert "is a pt dump, not jsonl" in wrong.told, wrong.errors
 
 
 @shows(
