@@ -22,7 +22,7 @@ from benchmarks.report import Report
 from benchmarks.timing import alternate, timed
 from benchmarks.workload import TEN_MILLION
 from regress import guard
-from regress.live.token_rules import EPS
+from regress.live.guarded_microbatch import EPS
 
 GROUPS, SIZE, WIDTH, STEPS, ROUNDS = 4, 4, 96, 3, 5
 

@@ -12,15 +12,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
 
-class Listener(Protocol):
-    """Receiver of events on gradients, in the order in which they happen."""
+class Listener:
+    """Receiver of events on gradients, in the order in which they happen; each does nothing where it is not handled."""
 
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Handle that gradients, some of these tensors, are about to be measured or clipped."""
@@ -28,8 +28,8 @@ class Listener(Protocol):
     def clip_norm(self, norm: Any, limit: Any) -> None:
         """Handle the total norm of gradients, and the one that they are clipped to."""
 
-    def before_backward(self, roots: Any, gradients: Any) -> None:
-        """Handle the start of a backward pass at these tensors."""
+    def before_backward(self, root: Any, gradients: Any) -> None:
+        """Handle the start of a backward pass at a tensor, or at several."""
 
     def after_backward(self) -> None:
         """Handle the end of a backward pass without an error."""
@@ -151,7 +151,8 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if torch._C._current_graph_task_id() != -1:  # the backward call of a checkpoint, within another pass
             return original(tensors, grad_tensors, *args, **kwargs)
-        _notify("before_backward", tensors, grad_tensors)
+        alone = isinstance(tensors, tuple | list) and len(tensors) == 1
+        _notify("before_backward", tensors[0] if alone else tensors, grad_tensors)
         result = original(tensors, grad_tensors, *args, **kwargs)
         _notify("after_backward")
         return result

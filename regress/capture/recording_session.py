@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from regress.capture.forward_hooks import Forwards
 from regress.capture.forward_pass import Pass
+from regress.capture.gradient_hooks import Listener
 from regress.capture.microbatch_records import Micro, Naming, write_classified, write_micro, write_rewards
 from regress.capture.model_structure import Anatomy, whole
 from regress.capture.optimizer_hooks import Updates
@@ -30,7 +31,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.recorder import Recorder
 
 
-class Session:
+class Session(Listener):
     """Collects what the hooks see and hands it to the recorder."""
 
     def __init__(self, anatomy: Anatomy, settings: Settings, world: World, recorder: Recorder) -> None:
@@ -110,7 +111,7 @@ class Session:
             p.reached = len(self._micros) - 1
         self._touched = p.reached
 
-    def before_backward(self, roots: Any, gradients: Any) -> None:
+    def before_backward(self, root: Any, gradients: Any) -> None:
         """Note the loss that a backward call starts from.
 
         A step whose gradients were clipped and then discarded ends without an update.
@@ -119,7 +120,6 @@ class Session:
             self.finish_step()
             self._live = True
         self.updates.backward_begins()
-        root = roots[0] if isinstance(roots, tuple | list) and len(roots) == 1 else roots
         plain = gradients is None or (isinstance(gradients, tuple | list) and gradients[0] is None)
         self._root = (
             float(root.detach()) if isinstance(root, Tensor) and root.numel() == 1 and plain else None

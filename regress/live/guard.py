@@ -6,28 +6,33 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from regress.capture.gradient_hooks import listening
+from regress.capture.gradient_hooks import Listener, listening
+from regress.capture.trainer_ranks import World
 from regress.errors import GuardError
-from regress.live.backward_losses import Losses
 from regress.live.group_sums import GroupSums
-from regress.live.guard_arguments import chosen_checks, refuse_options
-from regress.live.guarded_microbatch import Microbatch, Recompute, open_microbatch
+from regress.live.guard_rules import CHECKS, Violation, chosen_checks, refuse_options
+from regress.live.guarded_microbatch import (
+    EPS,
+    Microbatch,
+    Recompute,
+    not_finite,
+    off_policy,
+    open_microbatch,
+)
 from regress.live.replica_checksums import differing, replica_groups
 from regress.live.sampler_mismatch import EarlierWeights, mismatch
-from regress.live.token_rules import EPS, not_finite, off_policy
 from regress.live.token_weights import alike, share_of, uneven
-from regress.live.trainer_adapters import Watch, attach, model_of
-from regress.live.violation import CHECKS, Violation
+from regress.live.trainer_adapters import attach, model_of
 
 
 class GuardWarning(UserWarning):
@@ -67,15 +72,8 @@ def guard(
     """
     chosen = chosen_checks(checks)
     refuse_options(action, sampler_dtype, centered, group_size, data_rank, replica_group)
-    return Guard(
-        trained,
-        action,
-        chosen,
-        sampler_dtype,
-        GroupSums(group_size) if centered else None,
-        data_rank,
-        replica_group,
-    )
+    sums = GroupSums(group_size) if centered else None
+    return Guard(trained, action, chosen, sampler_dtype, sums, data_rank, replica_group)
 
 
 class Guard:
@@ -106,6 +104,7 @@ class Guard:
         self._losses: list[Tensor] = []
         self._weights = EarlierWeights(self._model)
         self._wants_weights = False
+        self._world = World()
         self._ddp = self._model if isinstance(self._model, nn.parallel.DistributedDataParallel) else None
         self._named: dict[str, nn.Parameter] = {}
         self._stepped: set[int] = set()
@@ -113,11 +112,11 @@ class Guard:
 
     def __enter__(self) -> Guard:
         stack = self._stack
-        stack.enter_context(attach(cast(Watch, self), self._trained))
+        stack.enter_context(attach(self, self._trained))
         stack.callback(self._model.register_forward_pre_hook(self._look).remove)
         stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
-        stack.enter_context(listening(Losses(self)))
+        stack.enter_context(listening(_BackwardPasses(self)))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -179,7 +178,8 @@ class Guard:
             samples=samples,
             groups=groups,
         )
-        micro.old, micro.sampler = _detached(old_log_probs), _detached(sampler_log_probs)
+        micro.old = None if old_log_probs is None else old_log_probs.detach()
+        micro.sampler = None if sampler_log_probs is None else sampler_log_probs.detach()
         micro.routing, micro.sampler_routing = routing, sampler_routing
         micro.weight_versions, micro.weight_version = weight_versions, weight_version
         micro.on_policy, micro.recompute = on_policy, recompute
@@ -194,18 +194,14 @@ class Guard:
         lines = []
         for name, rule in CHECKS.items():
             count = self.checked[name]
-            outcome = (
-                "not chosen" if name not in self._checks else f"checked {count} times, broken {broken[name]}"
-            )
-            lines.append(
-                f"{name:12} {outcome if count or name not in self._checks else 'no values were told'}: {rule}"
-            )
+            outcome = f"checked {count} times, broken {broken[name]}" if count else "no values were told"
+            lines.append(f"{name:12} {outcome if name in self._checks else 'not chosen'}: {rule}")
         return "\n".join(lines)
 
     # events
 
     def _look(self, module: nn.Module, args: Any) -> None:
-        if self._ddp is None and distributed.is_available() and distributed.is_initialized():
+        if self._ddp is None and self._world.joined:
             self._ddp = nn.parallel.DistributedDataParallel._get_active_ddp_module()
 
     def loss(self, value: Tensor) -> None:
@@ -228,7 +224,7 @@ class Guard:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._named = dict(
             self._model.named_parameters()
-        )  # once in an update, as walking a model takes its time
+        )  # once in an update: walking a model takes its time
         if not self._owns(optimizer):
             return
         if id(optimizer) in self._stepped:
@@ -270,7 +266,7 @@ class Guard:
     def _of_parameters(self) -> Iterator[tuple[str, str]]:
         if self._checking("finite"):
             yield from self._unbounded("the parameter", lambda p: p)
-        if self._world > 1 and "replicas" in self._checks:
+        if self._world.size > 1 and "replicas" in self._checks:
             groups = [*replica_groups(self._model, self._ddp, self._replica_group)]
             self.checked["replicas"] += bool(groups)
             yield from (("replicas", sentence) for sentence in differing(self._model, groups))
@@ -298,11 +294,11 @@ class Guard:
 
     def _of_update(self) -> list[tuple[str, str]]:
         """Return violations of rules about the whole update, the same on every rank."""
-        rank = self._data_rank if self._data_rank is not None else self._rank
+        rank = self._data_rank if self._data_rank is not None else self._world.rank
         shares = [share_of(micro, rank) for micro in self._micros] if "shares" in self._checks else []
         sums = self._groups.parts(self._micros) if self._groups and "group_sums" in self._checks else []
         sampler = [self._differs(micro) for micro in self._micros] if "sampler" in self._checks else []
-        gathered = self._gather((rank, shares, sums, any(sampler)))
+        gathered = self._world.gather((rank, shares, sums, any(sampler)))
         once = {root: (mine, parts) for root, mine, parts, _ in reversed(gathered)}
         found = []
         everywhere = [share for mine, _ in once.values() for share in mine]
@@ -328,12 +324,8 @@ class Guard:
     def _of_sampler(self) -> list[tuple[str, str]]:
         """Return the violations of this rank's sampler, after all ranks computed the earlier weights' log-probs."""
         older = self._earlier()
-        found = []
-        for micro in self._micros:
-            sentence = mismatch(micro, self._sampler_dtype(micro), older.get)
-            if sentence:
-                found.append(("sampler", sentence))
-        return found
+        sentences = [mismatch(micro, self._sampler_dtype(micro), older.get) for micro in self._micros]
+        return [("sampler", sentence) for sentence in sentences if sentence]
 
     def _earlier(self) -> dict[Microbatch, Tensor]:
         if not self._weights.known:
@@ -354,33 +346,15 @@ class Guard:
         self.checked[name] += 1
         return True
 
-    # ranks
-
-    @property
-    def _world(self) -> int:
-        return (
-            distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-        )
-
-    @property
-    def _rank(self) -> int:
-        return distributed.get_rank() if self._world > 1 else 0
-
-    def _gather(self, value: Any) -> list[Any]:
-        if self._world == 1:
-            return [value]
-        found: list[Any] = [None] * self._world
-        distributed.all_gather_object(found, value)
-        return found
-
     def _settle(self, own: list[tuple[str, str]], common: list[tuple[str, str]]) -> None:
         """Report violations on all ranks: raise the first one, or warn of each once.
 
         Raises:
             GuardError: the same on every rank.
         """
-        mine = [Violation(check, self.step, self._rank, sentence) for check, sentence in own + common]
-        found = list(dict.fromkeys(one for each in self._gather(mine) for one in each))
+        rank = self._world.rank
+        mine = [Violation(check, self.step, rank, sentence) for check, sentence in own + common]
+        found = list(dict.fromkeys(one for each in self._world.gather(mine) for one in each))
         seen: set[tuple[str, str]] = set()
         for violation in found:
             if (violation.check, violation.message) in seen:
@@ -389,9 +363,21 @@ class Guard:
             self.violations.append(violation)
             if self._action == "raise":
                 raise GuardError(str(violation))
-            if violation.rank == self._rank:
+            if violation.rank == rank:
                 warnings.warn(str(violation), GuardWarning, stacklevel=2)
 
 
-def _detached(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.detach()
+class _BackwardPasses(Listener):
+    """Tells a guard of the losses that a loop calls backward on, and of updates that a GradScaler skipped."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def before_backward(self, root: Any, gradients: Any) -> None:
+        """Note the loss."""
+        if isinstance(root, Tensor):
+            self._guard.loss(root)
+
+    def stepped_by_scaler(self, optimizer: Any) -> None:
+        """Forget the microbatches of an update that was skipped; those of one that was made are gone already."""
+        self._guard.skipped()

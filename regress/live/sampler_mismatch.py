@@ -109,10 +109,11 @@ def _cause(
     if older is not None and _rms((micro.sampler - older)[micro.mask].to(torch.float64)) <= tolerance:
         return "they are those of the weights before the last update, so the sampler did not get the new ones"
     cause = _truncated(difference, tolerance) or _rounded(difference)
-    ruled = ["zeros", "a shift", "a cut-off support", "rounding"] + (
-        [] if older is None else ["stale weights"]
+    stale_too = "" if older is None else ", stale weights"
+    return (
+        cause
+        or f"no known cause explains them; ruled out: zeros, a shift, a cut-off support, rounding{stale_too}"
     )
-    return cause or f"no known cause explains them; ruled out: {', '.join(ruled)}"
 
 
 def _rms(values: Tensor) -> float:

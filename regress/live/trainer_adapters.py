@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regress.errors import GuardError
 
+if TYPE_CHECKING:
+    from regress.live.guard import Guard
+
 TRL = ("_generate_and_score_completions", "_compute_loss", "_get_per_token_logps_and_entropies")
 """Methods of TRL's trainers that are observed; those of 1.16."""
-
-
-class Watch(Protocol):
-    """Receiver of a trainer's values: `regress.live.guard.Guard`."""
-
-    updates: int
-
-    def batch(self, **values: Any) -> None:
-        """Take the values of a forward pass."""
-
-    def expect_groups(self, size: int) -> None:
-        """Note the rows of a group."""
 
 
 def model_of(trained: Any) -> nn.Module:
@@ -40,13 +31,13 @@ def model_of(trained: Any) -> nn.Module:
     return model
 
 
-def attach(guard: Watch, trained: Any) -> AbstractContextManager[None]:
+def attach(guard: Guard, trained: Any) -> AbstractContextManager[None]:
     """Observe a trainer that is known inside; do nothing for another, whose loop calls `Guard.batch`."""
     return _trl(guard, trained) if all(hasattr(trained, name) for name in TRL) else nullcontext()
 
 
 @contextmanager
-def _trl(guard: Watch, trainer: Any) -> Iterator[None]:
+def _trl(guard: Guard, trainer: Any) -> Iterator[None]:
     """Observe `GRPOTrainer` and `RLOOTrainer` of TRL 1.16; rows carry their sample, group and version along."""
     generate, compute_loss, log_probs = (getattr(trainer, name) for name in TRL)
     guard.expect_groups(trainer.num_generations)
@@ -87,7 +78,7 @@ def _trl(guard: Watch, trainer: Any) -> Iterator[None]:
                 samples=samples.tolist(),
                 groups=(samples // trainer.num_generations).tolist(),
                 on_policy=bool((inputs["regress_version"] == guard.updates).all()),
-                recompute=lambda: _first(log_probs(model, *args, **{**kwargs, "compute_entropy": False})),
+                recompute=lambda: log_probs(model, *args, **{**kwargs, "compute_entropy": False})[0],
             )
         return result
 
@@ -99,8 +90,3 @@ def _trl(guard: Watch, trainer: Any) -> Iterator[None]:
     finally:
         for name in replaced:
             delattr(trainer, name)
-
-
-def _first(values: Any) -> Tensor:
-    found: Tensor = values[0]
-    return found

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regress.errors import GuardError
 from regress.live.guard import GuardWarning, guard
+from regress.live.guard_rules import CHECKS
 from regress.live.replica_checksums import checksum
-from regress.live.violation import CHECKS
 from regress.replay.replay_pool import shared_pool
 
 
