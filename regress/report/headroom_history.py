@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TypedDict
 
-from regress.dump.canonical_json import loads
-from regress.errors import ConfigError
+from regress.errors import ConfigError, reason
+from regress.json_schema import Count, Finite, Name, conform
+from regress.untrusted_files import DOCUMENT, open_file, parse_json, read_bytes
 
 ROSE = 2.0
 """Factor over all earlier runs from which on a quantity is reported first."""
@@ -24,6 +27,24 @@ create table if not exists used (
     share real not null, failed integer not null, primary key (run, quantity, precision)
 );
 """
+
+
+class _Closest(TypedDict):
+    multiple: Finite
+
+
+class _Row(TypedDict):
+    quantity: Name
+    precision: str
+    closest: _Closest | None
+    failed: Count
+
+
+class _Report(TypedDict):
+    """What a history reads of a report."""
+
+    title: str
+    headroom: list[_Row]
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ def add_reports(history: Path, reports: Iterable[Path]) -> int:
     Raises:
         ConfigError: for a file that is not a report, or no history.
     """
-    found = [(hashlib.sha256(path.read_bytes()).hexdigest(), _report(path)) for path in reports]
+    found = [_report(path) for path in reports]
     count = 0
     with _opened(history) as store:
         for digest, tree in found:
@@ -72,7 +93,7 @@ def add_reports(history: Path, reports: Iterable[Path]) -> int:
             )
             if done.rowcount:
                 rows = [
-                    (done.lastrowid, row["quantity"], row["precision"], _share(row), int(row["failed"]))
+                    (done.lastrowid, row["quantity"], row["precision"], _share(row), row["failed"])
                     for row in tree["headroom"]
                 ]
                 store.executemany("insert into used values (?, ?, ?, ?, ?)", rows)
@@ -83,11 +104,13 @@ def add_reports(history: Path, reports: Iterable[Path]) -> int:
 def courses(history: Path, last: int) -> list[Course]:
     """Return the quantities of the last run over up to so many runs that have them: those that rose first."""
     query = (
-        "select quantity, precision, share, failed, run = (select max(id) from run) from used "
-        "order by quantity, precision, run"
+        "select cast(quantity as text), cast(precision as text), cast(share as real), cast(failed as integer), "
+        "run = (select max(id) from run) from used order by quantity, precision, run"
     )
     with _opened(history) as store:
         rows = store.execute(query).fetchall()
+    if not all(math.isfinite(share) for _, _, share, *_ in rows):
+        raise ConfigError(f"{history} holds a share of a tolerance that is not finite: give another file")
     found: dict[tuple[str, str], list[tuple[float, int, int]]] = {}
     for quantity, precision, *row in rows:
         found.setdefault((quantity, precision), []).append(tuple(row))
@@ -105,29 +128,36 @@ def history_json(found: Iterable[Course]) -> str:
     return json.dumps({"schema_version": 1, "quantities": rows}, indent=1, allow_nan=False) + "\n"
 
 
-def _share(row: Any) -> float:
+def _share(row: _Row) -> float:
     """Return the part of its tolerance that a row's closest passing comparison used; 0 where none passed."""
     return 0.0 if row["closest"] is None else float(row["closest"]["multiple"])
 
 
-def _report(path: Path) -> Any:
+def _report(path: Path) -> tuple[str, _Report]:
+    """Return the hash of a report, and what it says."""
     try:
-        tree: Any = loads(path.read_text())
-        [(row["quantity"], row["precision"], _share(row), int(row["failed"])) for row in tree["headroom"]]
-        str(tree["title"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"""{path} is not a report of regress ({type(error).__name__}: {error}): give a report.json of
+        data = read_bytes(path, DOCUMENT)
+        report: _Report = conform(parse_json(data), _Report, "the report")
+        rows = Counter((row["quantity"], row["precision"]) for row in report["headroom"])
+        (name, count), *_ = (*rows.most_common(1), (("", ""), 0))
+        if count > 1:
+            raise ValueError(f"it has {count} rows of {' '.join(name)}")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"""{path} is not a report of regress ({reason(error)}): give a report.json of
         pytest --regress-report, or of --report""") from error
-    return tree
+    return hashlib.sha256(data).hexdigest(), report
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
+        if path.exists():
+            open_file(path).close()  # no pipe is waited for
         with closing(sqlite3.connect(path, timeout=30)) as store, store:
             store.executescript(_TABLES)
             yield store
-    except sqlite3.Error as error:
+    except (OSError, sqlite3.Error) as error:
+        why = reason(error) if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{path} is not a history that can be read and written ({error}): give another file"
+            f"{path} is not a history that can be read and written ({why}): give another file"
         ) from error

@@ -136,6 +136,30 @@ def results(path: Path, whole: Path) -> None:
     markdown(rows, COMMON, CATEGORIES, told).encode()
 
 
+def history(path: Path, whole: Path) -> None:
+    from regress.errors import RegressError
+    from regress.report.headroom_history import add_reports, courses, history_json
+
+    refused: list[RegressError] = []
+    for reports in ((), [path / "report.json"]):
+        try:
+            add_reports(path / "history.sqlite", reports)
+            found = courses(path / "history.sqlite", 40)
+            "".join(f"{one} {one.rose}" for one in found).encode()
+            history_json(found)
+        except RegressError as error:
+            refused.append(error)
+    for error in refused:
+        raise error
+
+
+def checks(path: Path, whole: Path) -> None:
+    from regress.golden.stored_checks import read_check, stored_checks
+
+    for name in stored_checks(path):
+        read_check(path, name)
+
+
 def state(path: Path, whole: Path) -> None:
     from regress.service.api_keys import api_keys
     from regress.service.core.service_limits import Limits
@@ -177,9 +201,10 @@ def continued(path: Path, whole: Path) -> None:
 
 
 def resumed(path: Path, whole: Path) -> None:
-    from regress.engine.checkpoint.checkpoint_names import latest
+    from regress.engine.checkpoint.checkpoint_names import OPTIMIZER, UNFINISHED, latest
     from regress.engine.checkpoint.checkpoint_tensors import _tensors, optimizer_of, unfinished_of
     from regress.engine.checkpoint.trainer_state import read_state
+    from regress.engine.recorded_optimizer_state import _read
     from regress.engine.tracking.tracker_state import read_sync_state
 
     place = latest(str(path))
@@ -188,8 +213,9 @@ def resumed(path: Path, whole: Path) -> None:
     found = read_state(place)
     _tensors(Path(str(found.path)), "checkpoint")
     optimizer_of(found)
-    if found.updates_in_step:
+    if (place / UNFINISHED).exists():
         unfinished_of(found)
+    _read(Path(str(found.path)) / OPTIMIZER, "optimizer.state_path")
     read_sync_state(path)
 
 

@@ -243,11 +243,16 @@ def exported(folder: Path) -> None:
 
 @seed
 def checkpoint(folder: Path) -> None:
+    from regress.engine.checkpoint.checkpoint_tensors import write_records
     from tests.unit.doctor.builder import Run
 
     run = Run(folder)
     for path in sorted(folder.glob("checkpoint-*/regress_state.json")):
         path.write_text(re.sub(r"/(work|root|tmp|home)/[^\"]*", "/somewhere", path.read_text()))
+        write_records(
+            path.with_name("unfinished.safetensors"),
+            [Record("loss", 4, {"value": np.ones(2, np.float32)}, {"update": 1})],
+        )
         run.seal(path.parent)
 
 

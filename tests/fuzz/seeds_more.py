@@ -76,7 +76,10 @@ def adapter(folder: Path) -> None:
 
 @seed
 def results(folder: Path) -> None:
-    """Rows of a conformance table, rows of injected faults, and reward curves."""
+    """Rows of a conformance table and of injected faults, reward curves, a report with a history, stored checks."""
+    from regress.golden.stored_checks import StoredCheck
+    from regress.golden.value_tree import Tree
+    from regress.report.headroom_history import add_reports
     from regress.systems.conformance_row import ConformanceRow, Error, Result
     from regress.systems.conformance_table import write_rows
     from regress.systems.protocol import Cell, Layout
@@ -108,6 +111,18 @@ def results(folder: Path) -> None:
         folder / "curves.json",
         {"steps": 2, "curves": {"": {"0": [0.1, 0.2], "1": [0.1, 0.3]}, "f": {"0": [0, 0]}}},
     )
+    kept = {"quantity": "gradient", "precision": "float32", "closest": {"multiple": 0.5}, "failed": 0}
+    gone = {"quantity": "loss", "precision": "float64", "closest": None, "failed": 2}
+    for title in ("earlier", "now"):
+        _write(folder / "report.json", {"title": title, "headroom": [kept, gone]})
+        if title == "earlier":
+            add_reports(folder / "history.sqlite", [folder / "report.json"])
+    for size in (3, 2000):  # as text, and as a record
+        value = Tree.of({"loss": np.arange(size) / 3, "name": "a", "kept": [None, 2**70]})
+        check = StoredCheck("tests/test_loss.py::test_kl", f"value{size}", value, 1e-6, 0.0, "measured", {})
+        path = folder / check.file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(check.encode())
 
 
 @seed

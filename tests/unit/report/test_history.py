@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -62,13 +63,38 @@ def test_what_fails_is_told_and_what_is_gone_is_not(tmp_path: Path) -> None:
     assert "entropy" not in told
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"title": "x", "headroom": [{}]}', "{", '{"headroom": []}'])
+def headroom(*failed: int) -> str:
+    """A report with a row of the same quantity for each number of failures."""
+    row = {"quantity": "loss", "precision": "float32", "closest": None}
+    return json.dumps({"title": "x", "headroom": [{**row, "failed": count} for count in failed]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"title": "x", "headroom": [{}]}', "{", '{"headroom": []}', "[" * 5000),
+        *(headroom(2**80), headroom(-1), headroom(1, 2)),
+    ],
+)
 def test_what_is_no_report_is_refused_and_adds_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
     file = ["--history", str(tmp_path / "h.sqlite")]
     told = history(report(tmp_path, 0, gradient=0.03), str(tmp_path / "bad.json"), *file, code=2)
     assert "bad.json is not a report of regress" in told
     assert "0 of 0 reports added" in history(*file)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "named pipe" in history(str(tmp_path / "pipe"), "--history", str(tmp_path / "h.sqlite"), code=2)
+    assert "named pipe" in history("--history", str(tmp_path / "pipe"), code=2)
+
+
+def test_a_share_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    history(report(tmp_path, 0, gradient=0.03), "--history", str(tmp_path / "h.sqlite"))
+    with sqlite3.connect(tmp_path / "h.sqlite") as store:
+        store.execute("update used set share = 9e999")
+    assert "not finite" in history("--history", str(tmp_path / "h.sqlite"), code=2)
 
 
 def test_what_is_no_history_is_refused_and_stays(tmp_path: Path) -> None:
