@@ -107,9 +107,9 @@ def loss(
         found = check_objective(
             imported_function(function, f"the function {function!r}"),
             preset,
-            settings={name: _literal(value) for name, value in _pairs("--set", settings)},
-            terms=dict(_pairs("--term", terms)),
-            arguments={name: _literal(value) for name, value in _pairs("--arg", arguments)},
+            settings={name: _literal(value) for name, value in _pairs("--set", settings).items()},
+            terms=_pairs("--term", terms),
+            arguments={name: _literal(value) for name, value in _pairs("--arg", arguments).items()},
         )
     echo(found.to_text())
     if json_file is not None:
@@ -209,14 +209,18 @@ def resume(
     ctx.exit(found.exit_code)
 
 
-def _pairs(option: str, given: Iterable[str]) -> Iterable[tuple[str, str]]:
+def _pairs(option: str, given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise ConfigError(
                 f"{option} {text!r} is not NAME=VALUE: write the name of one, an equals sign and its value"
             )
-        yield name, value
+        if name in found:
+            raise ConfigError(f"{option} {name} is given twice: keep one")
+        found[name] = value
+    return found
 
 
 def _literal(text: str) -> Any:
@@ -226,5 +230,5 @@ def _literal(text: str) -> Any:
         return words[text]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import click
 
 from regress.dump.command_outputs import LocalFolder, Output, errors_written
 from regress.dump.dump_location import Location
-from regress.errors import ConfigError, OracleError
+from regress.errors import OracleError
 from regress.printable_text import echo
 from regress.report.judge_options import (
     json_calls_option,
@@ -90,6 +90,7 @@ def oracle(
     """
     from regress.oracle.claimed_objective import resolved
     from regress.oracle.oracle_judge import judge_dump
+    from regress.replay.extra_settings import parse_settings
     from regress.report.compare_commands import print_comparison
     from regress.report.comparison_report import refused
 
@@ -98,7 +99,7 @@ def oracle(
             path,
             _folder(keep, resources),
             preset=preset,
-            settings=settings_in(settings),
+            settings=parse_settings(settings, "algorithm.kl_coef=0.05"),
             model=model,
             reference=reference,
             precision=precision,
@@ -139,27 +140,3 @@ def _folder(keep: Path | None, resources: ExitStack) -> Path:
     if keep.exists() and any(keep.iterdir()):
         raise OracleError(f"--keep {keep} is not empty: give a new folder")
     return keep
-
-
-def settings_in(texts: Iterable[str]) -> dict[str, Any]:
-    """Return dotted key -> value of texts ``KEY=VALUE``; values are YAML.
-
-    Raises:
-        ConfigError: for a text of another form, or a key given twice.
-    """
-    import yaml
-
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, sign, value = text.partition("=")
-        if not sign or not key:
-            raise ConfigError(
-                f"--set {text} is not a setting; write KEY=VALUE, such as algorithm.kl_coef=0.05"
-            )
-        if key in found:
-            raise ConfigError(f"--set {key} is given twice; keep one")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {text}: the value is not valid YAML; correct it") from None
-    return found

@@ -90,10 +90,10 @@ class ReplaySession:
         Raises:
             ConfigError: if one is not valid, or goldens are to be updated.
         """
-        from regress.replay.extra_settings import parse_settings
+        from regress.replay.extra_settings import settings_of_variants
 
         given = self._config.getoption("--regress-set")
-        found = parse_settings(self._config.getini("regress_set") if given is None else given)
+        found = settings_of_variants(self._config.getini("regress_set") if given is None else given)
         if found and self._config.stash[SETTINGS].update is not None:
             raise ConfigError(f"""--update-golden makes golden what the configuration of the cases computes, and
             {min(found)} is set beside it; update without --regress-set and regress_set""")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from regress.compare.diagnosis.run_context import RunContext
+from regress.engine.config.config_messages import shortened
 from regress.engine.config.training_config import LOCAL
 from regress.errors import ConfigError
 from regress.replay.replay_plan import mesh_sizes
@@ -30,29 +32,37 @@ _OWN = ("parallel.wrapper", "parallel.timeout")
 _PRECISION = "model.dtype"
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+def parse_settings(texts: Iterable[str], example: str) -> dict[str, Any]:
     """Return dotted key -> value of texts ``KEY=VALUE``; values are YAML.
 
     Raises:
-        ConfigError: for a text of another form, a key given twice, or one that is not the user's to set.
+        ConfigError: for a text of another form, with the example of a right one, or a key given twice.
     """
     found: dict[str, Any] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key:
-            raise ConfigError(
-                f"--set {text} is not a setting; write KEY=VALUE, such as model.patch=my_kernels:apply"
-            )
+            raise ConfigError(f"--set {text} is not a setting; write KEY=VALUE, such as {example}")
         if key in found:
             raise ConfigError(f"--set {key} is given twice; keep one")
+        try:
+            found[key] = yaml.safe_load(value)
+            json.dumps(found[key])  # neither dates nor bytes nor what holds itself
+        except (yaml.YAMLError, TypeError, ValueError, RecursionError):
+            raise ConfigError(
+                f"--set {shortened(text)}: the value is not valid YAML of text, numbers, lists and mappings; correct it"
+            ) from None
+    return found
+
+
+def settings_of_variants(texts: Iterable[str]) -> dict[str, Any]:
+    """Return settings for every variant; raise `ConfigError` for a key that variants and cases decide, too."""
+    found = parse_settings(texts, "model.patch=my_kernels:apply")
+    for key in found:
         if (key.startswith(_OF_CASES) and key not in _OWN) or key == _PRECISION:
             raise ConfigError(
                 f"--set {key}: variants and cases decide it; write a variant of your own in [tool.regress.variants]"
             )
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {text}: the value is not valid YAML; correct it") from None
     return found
 
 

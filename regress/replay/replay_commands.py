@@ -171,7 +171,7 @@ def replay(
         project_overrides,
         variant_table,
     )
-    from regress.replay.extra_settings import parse_settings, with_settings
+    from regress.replay.extra_settings import settings_of_variants, with_settings
     from regress.replay.judging_layouts import layout_lines
     from regress.replay.replay_jobs import run_all
     from regress.replay.replayer_registry import Machine
@@ -181,7 +181,7 @@ def replay(
         raise ConfigError(
             f"--launcher {launcher} runs one replay at a time; leave --jobs away, or take --launcher pool"
         )
-    own = parse_settings(settings)
+    own = settings_of_variants(settings)
     plain = variant_table()
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)

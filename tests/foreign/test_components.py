@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError
-from regress.replay.extra_settings import conflict, options_text, parse_settings, with_settings
+from regress.replay.extra_settings import conflict, options_text, settings_of_variants, with_settings
 from regress.replay.variant import Variant
 from regress.replay.variant_table import VARIANTS
 from tests.foreign.foreign_project import ForeignProject
@@ -107,15 +107,18 @@ def test_what_cannot_be_a_component_is_told_in_one_sentence(setting: str, pieces
         ("parallel.dp=2", "variants and cases decide it"),
         ("model.dtype=float32", "variants and cases decide it"),
         ("optimizer.eps=[", "the value is not valid YAML"),
+        ("optimizer.eps=2024-99-99", "the value is not valid YAML"),
+        ("optimizer.eps=2024-01-01", "the value is not valid YAML"),
+        ("optimizer.eps=" + "[" * 5000, "the value is not valid YAML"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse_settings([text])
+        settings_of_variants([text])
 
 
 def test_settings_lie_under_the_overrides_of_a_variant_and_conflicts_are_told() -> None:
-    own = parse_settings(["model.attention=a:b", "optimizer.eps=1e-3"])
+    own = settings_of_variants(["model.attention=a:b", "optimizer.eps=1e-3"])
     free = with_settings(VARIANTS["base"], own)
     assert free.overrides["model.attention"] == "a:b"
     assert conflict(free, own) is None
@@ -138,4 +141,4 @@ def test_settings_lie_under_the_overrides_of_a_variant_and_conflicts_are_told() 
 
 def test_a_setting_given_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--set model\.patch is given twice; keep one"):
-        parse_settings(["model.patch=a:b", "model.patch=c:d"])
+        settings_of_variants(["model.patch=a:b", "model.patch=c:d"])

@@ -62,7 +62,6 @@ OWN: Mapping[str, str] = {
     "engine/tracking/metrics_replay.py _send": "opens a connection",
     "engine/tracking/tracker_backends.py open": "opens a connection",
     "engine/tokenizer.py fingerprint": "text of a tokenizer that transformers has loaded",
-    "oracle/commands.py settings_in": "words of the command line",
     "replay/extra_settings.py parse_settings": "words of the command line",
     "plugin/worker_rows.py foreign_row": "text of a worker of this session",
     "plugin/worker_rows.py received_call": "text of a worker of this session",

@@ -235,6 +235,7 @@ def test_the_command_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert CliRunner().invoke(main, right).exit_code == 0
     for options, said in (
         (["--set", "loss"], "is not NAME=VALUE"),
+        (["--set", "kl_coef=0", "--set", "kl_coef=1"], "--set kl_coef is given twice: keep one"),
         (["--as", "dapoo"], "the nearest preset is 'dapo'"),
         (["--arg", "z=1"], "has no argument 'z'"),
     ):
