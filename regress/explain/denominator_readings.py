@@ -40,9 +40,12 @@ class Reading:
         words = self.rule.words
         if self.length is not None and self.rule.length == "free":
             words = words.replace("a constant length", f"the constant length {self.length}")
-        return (
-            f"{words}, of {self.match.factor.name}" if self.match.factor.name.startswith(PRODUCT) else words
-        )
+        return f"{words}, of {self.match.factor.name}" if self.of_product else words
+
+    @property
+    def of_product(self) -> bool:
+        """Return True if whole samples have a weight by the product of their ratios."""
+        return self.match.factor.name.startswith(PRODUCT)
 
 
 def read(found: Found, mask: Mask) -> list[Reading]:
@@ -123,7 +126,7 @@ def _unique(readings: list[Reading]) -> list[Reading]:
         )
         if key not in best or m.fit.unexplained < best[key].match.fit.unexplained:
             best[key] = reading
-    return sorted(best.values(), key=lambda r: (_order(r), r.match.fit.unexplained))
+    return sorted(best.values(), key=lambda r: (_order(r), r.of_product, r.match.fit.unexplained))
 
 
 _SCOPES = ("global", "microbatch", "rank", "microbatch over ranks")
