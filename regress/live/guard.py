@@ -178,8 +178,7 @@ class Guard:
             samples=samples,
             groups=groups,
         )
-        micro.old = None if old_log_probs is None else old_log_probs.detach()
-        micro.sampler = None if sampler_log_probs is None else sampler_log_probs.detach()
+        micro.old, micro.sampler = _detached(old_log_probs), _detached(sampler_log_probs)
         micro.routing, micro.sampler_routing = routing, sampler_routing
         micro.weight_versions, micro.weight_version = weight_versions, weight_version
         micro.on_policy, micro.recompute = on_policy, recompute
@@ -365,6 +364,10 @@ class Guard:
                 raise GuardError(str(violation))
             if violation.rank == rank:
                 warnings.warn(str(violation), GuardWarning, stacklevel=2)
+
+
+def _detached(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach()
 
 
 class _BackwardPasses(Listener):
