@@ -71,8 +71,8 @@ def refuse_options(
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if value is not None and not (whole and value >= least):
             raise GuardError(f"guard({name}={value!r}) is not a whole number from {least}: give one, or None")
-    joined = distributed.is_available() and isinstance(replica_group, distributed.ProcessGroup)
-    if replica_group is not None and not joined:
+    is_group = distributed.is_available() and isinstance(replica_group, distributed.ProcessGroup)
+    if replica_group is not None and not is_group:
         raise GuardError(
             f"guard(replica_group={replica_group!r}) is not a process group: give one of torch.distributed, or None"
         )

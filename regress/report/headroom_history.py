@@ -41,7 +41,7 @@ class _Row(TypedDict):
 
 
 class _Report(TypedDict):
-    """What a history reads of a report."""
+    """Shape of a report, as far as a history reads it."""
 
     title: str
     headroom: list[_Row]
@@ -139,9 +139,8 @@ def _report(path: Path) -> tuple[str, _Report]:
         data = read_bytes(path, DOCUMENT)
         report: _Report = conform(parse_json(data), _Report, "the report")
         rows = Counter((row["quantity"], row["precision"]) for row in report["headroom"])
-        (name, count), *_ = (*rows.most_common(1), (("", ""), 0))
-        if count > 1:
-            raise ValueError(f"it has {count} rows of {' '.join(name)}")
+        if twice := [" ".join(name) for name, count in rows.items() if count > 1]:
+            raise ValueError(f"it has several rows of {twice[0]}")
     except (OSError, ValueError) as error:
         raise ConfigError(f"""{path} is not a report of regress ({reason(error)}): give a report.json of
         pytest --regress-report, or of --report""") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,13 @@ def outcome(path: Path, whole: Path) -> None:
 
 def project(path: Path, whole: Path) -> None:
     from regress.compare.verdicts.tolerance_overrides import read_overrides
-    from regress.errors import RegressError
     from regress.golden.golden_directory import golden_directory
     from regress.import_trust import allowed_modules
     from regress.replay.user_trainer import project_adapter
     from regress.replay.variant_table import project_variants as variant_table
 
-    refused: list[RegressError] = []
-    for read in (golden_directory, variant_table, read_overrides, project_adapter, allowed_modules):
-        try:
-            read(path)
-        except RegressError as error:
-            refused.append(error)
-    for error in refused:
-        raise error
+    readers = (golden_directory, variant_table, read_overrides, project_adapter, allowed_modules)
+    _each(partial(read, path) for read in readers)
 
 
 def explained(path: Path, whole: Path) -> None:
@@ -137,20 +131,15 @@ def results(path: Path, whole: Path) -> None:
 
 
 def history(path: Path, whole: Path) -> None:
-    from regress.errors import RegressError
     from regress.report.headroom_history import add_reports, courses, history_json
 
-    refused: list[RegressError] = []
-    for reports in ((), [path / "report.json"]):
-        try:
-            add_reports(path / "history.sqlite", reports)
-            found = courses(path / "history.sqlite", 40)
-            "".join(f"{one} {one.rose}" for one in found).encode()
-            history_json(found)
-        except RegressError as error:
-            refused.append(error)
-    for error in refused:
-        raise error
+    def kept(*reports: Path) -> None:
+        add_reports(path / "history.sqlite", reports)
+        found = courses(path / "history.sqlite", 40)
+        "".join(f"{one} {one.rose}" for one in found).encode()
+        history_json(found)
+
+    _each([kept, partial(kept, path / "report.json")])
 
 
 def checks(path: Path, whole: Path) -> None:
@@ -269,6 +258,20 @@ def trusts_a_count(path: Path, whole: Path) -> None:
     for row in read_rows(path / "metrics.jsonl", lambda _: None):
         for value in row.values():
             _ = b"1" * min(value, 1 << 30) if isinstance(value, int) else b""
+
+
+def _each(readers: Iterable[Callable[[], object]]) -> None:
+    """Call all readers; raise the first refusal after the last of them."""
+    from regress.errors import RegressError
+
+    refused: list[RegressError] = []
+    for read in readers:
+        try:
+            read()
+        except RegressError as error:
+            refused.append(error)
+    for error in refused:
+        raise error
 
 
 def _changed(path: Path, whole: Path) -> list[str]:

@@ -236,6 +236,7 @@ def test_the_command_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for options, said in (
         (["--set", "loss"], "is not NAME=VALUE"),
         (["--set", "kl_coef=0", "--set", "kl_coef=1"], "--set kl_coef is given twice: keep one"),
+        (["--set", "kl_coef=" + "-" * 50_000 + "1"], "kl_coef"),
         (["--as", "dapoo"], "the nearest preset is 'dapo'"),
         (["--arg", "z=1"], "has no argument 'z'"),
     ):
