@@ -90,8 +90,8 @@ def _memory(report: Report, folder: Path) -> None:
     rows = int(GIGABYTES * (1 << 30)) // (2 * LAYERS * KINDS * WIDTH * 4) // 64 * 64
     names = [f"layers.{layer}.{kind}.weight" for layer in range(LAYERS) for kind in range(KINDS)]
     params = dict.fromkeys(names, ("float32", (rows, WIDTH)))
-    golden = Sparse(64, params, sealed=(0,)).write(folder / "golden")
-    actual = Sparse(64, params, {"layers.3.5.weight": {17: 0.5}}, sealed=(0,)).write(folder / "actual")
+    golden = Sparse(64, params).write(folder / "golden")
+    actual = Sparse(64, params, {"layers.3.5.weight": {17: 0.5}}).write(folder / "actual")
     script = folder / "measure.py"
     script.write_text(MEASURE)
     for engine in ("local", "processes"):

@@ -19,6 +19,7 @@ from regress.replay.replay_configuration import replay_config
 from regress.replay.replay_judge import Truth, stored_tolerances, verdicts_in_order
 from regress.replay.test_matrix import Replay, replays
 from regress.replay.variant import LOCAL, Extent, Precision
+from regress.replay.variant_requirements import has_other_values
 from regress.replay.variant_table import VARIANTS
 
 _COMPOSING = threading.Lock()
@@ -122,7 +123,10 @@ def content_of(case: str) -> str:
 
 def matrix(ranks: int, extent: Extent) -> list[tuple[str, str]]:
     """Return the cases and variants of a part of the matrix that run bare steps on at most some ranks; all cases
-    are among them."""
+    are among them.
+
+    Left out are those whose values are not the stored ones, but computed for their ranks by the engine itself.
+    """
     found = [name for name, count in _enumerated(extent) if count <= ranks]
     shown = {case for case, _ in found}
     return [*found, *((case, "base") for case in GoldenStore(ROOT / "golden").names() if case not in shown)]
@@ -137,4 +141,5 @@ def _enumerated(extent: Extent) -> Iterator[tuple[tuple[str, str], int]]:
         if not variant.program and variant.trainer == LOCAL and variant.resume_at is None
     }
     for replay in replays(cases, rows, [Precision.FLOAT64], extent):
-        yield (replay.case.name, replay.variant.name), replay.world_size
+        if not has_other_values(replay):
+            yield (replay.case.name, replay.variant.name), replay.world_size

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mutation.checks import Cases, Check
+from mutation.checks import Cases, Check, matrix
 from mutation.mutants import Mutant, Planted, unchanged
 from mutation.page import COLUMNS, page, rows
 from mutation.ranks import Lines
@@ -17,6 +17,7 @@ from mutation.scopes import Scope
 from mutation.unit_tests import Test, files
 from mutation.worker import RIGHT, Seen, ToolError, Worker
 from regress.replay.replay_pool import shared_pool
+from regress.replay.variant import Extent
 
 PATH, FUNCTION = "regress/grpo/loss_aggregation.py", "token_weights"
 DIVISOR = "weights_K / max(counted, 1)"
@@ -253,3 +254,11 @@ def test_all_parameters_of_a_quick_test_come_before_slow_tests() -> None:
     quick = [Test(f"a::quick[{number}]", 0.001, {PATH: [1]}) for number in range(200)]
     slow = [Test(f"b{number}::slow", 4.0, {PATH: [1]}) for number in range(9)]
     assert cheapest([*slow, *quick])[:200] == quick
+
+
+def test_replays_whose_values_the_engine_computes_for_their_ranks_are_left_out() -> None:
+    """One of them ended a run: by the stored values it fails without a mutant."""
+    found = matrix(2, Extent.REDUCED)
+    assert ("dense", "dp2") in found
+    assert ("dppo_kl", "base") in found
+    assert ("dppo_kl", "dp2") not in found
