@@ -121,21 +121,36 @@ def ran(names: Sequence[str], folder: Path) -> Iterator[Ran]:
     missing = [name for name in names if name not in _items]
     if missing:
         raise LookupError(f"test {missing[0]} was not collected")
-    items = [_items[name] for name in names]
+    items, subtests = [_items[name] for name in names], _Subtests()
     if items:
+        items[0].config.pluginmanager.register(subtests)
         factory = items[0].config._tmp_path_factory  # type: ignore[attr-defined]  # pytest's own
         factory._basetemp, factory._given_basetemp = None, folder / "tests"
     os.chdir(ROOT)
     try:
         for item, following in zip_longest(items, items[1:]):
             start = perf_counter()
+            subtests.failed.clear()
             reports = runtestprotocol(item, nextitem=following, log=False)
-            why = next((_why(report) for report in reports if report.failed), "")
+            failed = [*subtests.failed, *(report for report in reports if report.failed)]
+            why = _why(failed[0]) if failed else ""
             yield Ran(item.nodeid, why, perf_counter() - start)
     finally:
         if items:
+            items[0].config.pluginmanager.unregister(subtests)
             with suppress(Exception):  # what a mutant left behind
                 items[0].session._setupstate.teardown_exact(None)
+
+
+class _Subtests:
+    """Collects the subtests that failed: their reports are logged alone, and the whole test is said to have passed."""
+
+    def __init__(self) -> None:
+        self.failed: list[pytest.TestReport] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report)
 
 
 def _why(report: pytest.TestReport) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mutation import unit_tests
 from mutation.checks import Cases, Check, matrix
 from mutation.mutants import Mutant, Planted, unchanged
 from mutation.page import COLUMNS, page, rows
@@ -140,6 +141,22 @@ def test_unit_tests_need_a_control() -> None:
     assert Scripted(None, ("", "")).tested(TESTS, MUTANT)[0].how == "timeout"
     with pytest.raises(ToolError, match="without a mutant, too"):
         Scripted(None, None).tested(TESTS, MUTANT)
+
+
+def test_a_subtest_that_fails_is_a_failure_of_its_test(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest's own report says that the test passed, and mutants that subtests alone notice lived."""
+    source = """
+        def test_sums(subtests):
+            for number in (2, 3):
+                with subtests.test(number=number):
+                    assert number + number == 4
+    """
+    item = pytester.getitem(source, "test_sums")
+    monkeypatch.setitem(unit_tests._items, item.nodeid, item)
+    (found,) = unit_tests.ran([item.nodeid], pytester.path)
+    assert found.why == "assert (3 + 3) == 4"
 
 
 def test_outcomes_are_kept_and_gone_on_from(tmp_path: Path) -> None:
