@@ -60,6 +60,18 @@ def test_microbatches_add_up(size: int, old: bool) -> None:
     ) == {"policy"}
 
 
+def test_metrics_are_of_the_tokens_that_are_counted() -> None:
+    """The training service has values of tokens outside of the loss, too."""
+    counted = torch.arange(K) % 3 > 0
+    policy, fields = Numbers(), objective()
+    part = accumulate(policy, tokens(counted=counted), micros(2), fields)
+    loss, _, terms = expected(tokens(), fields, policy.theta)
+    assert part.loss == pytest.approx(loss, rel=1e-13)
+    assert terms.kl_K is not None
+    assert part.metrics["kl"].value == pytest.approx(float(terms.kl_K[counted].mean()), rel=1e-13)
+    assert part.metrics["kl"].count == int(counted.sum()) < K
+
+
 @pytest.mark.parametrize("missing", [False, True])
 def test_losses_and_terms_that_are_given_back_hold_no_graph(missing: bool) -> None:
     shares: list[Any] = []

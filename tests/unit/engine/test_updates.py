@@ -42,6 +42,7 @@ def test_an_update_is_that_of_torch() -> None:
     assert outcome.loss == pytest.approx(loss, rel=1e-13)
     assert outcome.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-13)
     assert math.fsum(outcome.terms.values()) == pytest.approx(loss, rel=1e-13)
+    assert set(outcome.terms) == {"policy", "kl", "entropy"}
     assert not outcome.skipped
     assert set(outcome.metrics) >= {"kl", "entropy", "policy_loss"}
 
