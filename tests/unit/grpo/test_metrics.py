@@ -102,6 +102,16 @@ def test_a_row_without_loss_tokens_counts_for_trl_where_ratios_are_of_rows(prese
     assert found["clip_ratio/low_mean"].value == pytest.approx(1.0 if least else 2 / 3)
 
 
+def test_ratios_of_dppo_above_their_cap_are_clipped_from_below_for_verl() -> None:
+    old = torch.full((4,), 0.25, dtype=torch.float64).log()
+    new = torch.tensor([0.5, 0.375, 0.75, 0.25], dtype=torch.float64).log()
+    rows, advantages = torch.tensor([0, 0, 1, 1]), -torch.ones(4, dtype=torch.float64)
+    objective = make_objective(loss="dppo_kl", delta=2.0, clip_low=0.1, clip_high=0.1)
+    found = verl_metrics(token_loss(new, old, advantages, rows, 2, objective), objective)
+    assert found["actor/pg_clipfrac"].value == 0.0
+    assert found["actor/pg_clipfrac_lower"].value == 0.25  # of 2, 1.5, 3 and 1
+
+
 @pytest.mark.parametrize("preset", ["verl:bypass_mode", "verl:bypass_mode-reinforce"])
 def test_rejected_tokens_count_in_no_metric_of_verl(preset: str) -> None:
     """Rejection takes tokens out of verl's response mask, which all its metrics are means over."""

@@ -119,8 +119,9 @@ def test_attention_in_half_precision_stays_in_it(alone: ProcessGroup, method: st
         torch.testing.assert_close(value.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_heads_are_grouped_whatever_the_number_of_columns() -> None:
-    query, key, value = leaves((1, 4, 2, 8), (1, 2, 4, 8), (1, 2, 4, 8))
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_heads_are_grouped_whatever_the_number_of_rows_and_columns(rows: int) -> None:
+    query, key, value = leaves((rows, 4, 2, 8), (rows, 2, 4, 8), (rows, 2, 4, 8))
     mask = torch.ones(1, 1, 2, 4, dtype=torch.bool)
     found = attend(query, key, value, mask, None)
     repeated = (each.repeat_interleave(2, 1) for each in (key, value))

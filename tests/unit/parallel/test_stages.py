@@ -198,6 +198,7 @@ def test_a_family_whose_forward_is_not_known_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         cut(model, 0, 2)
+    assert cut(model, 0, 1) is model
 
 
 @pytest.mark.parametrize(
