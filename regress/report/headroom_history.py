@@ -155,8 +155,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(path, timeout=30)) as store, store:
             store.executescript(_TABLES)
             yield store
-    except (OSError, sqlite3.Error) as error:
-        why = reason(error) if isinstance(error, OSError) else error
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # the last of a schema that is no text
+        why = error if isinstance(error, sqlite3.Error) else reason(error)
         raise ConfigError(
             f"{path} is not a history that can be read and written ({why}): give another file"
         ) from error

@@ -66,13 +66,13 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
-    """Return the valid dotted keys nearest to ``unknown``; several only if they are equally near.
+    """Return the valid dotted keys nearest to the beginning of ``unknown``; several only if they are equally near.
 
     Distance counts edits of the full key, so that one wrong character always leads back to the intended key;
     a name in the wrong section and an abbreviation (``lr``, ``grad``) cost two edits. `difflib` decides when more than
     three candidates are left that differ by more than one character.
     """
-    distances = {key: _key_distance(unknown, key) for key in valid}
+    distances = {key: _key_distance(unknown[:LONGEST], key) for key in valid}
     least = min(distances.values())
     ties = [key for key, distance in distances.items() if distance == least]
     if len(ties) <= 3 or least == 1:
@@ -81,10 +81,9 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
 
 
 def nearest(unknown: str, valid: Iterable[str]) -> str:
-    """Return the one valid name nearest to ``unknown``."""
-    return min(
-        valid, key=lambda name: (_distance(unknown, name), -SequenceMatcher(None, unknown, name).ratio())
-    )
+    """Return the one valid name nearest to the beginning of ``unknown``."""
+    given = unknown[:LONGEST]
+    return min(valid, key=lambda name: (_distance(given, name), -SequenceMatcher(None, given, name).ratio()))
 
 
 def edits(a: str, b: str) -> int:

@@ -61,3 +61,8 @@ def test_abbreviations_and_wrong_sections() -> None:
     assert nearest_keys("optimizer.lr", options()) == ["optimizer.learning_rate"]
     assert nearest_keys("rollout_worker.temp", options()) == ["rollout_worker.temperature"]
     assert nearest_keys("trainer.max_grad_norm", options()) == ["optimizer.max_grad_norm"]
+
+
+def test_a_key_of_any_length_is_looked_up_by_its_beginning() -> None:
+    """A reference to a key of some thousands of characters took minutes to be refused."""
+    assert nearest_keys("optimizer.learning_rat" + "e" * 10**6, options()) == ["optimizer.learning_rate"]

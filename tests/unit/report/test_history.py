@@ -110,3 +110,14 @@ def test_what_is_no_history_is_refused_and_stays(tmp_path: Path) -> None:
     assert "is not a history" in history(
         report(tmp_path, 1, loss=0.1), "--history", str(tmp_path / "other.sqlite"), code=2
     )
+
+
+def test_a_history_whose_tables_are_no_text_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "h.sqlite") as store:
+        store.execute("create table aaaa (x)")
+    store.close()
+    damaged = (tmp_path / "h.sqlite").read_bytes().replace(b"TABLE aaaa", b"TABLE\xa0aaaa")
+    (tmp_path / "h.sqlite").write_bytes(damaged)
+    told = history(report(tmp_path, 0, loss=0.1), "--history", str(tmp_path / "h.sqlite"), code=2)
+    assert "h.sqlite is not a history that can be read and written (UnicodeDecodeError: " in told
+    assert (tmp_path / "h.sqlite").read_bytes() == damaged
