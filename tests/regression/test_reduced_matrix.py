@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,18 +16,34 @@ from tests.faults.registry import corpus
 from tests.faults.trials.trial import Trial, judged, row_of
 
 STORE = GoldenStore(Path(__file__).parents[2] / "golden")
-CASES = [STORE.case(name) for name in STORE.names()]
-REDUCED = {
-    (found.case.name, found.variant.name): found
-    for found in replays(CASES, VARIANTS, [*Precision], Extent.REDUCED)
-    if found.precision in (Precision.FLOAT64, Precision.BITWISE)  # what float64 shows, changes bytes, too
-}
-ELSEWHERE = [
-    fault
-    for fault in corpus().values()
-    if fault.wrong and not any((shown.case, shown.variant) in REDUCED for shown in fault.shown)
-]
-"""Faults that were written for replays that the reduced matrix does not have."""
+
+
+@cache
+def reduced() -> dict[tuple[str, str], Replay]:
+    """The reduced matrix by case and variant."""
+    cases = [STORE.case(name) for name in STORE.names()]
+    return {
+        (found.case.name, found.variant.name): found
+        for found in replays(cases, VARIANTS, [*Precision], Extent.REDUCED)
+        if found.precision in (Precision.FLOAT64, Precision.BITWISE)  # what float64 shows, changes bytes, too
+    }
+
+
+def elsewhere() -> list[Fault]:
+    """Faults that were written for replays that the reduced matrix does not have."""
+    return [
+        fault
+        for fault in corpus().values()
+        if fault.wrong and not any((shown.case, shown.variant) in reduced() for shown in fault.shown)
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Collect the faults only where their tests can run: it takes seconds, of every session otherwise."""
+    config = metafunc.config
+    named = any(Path(argument.partition("::")[0]).name == Path(__file__).name for argument in config.args)
+    wanted = named or config.getoption("--extended") or config.getoption("-m")
+    metafunc.parametrize("fault", elsewhere() if wanted else [], ids=lambda fault: fault.name)
 
 
 def nearest(fault: Fault) -> list[Replay]:
@@ -43,11 +60,10 @@ def nearest(fault: Fault) -> list[Replay]:
             found.world_size,
         )
 
-    return sorted(REDUCED.values(), key=unlike)
+    return sorted(reduced().values(), key=unlike)
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("fault", ELSEWHERE, ids=lambda fault: fault.name)
 def test_the_reduced_matrix_catches_a_fault_that_was_written_for_another_replay(fault: Fault) -> None:
     (first, *_) = fault.shown
     for found in nearest(fault)[:60]:

@@ -32,11 +32,8 @@ def default_replays(extent: Extent) -> list[Replay]:
     return list(replays(CASES, project_variants(ROOT), TIERS["all"], extent))
 
 
-REPLAYS = default_replays(Extent.DEFAULT)
-
-
 def updates() -> Iterator[tuple[Replay, PlannedUpdate]]:
-    for found in REPLAYS:
+    for found in default_replays(Extent.DEFAULT):
         for update in found.plan:
             yield found, update
 
@@ -153,7 +150,7 @@ IMPOSSIBLE_PAIRS: dict[tuple[str, str], str] = {}
 
 @pytest.mark.parametrize("pair", [*combinations(DIMENSIONS, 2)], ids="-".join)
 def test_every_pair_of_strategies_meets(pair: tuple[str, str]) -> None:
-    met = [found.name for found in REPLAYS if {*pair} <= sizes(found).keys()]
+    met = [found.name for found in default_replays(Extent.DEFAULT) if {*pair} <= sizes(found).keys()]
     assert met or pair in IMPOSSIBLE_PAIRS
 
 
@@ -168,7 +165,10 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_every_strategy_meets_every_kind_of_batch(dimension: str, batch: str) -> None:
-    assert any(dimension in sizes(found) and BATCHES[batch](found.variant.overrides) for found in REPLAYS)
+    assert any(
+        dimension in sizes(found) and BATCHES[batch](found.variant.overrides)
+        for found in default_replays(Extent.DEFAULT)
+    )
 
 
 CROSSING = [case for case in CASES if {"@batch", "@microbatches", "@grpo"} & traits_of(case)]
@@ -182,7 +182,7 @@ def test_every_objective_meets_two_ranks_of_two_microbatches(case: GoldenCase) -
     """
     met = [
         found.name
-        for found in REPLAYS
+        for found in default_replays(Extent.DEFAULT)
         if found.case is case
         and all(u.ranks.mesh.data_size == 2 and min(map(len, u.layouts)) > 1 for u in found.plan)
     ]
