@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -105,6 +106,7 @@ class Limits:
 def _run(
     names: Sequence[str], extent: Extent, cache: Path, count: int, limits: Limits, console: Console
 ) -> Found:
+    import_module("torch")  # once: threads that import it at the same time may see a part of it
     cases = Cases()
     workers = [Worker(cases) for _ in range(count)]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
@@ -159,7 +158,6 @@ def run(
         finally:
             free.put(worker)
 
-    import_module("torch")  # once: threads that import it at the same time may see a part of it
     with ThreadPoolExecutor(len(workers)) as threads:
         futures: Mapping[Future[Outcome | None], Mutant] = {
             threads.submit(outcome, mutant): mutant for mutant in scope.mutants()[:most]

@@ -39,7 +39,7 @@ def elsewhere() -> list[Fault]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Collect the faults only where their tests can run: it takes seconds, of every session otherwise."""
+    """Collect the faults only where their tests can run: to find them takes seconds."""
     config = metafunc.config
     named = any(Path(argument.partition("::")[0]).name == Path(__file__).name for argument in config.args)
     wanted = named or config.getoption("--extended") or config.getoption("-m")

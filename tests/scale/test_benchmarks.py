@@ -19,8 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_benchmark_of_dumps_runs(name: str, tmp_path: Path) -> None:
     """`scale` asked the dumps for an argument that had gone, and nothing said so."""
     environ = {**os.environ, "REGRESS_BENCH_GB": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", name], cwd=ROOT, env=environ, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks", name]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["benchmark"] == name

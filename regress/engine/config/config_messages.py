@@ -13,7 +13,7 @@ import yaml
 
 DEFAULT, PRESET, FILE, ENVIRONMENT, COMMAND_LINE = "default", "preset", "file", "environment", "command line"
 LONGEST = 80
-"""Most characters of a value in a sentence."""
+"""Most characters of a value in a sentence, and of an unknown name that is compared with the valid ones."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,13 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
     a name in the wrong section and an abbreviation (``lr``, ``grad``) cost two edits. `difflib` decides when more than
     three candidates are left that differ by more than one character.
     """
-    distances = {key: _key_distance(unknown[:LONGEST], key) for key in valid}
+    given = unknown[:LONGEST]
+    distances = {key: _key_distance(given, key) for key in valid}
     least = min(distances.values())
     ties = [key for key, distance in distances.items() if distance == least]
     if len(ties) <= 3 or least == 1:
         return ties
-    return [max(ties, key=lambda key: SequenceMatcher(None, unknown, key).ratio())]
+    return [max(ties, key=lambda key: SequenceMatcher(None, given, key).ratio())]
 
 
 def nearest(unknown: str, valid: Iterable[str]) -> str:
