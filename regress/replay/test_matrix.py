@@ -99,9 +99,12 @@ def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> se
     """Return the cases and variants of the reduced matrix; see `Extent`."""
     found = {(case.name, name) for case in cases for name in islice(_own(case, variants), 1)}
     for name, one in variants.items():
+
+        def able(case: GoldenCase, one: Variant = one) -> bool:
+            return left_out(Replay(case, one, one.precisions[0])) is None
+
         if not one.combines:
-            able = [case for case in cases if left_out(Replay(case, one, one.precisions[0])) is None]
-            found |= {(case.name, name) for case in one.most_telling(able)}
+            found |= {(case.name, name) for case in one.most_telling(cases, able)}
     return found
 
 

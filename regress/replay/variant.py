@@ -6,7 +6,7 @@ in pyproject.toml, or with the hook ``pytest_regress_variants`` in conftest.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -147,13 +147,18 @@ class Variant:
             return any(_has(case, pattern) for pattern in self.possible)
         return self.rank(case) is not None
 
-    def most_telling(self, cases: Sequence[GoldenCase]) -> list[GoldenCase]:
-        """Return the first of some cases that has each of its patterns; of those for all others only if none has."""
-        firsts = {
-            pattern: next((case for case in cases if _has(case, pattern)), None) for pattern in self.cases
-        }
-        named = [case for pattern, case in firsts.items() if case is not None and pattern != ANY]
-        return named or [case for case in (firsts.get(ANY),) if case is not None]
+    def most_telling(
+        self, cases: Sequence[GoldenCase], able: Callable[[GoldenCase], bool] = lambda _: True
+    ) -> list[GoldenCase]:
+        """Return, for each of its patterns, the first case that has it and is able; for ``@any`` only if none is."""
+
+        def firsts(patterns: Iterable[str]) -> list[GoldenCase]:
+            found = (
+                next((case for case in cases if _has(case, one) and able(case)), None) for one in patterns
+            )
+            return [case for case in found if case is not None]
+
+        return firsts(one for one in self.cases if one != ANY) or firsts({ANY} & {*self.cases})
 
     @property
     def follows_traits(self) -> bool:

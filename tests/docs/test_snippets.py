@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import click
 import pytest
@@ -160,17 +161,21 @@ SHARING = (
     ),
     ("docs/your-trainer.md", "docs/reference/recordings.md"),
 )
-"""Pages about the same recorded run: they share a directory, and a command that several of them show is run once."""
+"""Pages about the same recorded run: they share a directory, and a command that several of them show is run once.
+
+They are those that a newcomer follows. Only their commands run by default, those of the other pages are extended.
+"""
 
 
-def groups() -> list[list[Path]]:
-    """Pages with commands that run, those that share a directory together."""
+def groups() -> Iterator[Any]:
+    """Yield the pages with commands that run, those that share a directory together."""
     running = [page for page in pages() if any(True for _ in steps(page))]
     shared = {name for names in SHARING for name in names}
-    return [
-        *([ROOT / name for name in names] for names in SHARING),
-        *([page] for page in running if named(page) not in shared),
-    ]
+    for names in SHARING:
+        yield pytest.param([ROOT / name for name in names], id="+".join(names))
+    for page in running:
+        if named(page) not in shared:
+            yield pytest.param([page], id=named(page), marks=pytest.mark.extended)
 
 
 def steps(page: Path) -> Iterator[tuple[str, int]]:
@@ -231,7 +236,7 @@ def ranks(size: int, folder: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("together", groups(), ids=lambda together: "+".join(map(named, together)))
+@pytest.mark.parametrize("together", [*groups()])
 def test_commands_run(together: list[Path], tmp_path: Path) -> None:
     for name in NEEDED:
         if name == "golden":

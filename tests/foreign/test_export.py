@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from regress.cli import main
 from regress.engine.config.config_schema import Config
 from regress.errors import GoldenError
-from regress.golden.golden_directory import GoldenStore
 from regress.grpo.objective import Objective
 from regress.replay import case_export
 from regress.replay.case_export import export_case
 from regress.replay.export_objective import formulas, objective_of
 from tests.as_subtests import as_subtests
+from tests.golden_cases import STORE
 
-STORE = GoldenStore(Path(__file__).parents[2] / "golden")
 OTHER: dict[str, Any] = {
     "eps": 1e-3,
     "ddof": 0,

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.case_export import export_case
+from tests.golden_cases import cases, opened
 
 ROOT = Path(__file__).parents[2]
-STORE = GoldenStore(ROOT / "golden")
 SCRIPT = ROOT / "examples" / "foreign_trainer.py"
 DEFAULT = ("dense", "cispo")
-SAID = [name for name in STORE.names() if not STORE.case(name).leaves_out]  # by the objectives of the script
+SAID = [case.name for case in cases() if not case.leaves_out]  # by the objectives of the script
 CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.extended) for name in SAID]
 
 
@@ -60,7 +59,7 @@ def test_the_script_has_at_most_150_lines() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_of_the_exported_files_reproduces_the_golden_values(name: str, tmp_path: Path) -> None:
-    case = STORE.case(name)
+    case = opened(name)
     folder = export_case(case, tmp_path / "export", derived=False)
     assert not (folder / "derived").exists()
     updates = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from numpy.typing import NDArray
 
 from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Place
-from regress.golden.golden_case import GoldenCase
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.replay_plan import world_size
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
@@ -40,8 +37,8 @@ from tests.faults.trials.trial import (
     trials_of,
     variant_named,
 )
+from tests.golden_cases import STORE, opened
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 Hit = NDArray[np.bool_]
 
 
@@ -81,16 +78,6 @@ TOKENS: dict[str, Callable[[Any], Hit]] = {
 WRONG = [fault for fault in corpus().values() if fault.wrong]
 QUIET = [fault for fault in corpus().values() if not fault.wrong]
 REST = (pytest.mark.faults, pytest.mark.extended)
-
-
-@cache
-def store() -> GoldenStore:
-    return GoldenStore(GOLDEN)
-
-
-@cache
-def opened(name: str) -> GoldenCase:
-    return store().case(name)
 
 
 def some(trials: Iterable[Trial], *, of: Callable[[Trial], object]) -> list[Any]:
@@ -170,7 +157,7 @@ def require_tokens(trial: Trial, found: Judged, micros: Callable[[Judged], list[
 
 @pytest.mark.parametrize("trial", some(trials_of(WRONG), of=lambda one: one.fault.category))
 def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged], list[Any]]) -> None:
-    found = judged(trial, store(), diagnosed=trial.fault.category == "R")
+    found = judged(trial, STORE, diagnosed=trial.fault.category == "R")
     if trial.shown.first == REFUSED:
         assert trial.shown.says in found.problem
         return
@@ -192,7 +179,7 @@ def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged]
     "trial", some(trials_of(QUIET), of=lambda one: (one.fault.kind, "HTB".find(one.fault.category)))
 )
 def test_what_changes_nothing_is_not_flagged(trial: Trial) -> None:
-    found = judged(trial, store())
+    found = judged(trial, STORE)
     assert not found.problem, found.problem
     assert [f"{v.quantity} {v.name} at {v.place}: {v.multiple:.3g}" for v in found.failed] == []
     assert found.verdicts
@@ -200,7 +187,7 @@ def test_what_changes_nothing_is_not_flagged(trial: Trial) -> None:
 
 @pytest.mark.parametrize("trial", some(silent_trials(), of=lambda one: one.fault.category in "GC"))
 def test_where_it_changes_nothing_it_is_no_fault(trial: Trial) -> None:
-    found = judged(trial, store())
+    found = judged(trial, STORE)
     assert not found.problem, found.problem
     assert found.failed == []
 
@@ -220,7 +207,7 @@ def test_without_a_fault_everything_passes(case: str, variant: str, tmp_path: Pa
     from regress.replay.case_run import replay
     from regress.replay.replay_judge import judge_replay
 
-    chosen = Replay(store().case(case), variant_named(variant), Precision.FLOAT64)
+    chosen = Replay(opened(case), variant_named(variant), Precision.FLOAT64)
     steps = None if scheduled(chosen) or chosen.variant.resume_at else 1
     dump = replay(chosen.case, chosen.variant, chosen.precision, tmp_path / "replay", steps=steps)
     plan = [update for update in chosen.plan if steps is None or update.step < steps]
@@ -230,7 +217,7 @@ def test_without_a_fault_everything_passes(case: str, variant: str, tmp_path: Pa
 
 def test_tool_tokens_in_the_loss_are_counted(micros: Callable[[Judged], list[Any]]) -> None:
     (trial,) = trials_of([corpus()["tool_tokens_in_the_loss"]])
-    found = judged(trial, store(), diagnosed=False)
+    found = judged(trial, STORE, diagnosed=False)
     samples = {t.key: t for t in found.replay.case.trajectories()[0]}
     expected = {}
     for index, micro in enumerate(micros(found)):
@@ -243,7 +230,7 @@ def test_tool_tokens_in_the_loss_are_counted(micros: Callable[[Judged], list[Any
 
 def test_a_microbatch_left_out_is_named_with_its_tokens(micros: Callable[[Judged], list[Any]]) -> None:
     (trial,) = trials_of([corpus()["last_microbatch_left_out"]])
-    found = judged(trial, store(), diagnosed=False)
+    found = judged(trial, STORE, diagnosed=False)
     last = micros(found)[-1]
     first = found.failed[0]
     start = last.update.frame.samples[last.layout.segments[0].sample]
@@ -257,7 +244,7 @@ def test_a_microbatch_left_out_is_named_with_its_tokens(micros: Callable[[Judged
 @pytest.mark.extended
 def test_rolled_labels_are_wrong_at_the_border_alone() -> None:
     (trial,) = trials_of([corpus()["labels_rolled_after_the_split"]])
-    found = judged(trial, store(), diagnosed=False)
+    found = judged(trial, STORE, diagnosed=False)
     update = found.replay.plan[0]
     targets = update.layouts[0][0].targets
     last = targets.shape[1] - 1
@@ -288,7 +275,7 @@ def replays_of(fault: Fault) -> set[tuple[str, str]]:
 
 
 def test_replays_exist_and_are_told_apart() -> None:
-    cases = {*store().names()}
+    cases = {*STORE.names()}
     for fault in corpus().values():
         assert len(replays_of(fault)) == len(fault.shown), fault.name
         for shown in fault.shown:

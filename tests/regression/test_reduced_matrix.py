@@ -7,24 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.test_matrix import Replay, replays
 from regress.replay.variant import Extent, Precision
 from regress.replay.variant_table import VARIANTS
 from tests.faults.fault import Fault, Shown
 from tests.faults.registry import corpus
 from tests.faults.trials.trial import Trial, judged, row_of
-
-STORE = GoldenStore(Path(__file__).parents[2] / "golden")
+from tests.golden_cases import STORE, cases
 
 
 @cache
 def reduced() -> dict[tuple[str, str], Replay]:
     """The reduced matrix by case and variant."""
-    cases = [STORE.case(name) for name in STORE.names()]
     return {
         (found.case.name, found.variant.name): found
-        for found in replays(cases, VARIANTS, [*Precision], Extent.REDUCED)
+        for found in replays(cases(), VARIANTS, [*Precision], Extent.REDUCED)
         if found.precision in (Precision.FLOAT64, Precision.BITWISE)  # what float64 shows, changes bytes, too
     }
 

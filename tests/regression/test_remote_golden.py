@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.fault_injection import injected
 from regress.replay.replay_cache import ReplayCache
 from regress.replay.test_matrix import Replay
@@ -14,15 +13,14 @@ from regress.replay.variant import Precision
 from regress.replay.variant_table import project_variants
 from regress.service.replay.remote_variants import REMOTE
 from tests.faults import loss
+from tests.golden_cases import cases, opened
 
 ROOT = Path(__file__).parents[2]
-STORE = GoldenStore(ROOT / "golden")
 NOT_EXPRESSIBLE = dict.fromkeys(("dr_grpo", "rollout"), "a temperature of 0.8")
-CASES = [STORE.case(name) for name in STORE.names()]
 REPLAYS = [
     Replay(case, variant, precision)
     for variant in REMOTE.values()
-    for case in CASES
+    for case in cases()
     if not case.precisions  # wires round to float32
     for precision in dict.fromkeys((*variant.precisions, Precision.FLOAT32))
 ]
@@ -51,7 +49,7 @@ def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
 @pytest.mark.extended
 def test_a_fault_of_the_service_is_found(tmp_path: Path) -> None:
     with injected(loss.ratio_inverted):
-        replay = Replay(STORE.case("cispo"), REMOTE["remote-weaver"], Precision.FLOAT32)
+        replay = Replay(opened("cispo"), REMOTE["remote-weaver"], Precision.FLOAT32)
         found = ReplayCache(tmp_path, project_variants(ROOT)).outcome(replay)
     assert found.error is None
     assert found.failed[0].quantity in ("gradient", "grad_norm", "log_probs", "param")

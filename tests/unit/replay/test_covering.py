@@ -13,7 +13,6 @@ import torch
 
 from regress.engine.run_construction import Run
 from regress.golden.golden_case import GoldenCase
-from regress.golden.golden_directory import GoldenStore
 from regress.layout import DIMENSIONS, RankLayout
 from regress.replay.case_run import replay
 from regress.replay.case_traits import facts_of, traits_of
@@ -21,10 +20,10 @@ from regress.replay.replay_plan import PlannedUpdate, mesh_sizes
 from regress.replay.test_matrix import Replay, replays
 from regress.replay.variant import TIERS, Extent, Precision, Variant
 from regress.replay.variant_table import BASE, VARIANTS, project_variants
+from tests.golden_cases import cases, opened
 
 ROOT = Path(__file__).parents[3]
-STORE = GoldenStore(ROOT / "golden")
-CASES = [STORE.case(name) for name in STORE.names()]
+CASES = cases()
 
 
 @cache
@@ -118,7 +117,7 @@ def test_a_situation_is_met(situation: Callable[[Replay, PlannedUpdate], bool]) 
 
 def test_experts_without_tokens_are_met(tmp_path: Path) -> None:
     """Under the microbatches of ``ep2-mbs1`` routers leave experts out, and ranks of experts too."""
-    case = STORE.case("moe")
+    case = opened("moe")
     empty = {"experts": 0, "ranks": 0}
 
     def watch(run: Run) -> None:
@@ -197,5 +196,5 @@ def test_a_reduced_matrix_leaves_out_combinations_alone() -> None:
         names[one.variant.name].add(one.case.name)
     table = {name: one for name, one in project_variants(ROOT).items() if one.most_telling(CASES)}
     assert names.keys() == {name for name, one in table.items() if not one.combines}
-    assert names[BASE.name] == {*STORE.names()}
+    assert names[BASE.name] == {case.name for case in CASES}
     assert all(len(cases) <= len(table[name].cases) for name, cases in names.items() if name != BASE.name)

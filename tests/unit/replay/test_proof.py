@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from regress.compare.quantities import QUANTITIES as QUANTITIES_OF_ALL
-from regress.golden.golden_directory import GoldenStore
 from regress.replay import tolerance_proof as module
 from regress.replay.noise_floor import KAPPA, Floor, Response
 from regress.replay.replay_judge import stored_tolerances
@@ -17,8 +16,9 @@ from regress.replay.validation_run import HELD_OUT, ValidationRun
 from regress.replay.variant import Precision
 from tests.faults.fault import Fault
 from tests.faults.registry import fault_named
+from tests.golden_cases import opened
 
-CASE = GoldenStore(Path(__file__).parents[3] / "golden").case("dense")
+CASE = opened("dense")
 
 
 QUANTITIES = ("gradient", "param", "loss")
@@ -86,7 +86,7 @@ def test_a_tolerance_that_is_too_loose_is_told_by_its_quantity_alone(tmp_path: P
 
 def test_what_a_case_leaves_out_fails_no_healthy_variant(tmp_path: Path) -> None:
     """It was not measured, and a replay records it all the same."""
-    case = GoldenStore(Path(__file__).parents[3] / "golden").case("rloo")
+    case = opened("rloo")
     assert case.leaves_out
     measured = stored_tolerances(case, Precision.FLOAT64)
     names = {quantity.name for quantity in QUANTITIES_OF_ALL} - {*case.leaves_out}

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from regress import plugins
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.replay_cache import ReplayCache
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision, Variant
 from regress.replay.variant_table import project_variants
+from tests.golden_cases import opened
 
-CASE = GoldenStore(Path(__file__).parents[3] / "golden").case("dense")
+CASE = opened("dense")
 REPLAYER = """
 from regress.compare.diagnosis.run_context import RunContext
 from regress.dump.coordinates import Place

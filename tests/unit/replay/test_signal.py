@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from regress.dump.trajectory import Trajectory
 from regress.errors import GoldenError
 from regress.golden.golden_case import GoldenCase
-from regress.golden.golden_directory import GoldenStore
 from regress.grpo.policy_losses import LOSSES
 from regress.layout import TokenFrame
 from regress.replay.case_signal import check_signal, require_signal
@@ -23,9 +21,8 @@ from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
 from regress.replay.variant_table import BASE
 from tests.as_subtests import as_subtests
+from tests.golden_cases import cases
 from tests.unit.compare.diagnosis.synthetic_update import counterfactuals_of, made, objective_of
-
-STORE = GoldenStore(Path(__file__).parents[3] / "golden")
 
 PROMPT = 2
 OBJECTIVE: dict[str, Any] = {
@@ -327,7 +324,7 @@ def test_what_was_made_otherwise_tells_of_no_setting() -> None:
 @pytest.mark.one_in(25)
 @pytest.mark.parametrize(
     "case",
-    [case for name in STORE.names() if not (case := STORE.case(name)).sampled],
+    [case for case in cases() if not case.sampled],
     ids=lambda case: case.name,
 )
 def test_every_golden_case_shows_what_it_is_there_for(case: GoldenCase) -> None:

@@ -11,15 +11,14 @@ from regress.compare.diagnosis.counterfactuals import gives
 from regress.compare.diagnosis.token_formulas import FORMULAS, TOKEN_GRADIENTS, TokenFormulas
 from regress.engine.config import to_plain
 from regress.golden.golden_case import GoldenCase
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.case_truth import formulas_of
 from regress.replay.replay_configuration import replay_config
 from regress.replay.test_matrix import Replay
 from regress.replay.variant import Precision
 from regress.replay.variant_table import BASE
+from tests.golden_cases import cases
 
-STORE = GoldenStore(Path(__file__).parents[4] / "golden")
-CASES = [case for name in STORE.names() if not (case := STORE.case(name)).sampled]
+CASES = [case for case in cases() if not case.sampled]
 NORMALIZED = "weights are normalized over the rollout, of which rejection left tokens out"
 OTHERWISE = {
     "cispo_kl": ("the coefficient of the KL in the reward adapts", {"advantages"}),

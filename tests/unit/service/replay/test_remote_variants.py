@@ -13,7 +13,6 @@ from regress.compare.verdicts.verdict import Status, Verdict
 from regress.dump.coordinates import Place
 from regress.errors import CompareError, ConfigError, NotSupported
 from regress.golden.golden_case import GoldenCase
-from regress.golden.golden_directory import GoldenStore
 from regress.replay.replay_cache import ReplayCache
 from regress.replay.replayer_registry import Machine, Replayers
 from regress.replay.test_matrix import Replay
@@ -25,9 +24,9 @@ from regress.service.replay.remote_judge import judged
 from regress.service.replay.remote_replay import RemoteReplay, inexpressible, replay_remote
 from regress.service.replay.remote_replayer import RemoteReplayer
 from regress.service.replay.remote_variants import REMOTE, quantities
+from tests.golden_cases import cases, opened
 
-STORE = GoldenStore(Path(__file__).parents[4] / "golden")
-CISPO = Replay(STORE.case("cispo"), REMOTE["remote-tinker"], Precision.FLOAT32)
+CISPO = Replay(opened("cispo"), REMOTE["remote-tinker"], Precision.FLOAT32)
 
 
 def compared(replay: Replay, *changed: Verdict, without: str = "") -> Comparison:
@@ -50,13 +49,13 @@ def test_a_row_of_a_project_can_train_through_a_service(tmp_path: Path) -> None:
     mine = project_variants(tmp_path)["mine"]
     assert mine.trainer == "remote"
     assert RemoteReplay.of(mine, tmp_path).wire == "tinker"
-    assert Replay(STORE.case("dense"), mine, Precision.FLOAT64).world_size == 2
+    assert Replay(opened("dense"), mine, Precision.FLOAT64).world_size == 2
     assert VARIANTS["packed"].trainer == "local"
 
 
 @pytest.mark.parametrize("precision", REMOTE["remote-tinker"].precisions)
 def test_every_update_of_a_case_has_its_tests(precision: Precision) -> None:
-    found = list(RemoteReplayer().items(Replay(STORE.case("cispo"), REMOTE["remote-tinker"], precision)))
+    found = list(RemoteReplayer().items(Replay(opened("cispo"), REMOTE["remote-tinker"], precision)))
     wheres = {str(Place(update.step, update.update)) for update in CISPO.plan}
     assert len(wheres) == 4
     assert {(str(item.place), item.quantity) for item in found} == {
@@ -83,15 +82,15 @@ def test_a_mask_counts_where_the_wire_carries_one(masked: bool, count: int) -> N
 
 
 @pytest.mark.parametrize("wire", ["weaver", "tinker"])
-@pytest.mark.parametrize("name", [name for name in STORE.names() if not STORE.case(name).precisions])
+@pytest.mark.parametrize("name", [case.name for case in cases() if not case.precisions])
 def test_what_a_wire_cannot_say_is_told(name: str, wire: str) -> None:
-    told = inexpressible(STORE.case(name), wire)
+    told = inexpressible(opened(name), wire)
     assert (told is None) == (name not in ("dr_grpo", "rollout"))
     assert told is None or "a temperature of 0.8" in told
 
 
 def test_a_case_that_no_wire_can_say_is_not_replayed(tmp_path: Path) -> None:
-    case = STORE.case("dr_grpo")
+    case = opened("dr_grpo")
     with pytest.raises(NotSupported, match=r"trained at a temperature of 0\.8, which the wires cannot say"):
         replay_remote(case, REMOTE["remote-weaver"], Precision.FLOAT32, tmp_path)
     assert not any(tmp_path.iterdir())
@@ -99,16 +98,15 @@ def test_a_case_that_no_wire_can_say_is_not_replayed(tmp_path: Path) -> None:
 
 def test_a_trainer_of_ones_own_has_no_service_of_ours(tmp_path: Path) -> None:
     nobody: Any = None
-    replay = Replay(STORE.case("dense"), REMOTE["remote-weaver"], Precision.FLOAT64)
+    replay = Replay(opened("dense"), REMOTE["remote-weaver"], Precision.FLOAT64)
     assert ForeignReplayer(nobody, tmp_path).refuses(replay) == (
         "it is about the training service, which is that of this package"
     )
 
 
 def test_the_default_matrix_has_each_wire_once() -> None:
-    cases = [STORE.case(name) for name in STORE.names()]
-    for extent, most in ((Extent.DEFAULT, 1), (Extent.FULL, len(cases))):
-        assert {sum(v.applies_to(case, extent) for case in cases) for v in REMOTE.values()} == {most}
+    for extent, most in ((Extent.DEFAULT, 1), (Extent.FULL, len(cases()))):
+        assert {sum(v.applies_to(case, extent) for case in cases()) for v in REMOTE.values()} == {most}
 
 
 def test_a_launcher_does_not_start_a_service(tmp_path: Path) -> None:
@@ -138,5 +136,5 @@ def test_bytes_are_judged_without_a_second_run(tmp_path: Path, monkeypatch: pyte
 
 def test_a_variant_of_another_kind_is_local() -> None:
     assert Variant("mine", "x", {"service.train_service.backend": "tinker"}).trainer == "local"
-    case: GoldenCase = STORE.case("dense")
+    case: GoldenCase = opened("dense")
     assert inexpressible(case, "weaver") is None
