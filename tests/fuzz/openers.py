@@ -7,11 +7,16 @@ the reason why nobody else's file gets there. A test compares both with the sour
 from __future__ import annotations
 
 import ast
+import contextlib
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from regress.errors import RegressError
+from tests.fuzz.targets import TARGETS, seed_of
 
 ROOT = Path(__file__).parents[2] / "regress"
 CALLS = {
@@ -133,6 +138,20 @@ def _opens(function: ast.FunctionDef) -> bool:
                 return True
         waiting += ast.iter_child_nodes(node)
     return False
+
+
+def entered_by_targets(folder: Path) -> set[tuple[str, int]]:
+    """Return path and first line of the functions that targets enter on whole seeds, of which a folder takes copies."""
+    nothing = folder / "nothing"
+    nothing.mkdir()
+    with Seen() as seen:
+        for kind, chosen in TARGETS.items():
+            for target in chosen:
+                shutil.rmtree(folder / kind, ignore_errors=True)
+                shutil.copytree(seed_of(kind), folder / kind)
+                with contextlib.suppress(RegressError):  # some refuse what another command would take
+                    target(folder / kind, nothing if kind in ("requests", "tasks") else seed_of(kind))
+    return seen.found
 
 
 class Seen:

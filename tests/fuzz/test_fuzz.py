@@ -6,17 +6,16 @@ again with ``python -m tests.fuzz.child n n+1 1``.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from regress.errors import RegressError
 from tests.fuzz.hunt import MEMORY, Hunt, hunt
-from tests.fuzz.openers import OWN, Seen, openers
-from tests.fuzz.targets import PLANTED, TARGETS, seed_of, seeds
+from tests.fuzz.openers import OWN, entered_by_targets, openers
+from tests.fuzz.targets import PLANTED, TARGETS, seeds
 
 DEFAULT = 50
 FOUND = (
@@ -66,17 +65,12 @@ def test_every_function_that_opens_a_file_has_a_target_or_a_reason(
     tmp_path: Path,
 ) -> None:
     """Targets on whole seeds enter every function that opens or parses, but for those that are listed with a reason."""
-    nothing = tmp_path / "nothing"
-    nothing.mkdir()
-    with Seen() as seen:
-        for kind, chosen in TARGETS.items():
-            for target in chosen:
-                shutil.rmtree(tmp_path / kind, ignore_errors=True)
-                shutil.copytree(seed_of(kind), tmp_path / kind)
-                with contextlib.suppress(RegressError):  # some refuse what another command would take
-                    target(tmp_path / kind, nothing if kind in ("requests", "tasks") else seed_of(kind))
+    with ProcessPoolExecutor(
+        1, get_context("spawn")
+    ) as fresh:  # where nothing is cached, and no thread runs yet
+        seen = fresh.submit(entered_by_targets, tmp_path).result()
     known = openers()
-    entered = {name for name, (path, first, _) in known.items() if (path, first) in seen.found}
+    entered = {name for name, (path, first, _) in known.items() if (path, first) in seen}
     unreached = sorted(known.keys() - entered - OWN.keys())
     assert not unreached, "\n".join(unreached)
     assert len(entered) > 80
