@@ -82,28 +82,27 @@ def _split(order: list[int], lengths: Sequence[int], plan: BatchPlan) -> list[li
 def _split_by_budget(
     order: list[int], lengths: Sequence[int], plan: BatchPlan, budget: int
 ) -> list[list[int]]:
-    def cost(group: list[int]) -> int:
-        return _numel(group, lengths, plan)
-
     groups: list[list[int]] = []
+    tokens = longest = 0  # of the last group
     for sample in order:
-        if cost([sample]) > budget:
+        length = lengths[sample]
+        alone = _numel(1, length, length, plan)
+        if alone > budget:
             raise ValueError(
-                f"sample {sample} takes {cost([sample])} tokens but max_tokens_per_microbatch is {budget}; "
-                "raise the budget"
+                f"sample {sample} takes {alone} tokens but max_tokens_per_microbatch is {budget}; raise the budget"
             )
-        if groups and cost([*groups[-1], sample]) <= budget:
+        if groups and _numel(len(groups[-1]) + 1, tokens + length, max(longest, length), plan) <= budget:
             groups[-1].append(sample)
+            tokens, longest = tokens + length, max(longest, length)
         else:
             groups.append([sample])
+            tokens = longest = length
     return groups
 
 
-def _numel(group: list[int], lengths: Sequence[int], plan: BatchPlan) -> int:
-    """Return the number of elements of the local tensor that holds this group, padding included."""
-    if plan.layout == "packed":
-        return _row_length(sum(lengths[sample] for sample in group), plan)
-    return len(group) * _row_length(max(lengths[sample] for sample in group), plan)
+def _numel(samples: int, tokens: int, longest: int, plan: BatchPlan) -> int:
+    """Return the number of elements of the local tensor that holds so many samples, padding included."""
+    return _row_length(tokens, plan) if plan.layout == "packed" else samples * _row_length(longest, plan)
 
 
 def _row_length(tokens: int, plan: BatchPlan) -> int:

@@ -194,7 +194,7 @@ class _Row:
             last target into the model's context of {self._limits.length}; shorten it""")
 
     def _ids(self, name: str, array: Array, *, targets: bool = False) -> Array:
-        if array.ndim not in ((1, 2) if targets else (1,)) or not np.issubdtype(array.dtype, np.integer):
+        if array.ndim not in ((1, 2) if targets else (1,)) or array.dtype.kind not in "iu":
             raise ServiceError(f"""{self._name}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send
             a list of integers""")
         if targets and (len(array) != len(self.tokens) or not array.size):
@@ -220,7 +220,7 @@ class _Row:
             of = f" with targets of the shape {list(self._rows.shape)}" if self.several else ""
             each = "target" if self.several else "token"
             raise ServiceError(f"{self._name}: {name} has the shape {sizes}{of}; send one value a {each}")
-        if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+        if array.dtype.kind not in "iuf":
             raise ServiceError(f"{self._name}: {name} has the dtype {array.dtype}; send real numbers")
         found = array.astype(np.float64).ravel()
         if not np.isfinite(found).all():
@@ -235,7 +235,7 @@ class _Row:
         if "loss_mask" not in self._datum.inputs:
             return None
         values = self._values("loss_mask", None)
-        if not np.isin(values, (0.0, 1.0)).all():
+        if not ((values == 0) | (values == 1)).all():
             raise ServiceError(
                 f"{self._name}: loss_mask holds other values than 0 and 1; send weights for those"
             )
