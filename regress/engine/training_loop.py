@@ -92,7 +92,7 @@ class Loop:
             self._step = step
             if step > self._start.step or not self._start.resumed:
                 self._evaluate()
-            self.saver.after_step(step, self.pass_rates)
+                self.saver.after_step(step, self.pass_rates)
             if step < last:
                 self._train()
                 self._advance()

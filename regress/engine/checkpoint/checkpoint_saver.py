@@ -54,7 +54,6 @@ class Saver(AbstractContextManager["Saver"]):
         self._written: tuple[int, int | None] | None = None
         self._stop_after = stop_after
         self._config = run.config.trainer
-        self._last = None if start is None else (start.step, start.updates_in_step)
         self._thread: threading.Thread | None = None
         self._failure: RegressError | None = None
         self._home: Location = location(self._config.checkpoint_dir)
@@ -99,10 +98,6 @@ class Saver(AbstractContextManager["Saver"]):
             RegressError: on every rank, if the earlier one could not be written.
             Stopped: if the run was to end here.
         """
-        position = (step, 0 if work is None else len(work.outcomes))
-        if position == self._last:
-            return
-        self._last = position
         world = self._run.trainer.world
         raise_on_all_ranks(world, self._wait)
         snapshot = take(self._run, step, work, pass_rates, self._segment)

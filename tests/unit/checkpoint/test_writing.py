@@ -32,6 +32,14 @@ def test_a_first_start_with_latest_begins_at_the_beginning(tmp_path: Path, finis
     assert weights[0] == weights[1]
 
 
+def test_a_run_that_goes_on_inside_a_step_leaves_the_checkpoint_before_that_step(case: Case) -> None:
+    """It was written again where the step went on, with the weights after the updates that were made."""
+    kept = {name: digest for name, digest in case.files().items() if name.startswith("checkpoint-1/")}
+    case.resume(name="checkpoint-1-update1")
+    assert kept
+    assert kept.items() <= case.files().items()
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("broken", ["save_weights", "write_manifest", "publish"])
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(
