@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
@@ -99,13 +100,13 @@ def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> se
     """Return the cases and variants of the reduced matrix; see `Extent`."""
     found = {(case.name, name) for case in cases for name in islice(_own(case, variants), 1)}
     for name, one in variants.items():
-
-        def able(case: GoldenCase, one: Variant = one) -> bool:
-            return left_out(Replay(case, one, one.precisions[0])) is None
-
         if not one.combines:
-            found |= {(case.name, name) for case in one.most_telling(cases, able)}
+            found |= {(case.name, name) for case in one.most_telling(cases, partial(_is_made, one))}
     return found
+
+
+def _is_made(variant: Variant, case: GoldenCase) -> bool:
+    return left_out(Replay(case, variant, variant.precisions[0])) is None
 
 
 def _tells_more(replay: Replay) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -50,59 +48,38 @@ class _Walk:
         self.size = 0
         self._hashing = hashing
 
-    def take(self, value: Any) -> None:
+    def take(self, value: object) -> None:
         self.size += _OVERHEAD
-        _taker(value.__class__)(self, value)
-
-    def array(self, value: Any) -> None:
-        if not self._hashing:
+        if isinstance(value, Enum):
+            self._mark("enum", f"{type(value).__name__}.{value.name}".encode())
+        elif value is None or isinstance(value, bool | int | str):
+            self._mark(type(value).__name__, str(value).encode())
+        elif isinstance(value, float):
+            self._mark("float", struct.pack("<d", value))
+        elif isinstance(value, bytes):
+            self._mark("bytes", value)
+        elif isinstance(value, np.ndarray | np.generic) and not self._hashing:
             self.size += value.nbytes
-            return
-        array = np.ascontiguousarray(value)
-        self.mark(f"array {array.dtype.str} {np.shape(value)}", array.tobytes())
+        elif isinstance(value, np.ndarray | np.generic):
+            array = np.ascontiguousarray(value)
+            self._mark(f"array {array.dtype.str} {np.shape(value)}", array.tobytes())
+        elif isinstance(value, Mapping):
+            self._mark("mapping", str(len(value)).encode())
+            for name in sorted(value):
+                self.take(name)
+                self.take(value[name])
+        elif is_dataclass(value) and not isinstance(value, type):
+            self._mark("dataclass", type(value).__name__.encode())
+            for field in fields(value):
+                self.take(getattr(value, field.name))
+        elif isinstance(value, Sequence):
+            self._mark("sequence", str(len(value)).encode())
+            for item in value:
+                self.take(item)
+        else:
+            raise TypeError(f"{type(value).__name__} is not a type of a request")
 
-    def mapping(self, value: Mapping[str, Any]) -> None:
-        self.mark("mapping", str(len(value)).encode())
-        for name in sorted(value):
-            self.take(name)
-            self.take(value[name])
-
-    def sequence(self, value: Sequence[Any]) -> None:
-        self.mark("sequence", str(len(value)).encode())
-        for item in value:
-            self.take(item)
-
-    def mark(self, kind: str, data: bytes) -> None:
+    def _mark(self, kind: str, data: bytes) -> None:
         self.size += len(data)
-        if self._hashing:
-            self.hash.update(b"%s %d %s" % (kind.encode(), len(data), data))
-
-
-@cache
-def _taker(kind: type) -> Callable[[_Walk, Any], None]:
-    """Return what takes values of a type, whose rules are looked up once."""
-    name = kind.__name__
-    if issubclass(kind, Enum):
-        return lambda walk, value: walk.mark("enum", f"{name}.{value.name}".encode())
-    if issubclass(kind, bool | int | str | None):
-        return lambda walk, value: walk.mark(name, str(value).encode())
-    if issubclass(kind, float):
-        return lambda walk, value: walk.mark("float", struct.pack("<d", value))
-    if issubclass(kind, bytes):
-        return lambda walk, value: walk.mark("bytes", value)
-    if issubclass(kind, np.ndarray | np.generic):
-        return _Walk.array
-    if issubclass(kind, Mapping):
-        return _Walk.mapping
-    if is_dataclass(kind):
-        parts = [field.name for field in fields(kind)]
-
-        def take(walk: _Walk, value: Any) -> None:
-            walk.mark("dataclass", name.encode())
-            for part in parts:
-                walk.take(getattr(value, part))
-
-        return take
-    if issubclass(kind, Sequence):
-        return _Walk.sequence
-    raise TypeError(f"{name} is not a type of a request")
+        self.hash.update(f"{kind} {len(data)} ".encode())
+        self.hash.update(data)
