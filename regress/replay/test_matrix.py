@@ -106,6 +106,7 @@ def _reduced(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> se
 
 
 def _is_made(variant: Variant, case: GoldenCase) -> bool:
+    """Return True if the matrix has a variant on a case, in the first of its precisions."""
     return left_out(Replay(case, variant, variant.precisions[0])) is None
 
 

@@ -65,9 +65,8 @@ def test_every_function_that_opens_a_file_has_a_target_or_a_reason(
     tmp_path: Path,
 ) -> None:
     """Targets on whole seeds enter every function that opens or parses, but for those that are listed with a reason."""
-    with ProcessPoolExecutor(
-        1, get_context("spawn")
-    ) as fresh:  # where nothing is cached, and no thread runs yet
+    # what an earlier test has cached, or a thread that it has started, would not be seen
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
         seen = fresh.submit(entered_by_targets, tmp_path).result()
     known = openers()
     entered = {name for name, (path, first, _) in known.items() if (path, first) in seen}
