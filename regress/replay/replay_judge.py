@@ -12,7 +12,7 @@ import numpy as np
 
 from regress.compare.dumps.golden_source import token_text
 from regress.compare.metrics.striped_measures import largest
-from regress.compare.quantities import ADDED, METRICS, Kind, quantity_named
+from regress.compare.quantities import ADDED, METRICS, Kind, order_of, quantity_named
 from regress.compare.update_judge import judge_bitwise, judge_update
 from regress.compare.update_records import Records
 from regress.compare.updates.invariant_counts import QUANTITY
@@ -30,7 +30,7 @@ from regress.replay.metrics_judge import judge_metrics_file
 from regress.replay.replay_plan import PlannedUpdate
 from regress.replay.rollout_judge import RolloutJudge
 from regress.replay.update_facts import related_values_of
-from regress.replay.variant import Precision
+from regress.replay.variant import TIERS, Precision
 
 WIDE = ("weights", "grad_norm", *METRICS)
 """Quantities that are float64 in every precision: denominators, and numbers that are written as text."""
@@ -52,15 +52,30 @@ def judge_replay(
 
     Args:
         plan: expected updates of the replay.
-        truth: golden values of an update, in place of the stored ones.
+        truth: golden values of an update, in place of the stored ones; which a replay that rounding took into other
+            branches of the clip is otherwise judged by, see `regress.replay.branch_truth`.
         tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
         explained: False where no verdict is diagnosed: a failure then does not tell what is affected, which takes most
             of the time where much fails.
     """
     bound = tolerance or stored_tolerances(case, precision)
-    return list(
-        verdicts_in_order(case, dump, plan, precision, truth or truth_of(case), bound, explained=explained)
-    )
+    judged = partial(verdicts_in_order, case, dump, plan, precision, bound=bound, explained=explained)
+    found = list(judged(golden=truth or truth_of(case)))
+    if truth is None and _after_ratios(found) and precision in TIERS["precision"]:
+        from regress.replay.branch_truth import branch_truth  # repeats the case, for which it loads torch
+
+        taken = branch_truth(case, dump, plan, truth_of(case))
+        if taken is not None:
+            return [*judged(golden=taken.truth), *taken.verdicts]
+    return found
+
+
+def _after_ratios(verdicts: Sequence[Verdict]) -> bool:
+    """Return True if what fails first is the value of a quantity that ratios go into."""
+    first = next((verdict for verdict in verdicts if not verdict.ok), None)
+    if first is None or first.status is not Status.DRIFT:
+        return False
+    return order_of(first.quantity) > order_of("ratio")
 
 
 def verdicts_in_order(
