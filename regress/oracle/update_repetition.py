@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim import AdamW
 
+from regress.compare.dumps.recorded_clipping import ratios_as_clipped, taken_branches
 from regress.dump.coordinates import Place
 from regress.dump.numpy_arrays import Array
 from regress.dump.taps import at, tap_trajectories
@@ -39,7 +40,6 @@ from regress.layout import BatchPlan
 from regress.oracle.float64_engine import NO_TOKENIZER
 from regress.oracle.observed_updates import Observed, Optimizer, Recorded
 from regress.oracle.old_log_probs import OldPolicy
-from regress.oracle.recorded_clipping import ratios_as_clipped, taken_branches
 from regress.oracle.recorded_gradients import step_with
 from regress.oracle.recorded_inputs import Known, advantages_of
 from regress.oracle.recorded_routing import forced

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.token_hypotheses import clip_range
+from regress.compare.dumps.recorded_clipping import ratios_as_clipped
 from regress.compare.quantities import quantity_named
 from regress.compare.updates.invariant_counts import QUANTITY
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
@@ -120,23 +121,17 @@ def _carried(
         actual: values of the replay by update, in order.
     """
     config = to_plain(replay_config(case, BASE, Precision.FLOAT64, len(case.trajectories()), folder))
-    bounds = clip_range(config["algorithm"]) or ()
+    clip = clip_range(config["algorithm"])
     shifts = {}
     for where, values in actual.items():
-        own, theirs = (_ratios(found) for found in (truth(where), values))
-        crossed = np.zeros(own.shape, bool)
-        for bound in bounds:
-            crossed |= (own < bound) != (theirs < bound)
-        crossed &= (own > 0) & (theirs > 0)
-        shifts[where] = np.log(theirs, where=crossed, out=np.zeros(own.shape))
-        shifts[where] -= np.log(own, where=crossed, out=np.zeros(own.shape))
+        now, old, theirs, before = (
+            found[quantity][quantity].astype(np.float64)
+            for found in (truth(where), values)
+            for quantity in ("log_probs", "old_log_probs")
+        )
+        moved = old if clip is None else ratios_as_clipped(now, old, theirs - before, clip, np.inf)[0]
+        shifts[where] = old - moved
     return shifts
-
-
-def _ratios(values: Truth) -> Floats:
-    """Return the ratios of an update; none where they are not recorded."""
-    found = values.get("ratio", {}).get("prob_ratio")
-    return np.zeros(0) if found is None else found.astype(np.float64)
 
 
 def _shifted(shifts: Sequence[Floats], run: Run) -> None:

@@ -4,7 +4,8 @@ The gradient of a clipped token is 0, however fine the dtype, and that of its ne
 branch that the golden side has not taken if the bound lies within its own rounding: between the ratios that the two
 sides recorded for it, or as close to them as its log-probs are rounded. What it may then be is computed from what is
 recorded: 0 for a clipped one; else its ratio times the gradient per ratio of the other tokens of its sample, which
-share advantage and weight. A wrong bound clips tokens that lie further away, and stays a difference.
+share advantage and weight. A wrong bound clips tokens that lie further away, and stays a difference. What a KL term
+adds, which no clip stops, is first taken from the gradients of each side.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from regress.compare.dumps.canonical_values import earlier_updates, golden_updat
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.frame_mapping import in_frame, numbers
 from regress.compare.dumps.opened_dump import open_side
+from regress.compare.dumps.recorded_clipping import NOTHING
 from regress.compare.dumps.scaled_verdicts import Finding
 from regress.compare.dumps.tolerance_bounds import spacing
 from regress.compare.dumps.unit_work import UnitWork
@@ -49,8 +51,11 @@ CLIPPED = (
 """Reason for the tolerance of a token that another clip range stops or lets through."""
 SOMETHING = 1e-2
 """Gradient of a token that was not clipped, relative to the largest."""
-NOTHING = 1e-6
-"""Gradient of a clipped token, relative to the largest: what is left of 0 where it was recovered by least squares."""
+
+LEAST = 8
+"""Least tokens of a sample whose gradients tell a KL term from the policy loss."""
+_KL_EXPLAINS = 0.1
+"""Part of what a sample's gradients leave unexplained without a KL term, which they may leave with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +65,7 @@ class Side:
     Attributes:
         log_ratio: of policy and old log-prob.
         size: sum of the absolute values of the two log-probs, which is what is rounded.
+        gradient: that of the policy loss, without what a KL term adds.
     """
 
     log_ratio: Floats
@@ -85,8 +91,15 @@ class Side:
             found[1] = _first(known.frame, earlier())
         if any(values is None for values in found):
             return None
-        now, old, gradient = (in_frame(v, known.frame, names, frame, np.nan) for v in found if v is not None)
-        return cls(now - old, np.abs(now) + np.abs(old), gradient)
+        found.append(_flat(known, "ref_log_probs"))
+        now, old, gradient, *ref = (
+            in_frame(v, known.frame, names, frame, np.nan) for v in found if v is not None
+        )
+        ratio, size = np.exp(now - old), np.abs(now) + np.abs(old)
+        for one in ref:
+            for own in map(slice, frame.offsets[:-1], frame.offsets[1:]):
+                gradient[own] -= _of_kl(gradient[own], ratio[own], (now - one)[own])
+        return cls(now - old, size, gradient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,6 +357,38 @@ def _branched(
     closer = taken.rows.part.array.reshape(found.actual.shape)
     anew = judged(replace(found.among(taken.rows), actual=closer))
     return replace(anew, note=taken.note(unit.place), carried=taken.count, share=taken.share)
+
+
+def _of_kl(gradient: Floats, ratio: Floats, distance: Floats) -> Floats:
+    """Return what a KL term adds to the gradients of a sample, ``[n]``; 0 where it has none that explains them.
+
+    It is the derivative of an estimate k1, k2 or k3 (Schulman, "Approximating KL Divergence", 2020) by the log-prob,
+    times one factor. The tokens whose ratios are next to 1, which no clip stops, tell the factor.
+
+    Args:
+        distance: log-prob minus that of the reference.
+    """
+    nothing = np.zeros(gradient.shape)
+    known = np.flatnonzero(np.isfinite(gradient) & np.isfinite(distance) & (gradient != 0.0))
+    if known.size < LEAST:
+        return nothing
+    free = known[np.argsort(np.abs(np.log(ratio[known])))[: (known.size + 1) // 2]]
+    found = [(_KL_EXPLAINS * _unexplained(gradient, ratio, nothing, free, known), nothing)]
+    for term in (-np.expm1(-distance), distance, np.ones(gradient.shape)):
+        _, factor = np.linalg.lstsq(np.stack([ratio[free], term[free]], axis=1), gradient[free], rcond=None)[
+            0
+        ]
+        found.append((_unexplained(gradient, ratio, factor * term, free, known), factor * term))
+    return np.nan_to_num(min(found, key=lambda one: one[0])[1])
+
+
+def _unexplained(
+    gradient: Floats, ratio: Floats, term: Floats, free: NDArray[np.int64], known: NDArray[np.int64]
+) -> float:
+    """Return the largest gradient that is neither that of a term alone nor that and a multiple of the ratio."""
+    rest = gradient - term
+    per_ratio = float(np.median(rest[free] / ratio[free]))
+    return float(np.minimum(np.abs(rest - per_ratio * ratio), np.abs(rest))[known].max())
 
 
 def _seen(side: Side, frame: TokenFrame, sign: int) -> tuple[float, float]:

@@ -108,6 +108,7 @@ def train(
     old: torch.Tensor | None = None,
     dropped: int | None = None,
     balance: float = 0.0,
+    kl: float = 0.0,
     model: PreTrainedModel | None = None,
     **options: Any,
 ) -> torch.Tensor:
@@ -117,6 +118,7 @@ def train(
         old: log-probs in the denominators of the ratios; by default those of the model with noise.
         dropped: number of a loss token whose gradient is lost.
         balance: coefficient of the load-balancing loss of a mixture.
+        kl: coefficient of the estimate k3 of the KL divergence from the old log-probs, with noise, as the reference.
         options: those of `record`.
     """
     model, samples = model or tiny_model(), rollout()
@@ -135,12 +137,17 @@ def train(
         now = log_probs(model, ids, attention, autocast)
         if old is None:
             old = spread(now.detach())
-        tap_batch(advantages=advantages, loss_mask=mask, old_log_probs=torch.nn.functional.pad(old, (1, 0)))
+        known = {"old_log_probs": old, **({"ref_log_probs": spread(old)} if kl else {})}
+        aligned = {name: torch.nn.functional.pad(values, (1, 0)) for name, values in known.items()}
+        tap_batch(advantages=advantages, loss_mask=mask, **aligned)
         ratio, advantage = (now - old).exp(), advantages[:, None]
         kept = mask[:, 1:].clone()
         if dropped is not None:
             kept.view(-1)[kept.view(-1).nonzero()[dropped]] = 0
         loss = torch.minimum(ratio * advantage, ratio.clamp(*clip) * advantage) * kept
+        if kl:
+            way = known["ref_log_probs"] - now
+            loss = loss - kl * (way.exp() - way - 1) * kept
         (-loss.sum() / mask.sum() + balance * sum(balanced)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()

@@ -77,6 +77,18 @@ def test_a_wrong_bound_is_caught_at_its_tokens(runs: tuple[Path, torch.Tensor], 
     assert 0.0 in (first.worst.golden, first.worst.actual)
 
 
+def test_a_kl_term_is_no_fault_of_tokens_that_rounding_carried(
+    runs: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    train(tmp_path / "golden", old=runs[1], kl=0.04)
+    train(tmp_path / "healthy", autocast=True, old=runs[1], kl=0.04)
+    train(tmp_path / "wrong", autocast=True, old=runs[1], kl=0.04, clip=WRONG[0])
+    found = compared(tmp_path, "healthy")
+    assert not found.failed, found.failed[:3]
+    assert any("at a bound of the clip range" in note for note in found.notes)
+    assert compared(tmp_path, "wrong").failed[0].quantity == "token_gradient"
+
+
 def test_the_oracle_takes_the_branches_of_the_trainer(
     runs: tuple[Path, torch.Tensor], tmp_path: Path
 ) -> None:

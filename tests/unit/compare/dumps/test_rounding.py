@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ LAYOUT = TokenLayout((1, TOKENS), (Segment(0, 0, TOKENS, 0, 0),))
 SAMPLE = {"samples": [["g", 0]]}
 OBJECTIVE = {"algorithm": {"loss": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "clip_bounds": "offset"}}
 BOUND = float(np.log(1.2))
+REFERENCE = 0.3 * np.cos(np.arange(TOKENS))[None]
+Term = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def written(folder: Path, records: dict[str, dict[str, Any]], **meta: Any) -> str:
@@ -31,17 +34,27 @@ def written(folder: Path, records: dict[str, dict[str, Any]], **meta: Any) -> st
     return str(folder)
 
 
-def clipped(folder: Path, log_ratio: float, *, free: bool) -> str:
-    """Write a sample of advantage 1 whose token 5 has a ratio; it has a gradient, or the clip has stopped it."""
+def clipped(folder: Path, log_ratio: float, *, free: bool, of_kl: Term | None = None) -> str:
+    """Write a sample of advantage 1 whose token 5 has a ratio; it has a gradient, or the clip has stopped it.
+
+    Args:
+        of_kl: gradient of a KL term, of the log-probs minus those of the reference.
+    """
     ratios = np.linspace(0.9, 1.1, TOKENS)[None]
     ratios[0, 5] = np.exp(log_ratio)
     gradient = -0.125 * ratios
     gradient[0, 5] *= free
-    return with_gradient(folder, ratios, gradient)
+    if of_kl is None:
+        return with_gradient(folder, ratios, gradient)
+    return with_gradient(folder, ratios, gradient + of_kl(np.log(ratios) - REFERENCE), ref=REFERENCE)
 
 
-def with_gradient(folder: Path, ratios: NDArray[Any], gradient: NDArray[Any]) -> str:
+def with_gradient(
+    folder: Path, ratios: NDArray[Any], gradient: NDArray[Any], ref: NDArray[Any] | None = None
+) -> str:
+    """Write a sample; log-probs of the reference are relative to the old ones."""
     old = np.linspace(-2.0, -0.5, TOKENS, dtype=np.float32)[None]
+    reference = {} if ref is None else {"ref_log_probs": (old + ref).astype(np.float32)}
     return written(
         folder,
         {
@@ -49,6 +62,7 @@ def with_gradient(folder: Path, ratios: NDArray[Any], gradient: NDArray[Any]) ->
                 "log_probs": (old + np.log(ratios)).astype(np.float32),
                 "old_log_probs": old,
                 "prob_ratio": ratios.astype(np.float32),
+                **reference,
             },
             "token_gradient": {"token_gradient": gradient.astype(np.float32)},
         },
@@ -78,6 +92,24 @@ def test_a_token_away_from_the_bound_may_not_and_nothing_may_under_a_given_toler
     golden = clipped(tmp_path / "golden", BOUND - 2e-8 - away, free=True)
     found = compared(golden, clipped(tmp_path / "actual", BOUND + 2e-8 - away, free=False), **options)
     assert failing(found) == {"token_gradient"}
+
+
+KL: list[Term] = [lambda way: 0.02 + 0 * way, lambda way: 0.02 * way, lambda way: -0.02 * np.expm1(-way)]
+
+
+@pytest.mark.parametrize("term", KL, ids=["k1", "k2", "k3"])
+def test_what_a_kl_term_adds_goes_on_beyond_the_bound(tmp_path: Path, term: Term) -> None:
+    golden = clipped(tmp_path / "golden", BOUND - 2e-8, free=True, of_kl=term)
+    found = compared(golden, clipped(tmp_path / "actual", BOUND + 2e-8, free=False, of_kl=term))
+    assert failing(found) == set()
+    assert any("1 token lie at a bound of the clip range" in note for note in found.notes)
+    away = [
+        clipped(tmp_path / name, BOUND - 0.05, free=free, of_kl=term)
+        for name, free in (("a", True), ("b", False))
+    ]
+    assert failing(compared(*away)) == {"token_gradient"}
+    twice = clipped(tmp_path / "twice", BOUND + 2e-8, free=False, of_kl=lambda way: 2 * term(way))
+    assert failing(compared(golden, twice)) == {"token_gradient"}
 
 
 def test_gradients_of_a_kl_that_are_gone_were_not_clipped(tmp_path: Path) -> None:
