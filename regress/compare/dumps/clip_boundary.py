@@ -95,11 +95,10 @@ class Side:
         now, old, gradient, *ref = (
             in_frame(v, known.frame, names, frame, np.nan) for v in found if v is not None
         )
-        ratio, size = np.exp(now - old), np.abs(now) + np.abs(old)
         for one in ref:
             for own in map(slice, frame.offsets[:-1], frame.offsets[1:]):
-                gradient[own] -= _of_kl(gradient[own], ratio[own], (now - one)[own])
-        return cls(now - old, size, gradient)
+                gradient[own] -= _of_kl(gradient[own], (now - old)[own], (now - one)[own])
+        return cls(now - old, np.abs(now) + np.abs(old), gradient)
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,7 +358,8 @@ def _branched(
     return replace(anew, note=taken.note(unit.place), carried=taken.count, share=taken.share)
 
 
-def _of_kl(gradient: Floats, ratio: Floats, distance: Floats) -> Floats:
+@np.errstate(over="ignore", invalid="ignore")
+def _of_kl(gradient: Floats, log_ratio: Floats, distance: Floats) -> Floats:
     """Return what a KL term adds to the gradients of a sample, ``[n]``; 0 where it has none that explains them.
 
     It is the derivative of an estimate k1, k2 or k3 (Schulman, "Approximating KL Divergence", 2020) by the log-prob,
@@ -369,26 +369,31 @@ def _of_kl(gradient: Floats, ratio: Floats, distance: Floats) -> Floats:
         distance: log-prob minus that of the reference.
     """
     nothing = np.zeros(gradient.shape)
-    known = np.flatnonzero(np.isfinite(gradient) & np.isfinite(distance) & (gradient != 0.0))
+    ratio = np.exp(log_ratio)
+    terms = [-np.expm1(-distance), distance, np.ones(gradient.shape)]
+    usable = np.isfinite([gradient, ratio, *terms]).all(axis=0) & (ratio > 0)
+    known = np.flatnonzero(usable & (gradient != 0.0))
     if known.size < LEAST:
         return nothing
-    free = known[np.argsort(np.abs(np.log(ratio[known])))[: (known.size + 1) // 2]]
+    free = known[np.argsort(np.abs(log_ratio[known]))[: (known.size + 1) // 2]]
     found = [(_KL_EXPLAINS * _unexplained(gradient, ratio, nothing, free, known), nothing)]
-    for term in (-np.expm1(-distance), distance, np.ones(gradient.shape)):
+    for term in terms:
         _, factor = np.linalg.lstsq(np.stack([ratio[free], term[free]], axis=1), gradient[free], rcond=None)[
             0
         ]
-        found.append((_unexplained(gradient, ratio, factor * term, free, known), factor * term))
-    return np.nan_to_num(min(found, key=lambda one: one[0])[1])
+        added = factor * np.where(usable, term, 0.0)
+        if np.isfinite(added).all():
+            found.append((_unexplained(gradient, ratio, added, free, known), added))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _unexplained(
-    gradient: Floats, ratio: Floats, term: Floats, free: NDArray[np.int64], known: NDArray[np.int64]
+    gradient: Floats, ratio: Floats, added: Floats, free: NDArray[np.int64], known: NDArray[np.int64]
 ) -> float:
-    """Return the largest gradient that is neither that of a term alone nor that and a multiple of the ratio."""
-    rest = gradient - term
-    per_ratio = float(np.median(rest[free] / ratio[free]))
-    return float(np.minimum(np.abs(rest - per_ratio * ratio), np.abs(rest))[known].max())
+    """Return the largest gradient that is neither what is added alone nor that and a multiple of the ratio."""
+    rest, ratios = (gradient - added)[known], ratio[known]
+    per_ratio = float(np.median((gradient - added)[free] / ratio[free]))
+    return float(np.minimum(np.abs(rest - per_ratio * ratios), np.abs(rest)).max())
 
 
 def _seen(side: Side, frame: TokenFrame, sign: int) -> tuple[float, float]:

@@ -112,6 +112,16 @@ def test_what_a_kl_term_adds_goes_on_beyond_the_bound(tmp_path: Path, term: Term
     assert failing(compared(golden, twice)) == {"token_gradient"}
 
 
+@pytest.mark.parametrize("far", [1e3, 1e30])
+def test_a_reference_of_impossible_log_probs_tells_no_kl_term(tmp_path: Path, far: float) -> None:
+    ratios = np.linspace(0.9, 1.1, TOKENS)[None]
+    gradient = -0.125 * ratios
+    golden = with_gradient(tmp_path / "golden", ratios, gradient, ref=far * REFERENCE)
+    gradient[0, 5] = 0.0
+    found = compared(golden, with_gradient(tmp_path / "actual", ratios, gradient, ref=far * REFERENCE))
+    assert failing(found) == {"token_gradient"}
+
+
 def test_gradients_of_a_kl_that_are_gone_were_not_clipped(tmp_path: Path) -> None:
     ratios = np.linspace(0.95, 1.05, TOKENS)[None]
     of_kl = 0.04 * np.cos(np.arange(TOKENS))[None]  # no advantage: the KL alone, of either sign
