@@ -146,4 +146,4 @@ def _shifted(shifts: Sequence[Floats], run: Run) -> None:
         moved = old - torch.from_numpy(shift[mini.batch.mask]).to(old)
         return step(replace(mini, tokens=replace(mini.tokens, old_log_probs=moved)))
 
-    trainer._train_step = shifted  # type: ignore[method-assign]
+    trainer._train_step = shifted  # type: ignore[method-assign]  # of this run alone, as a fault breaks one

@@ -24,6 +24,7 @@ from regress.compare.diagnosis.token_hypotheses import clip_range
 from regress.compare.dumps.canonical_values import earlier_updates, golden_update, merged
 from regress.compare.dumps.comparison_unit import Unit
 from regress.compare.dumps.frame_mapping import in_frame, numbers
+from regress.compare.dumps.kl_gradient import kl_gradient
 from regress.compare.dumps.opened_dump import open_side
 from regress.compare.dumps.recorded_clipping import NOTHING
 from regress.compare.dumps.scaled_verdicts import Finding
@@ -51,14 +52,6 @@ CLIPPED = (
 """Reason for the tolerance of a token that another clip range stops or lets through."""
 SOMETHING = 1e-2
 """Gradient of a token that was not clipped, relative to the largest."""
-
-LEAST = 8
-"""Least tokens of a sample whose gradients tell a KL term from the policy loss."""
-_KL_EXPLAINS = 0.1
-"""Part of what a sample's gradients leave unexplained without a KL term, which they may leave with it.
-
-Of 16 samples of 54 to 90 tokens, in float32 and under autocast to bfloat16, a term of a coefficient of 1e-4 left at
-most 0.014, and one of 0.04 at most 3e-5; where there was none, what was fitted left at least 0.86."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +93,7 @@ class Side:
         )
         for one in ref:
             for own in map(slice, frame.offsets[:-1], frame.offsets[1:]):
-                gradient[own] -= _of_kl(gradient[own], (now - old)[own], (now - one)[own])
+                gradient[own] -= kl_gradient(gradient[own], (now - old)[own], (now - one)[own])
         return cls(now - old, np.abs(now) + np.abs(old), gradient)
 
 
@@ -359,43 +352,6 @@ def _branched(
     closer = taken.rows.part.array.reshape(found.actual.shape)
     anew = judged(replace(found.among(taken.rows), actual=closer))
     return replace(anew, note=taken.note(unit.place), carried=taken.count, share=taken.share)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _of_kl(gradient: Floats, log_ratio: Floats, distance: Floats) -> Floats:
-    """Return what a KL term adds to the gradients of a sample, ``[n]``; 0 where it has none that explains them.
-
-    It is the derivative of an estimate k1, k2 or k3 (Schulman, "Approximating KL Divergence", 2020) by the log-prob,
-    times one factor. The tokens whose ratios are next to 1, which no clip stops, tell the factor.
-
-    Args:
-        distance: log-prob minus that of the reference.
-    """
-    nothing = np.zeros(gradient.shape)
-    ratio = np.exp(log_ratio)
-    terms = [-np.expm1(-distance), distance, np.ones(gradient.shape)]
-    usable = np.isfinite([gradient, ratio, *terms]).all(axis=0) & (ratio > 0)
-    known = np.flatnonzero(usable & (gradient != 0.0))
-    if known.size < LEAST:
-        return nothing
-    free = known[np.argsort(np.abs(log_ratio[known]))[: (known.size + 1) // 2]]
-    found = [(_KL_EXPLAINS * _unexplained(gradient, ratio, nothing, free, known), nothing)]
-    for term in terms:
-        columns = np.stack([ratio[free], term[free]], axis=1)
-        _, factor = np.linalg.lstsq(columns, gradient[free], rcond=None)[0]
-        added = factor * np.where(usable, term, 0.0)
-        if np.isfinite(added).all():
-            found.append((_unexplained(gradient, ratio, added, free, known), added))
-    return min(found, key=lambda one: one[0])[1]
-
-
-def _unexplained(
-    gradient: Floats, ratio: Floats, added: Floats, free: NDArray[np.int64], known: NDArray[np.int64]
-) -> float:
-    """Return the largest gradient that is neither what is added alone nor that and a multiple of the ratio."""
-    rest, ratios = (gradient - added)[known], ratio[known]
-    per_ratio = float(np.median((gradient - added)[free] / ratio[free]))
-    return float(np.minimum(np.abs(rest - per_ratio * ratios), np.abs(rest)).max())
 
 
 def _seen(side: Side, frame: TokenFrame, sign: int) -> tuple[float, float]:
