@@ -1,4 +1,4 @@
-"""What a KL term adds to the gradients of a sample's tokens, told from the gradients themselves."""
+"""Find the part of the token gradients of a sample that a KL term adds, from the gradients themselves."""
 
 from __future__ import annotations
 
